@@ -1,0 +1,64 @@
+# dtkernels. `make` alone shows the menu.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.ONESHELL:
+.DEFAULT_GOAL := help
+.PHONY: help env demo test lint clean
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.dtkernels-installed
+# Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
+TORCH_CPU ?= torch==2.13.0
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+help: ## show this menu
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
+
+env: $(STAMP) ## make .venv and install dtkernels in it, with what its demo and tests need
+
+demo: $(STAMP) ## a real encoder and a small OPT before and after apply_to, and a generated kernel
+	@$(BIN)/python tools/demo.py $(DEMO_ARGS)
+
+# Three processes: the interpreter is chosen when Triton is imported. All three run even if one fails.
+test: $(STAMP) ## run every test; those for a GPU skip themselves where there is none
+	@failed=
+	tier() { echo "--- $$*"; env "$$@" || failed="$$failed [$$*]"; }
+	tier $(BIN)/python -m pytest tests/unit tests/compile
+	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/cpu
+	tier $(BIN)/python -m pytest tests/gpu
+	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
+	echo "all tiers passed"
+
+lint: $(STAMP) ## ruff
+	@$(BIN)/python -m ruff check .
+
+clean: ## remove the environment, caches and build outputs
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find dtkernels integrations schedule_tables tools tests -name __pycache__ -prune -exec rm -rf {} +
+
+# Three cases: no GPU; a GPU whose python3 already has torch (kept, also without a network); a GPU and a bare python3.
+$(STAMP): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "dtkernels needs Python 3.10 or newer; set PYTHON="; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	pip() { $(BIN)/python -m pip --disable-pip-version-check "$$@"; }
+	if ! nvidia-smi -L >/dev/null 2>&1; then
+	    echo "--- no NVIDIA GPU: installing the CPU build of torch"
+	    local_build() { pip install "$(TORCH_CPU)+cpu" 2>/dev/null; }
+	    torch_index() { pip install --retries 1 --timeout 20 --index-url $(TORCH_CPU_INDEX) "$(TORCH_CPU)+cpu" 2>/dev/null; }
+	    local_build || torch_index || pip install "$(TORCH_CPU)"
+	    pip install -e '.[test,demo]'
+	elif $(PYTHON) -c 'import torch' 2>/dev/null; then
+	    echo "--- NVIDIA GPU, and $(PYTHON) has torch: the environment sees its packages"
+	    $(PYTHON) -c 'import site; print(*site.getsitepackages(), sep="\n")' > "$$($(BIN)/python -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
+	    pip uninstall -qy setuptools 2>/dev/null  # an old one that venv brings would hide the outer one
+	    PIP_RETRIES=1 PIP_DEFAULT_TIMEOUT=10 pip install -e '.[test,demo]' || {
+	        echo "--- no network: installing dtkernels alone, on the packages that are there"
+	        pip install --no-deps --no-build-isolation -e .
+	    }
+	else
+	    echo "--- NVIDIA GPU: installing torch with CUDA"
+	    pip install -e '.[test,demo]'
+	fi
+	touch $@

@@ -1,0 +1,1 @@
+"""Where dtkernels meets other libraries. Each integration imports its library only when it is used."""

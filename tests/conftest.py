@@ -1,0 +1,46 @@
+"""The tiers of tests, by folder. Each runs in a process that suits it (`make test` starts them so):
+
+unit      no torch, no Triton          compile   kernels to machine code, no GPU needed
+cpu       TRITON_INTERPRET=1           gpu       an NVIDIA GPU
+
+A test collected in a process that cannot run its tier is skipped, and pytest's summary says why.
+"""
+
+import os
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def gpu_found() -> bool:
+    import torch  # here, so that the unit tier runs without it
+
+    return torch.cuda.is_available()
+
+
+def reason_to_skip(tier: str) -> str | None:
+    """Why this process cannot run tests of that tier; None if it can."""
+    if tier == "cpu" and not INTERPRETED:
+        return "tests/cpu runs generated kernels in Triton's interpreter: set TRITON_INTERPRET=1"
+    if tier in ("compile", "gpu") and INTERPRETED:
+        return f"tests/{tier} needs Triton's compiler: unset TRITON_INTERPRET"
+    if tier == "gpu" and not gpu_found():
+        return "no GPU: torch.cuda.is_available() is False"
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        inside = item.path.is_relative_to(TESTS)
+        tier = item.path.relative_to(TESTS).parts[0] if inside else ""
+        if tier == "gpu":
+            item.add_marker(pytest.mark.gpu)
+        elif item.get_closest_marker("gpu"):
+            tier = "gpu"
+        if reason := reason_to_skip(tier):
+            item.add_marker(pytest.mark.skip(reason=reason))
