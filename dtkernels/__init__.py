@@ -1,0 +1,28 @@
+"""Fused GPU kernels for PyTorch, compiled from a few lines of mathematics."""
+
+from __future__ import annotations
+
+import importlib
+
+__version__ = "0.1.0"
+
+#: public name -> (module, attribute); loaded on first use so that importing the package stays cheap
+_LAZY = {
+    "DTError": ("dtkernels.lang.errors", "DTError"),
+    "compile": ("dtkernels.runtime.program", "compile"),
+    "ops": ("dtkernels.ops", None),
+    "register": ("dtkernels.ops", "register"),
+    "paths": ("dtkernels.runtime.paths", "paths"),
+    "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
+    "patched": ("dtkernels.integrations.huggingface", "patched"),
+}
+
+__all__ = ["__version__", *_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dtkernels' has no attribute {name!r}")
+    module, attribute = _LAZY[name]
+    found = importlib.import_module(module)
+    return found if attribute is None else getattr(found, attribute)

@@ -1,0 +1,113 @@
+"""Constants: parameters bound to values, arithmetic on constants done, branches that cannot be taken removed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import replace
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+
+_FOLD = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None = None) -> Algorithm:
+    """Replace each parameter by its value (its default where none is given), then fold.
+
+    Before: ``Param causal = false; s[m, l] = where(not causal or l <= m, q[m, l], -inf);``
+    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are no longer inputs.
+    """
+    defaults = dict(algorithm.params)
+    values = dict(values or {})
+    for name, value in values.items():
+        if name not in defaults:
+            raise DTError("unknown parameter", found=repr(name), allowed=", ".join(defaults) or "none")
+        if isinstance(value, bool) != isinstance(defaults[name], bool) or not isinstance(value, int):
+            raise DTError(f"parameter {name} is {type(defaults[name]).__name__}", found=repr(value))
+    bound = {**defaults, **values}
+
+    def bind(node: ex.Expr) -> ex.Expr:
+        return ex.Const(bound[node.name], pos=node.pos) if isinstance(node, ex.Param) else node
+
+    definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
+    return drop_unused(fold_constants(replace(algorithm, params=(), definitions=definitions)))
+
+
+def fold_constants(algorithm: Algorithm) -> Algorithm:
+    """Do arithmetic on constants and drop branches never taken; reshape, which labels make needless, goes too.
+
+    Before: ``y[x] = where(true, 2 * 3 * A[x], 0);``  After: ``y[x] = 6 * A[x];``
+    """
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(_fold)) for d in algorithm.definitions))
+
+
+def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
+    """Remove inputs, scalars and labels that no definition mentions any more."""
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
+    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
+    used |= {label for d in algorithm.definitions for label in d.labels} | set(keep)
+    kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars", "vars", "rvars")}
+    return replace(algorithm, **kept)
+
+
+def _fold(node: ex.Expr) -> ex.Expr:
+    match node:
+        case ex.Reshape(arg, _):
+            return arg
+        case ex.Unary("-", ex.Const(value)) if not isinstance(value, bool) and not math.isinf(value):
+            return ex.Const(-value) if value < 0 else node  # negative literals print as unary minus
+        case ex.Unary("-", ex.Unary("-", arg)):
+            return arg
+        case ex.Unary("not", ex.Const(value)):
+            return ex.Const(not value)
+        case ex.Binary("and" | "or" as op, left, right):
+            return _fold_logic(op, left, right, node)
+        case ex.Binary(op, left, right):
+            return _fold_arithmetic(op, left, right, node)
+        case ex.Call("where", (ex.Const(value), a, b)):
+            return a if value else b
+    return node
+
+
+def _fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+    decides = op == "or"  # true decides an or, false an and
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, ex.Const):
+            return one if bool(one.value) is decides else other
+    return node
+
+
+def _fold_arithmetic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+    a, b = _value(left), _value(right)
+    if a is not None and b is not None and not (math.isinf(a) or math.isinf(b)):
+        if op in _FOLD:
+            return constant(_FOLD[op](a, b))
+        if op == "/" and b != 0 and a % b == 0:
+            return constant(a // b) if isinstance(a, int) and isinstance(b, int) else constant(a / b)
+    if b == 1 and op in "*/" or b == 0 and op in "+-":
+        return left
+    if a == 1 and op == "*" or a == 0 and op == "+":
+        return right
+    return node
+
+
+def _value(node: ex.Expr) -> int | float | None:
+    match node:
+        case ex.Const(value) if not isinstance(value, bool):
+            return value
+        case ex.Unary("-", ex.Const(value)) if not isinstance(value, bool):
+            return -value
+    return None
+
+
+def constant(value: int | float | bool) -> ex.Expr:
+    """The expression that prints and parses back as ``value``."""
+    if not isinstance(value, bool) and value < 0:
+        return ex.Unary("-", ex.Const(-value))
+    return ex.Const(value)

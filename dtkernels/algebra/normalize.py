@@ -1,0 +1,62 @@
+"""One shape for all programs: means as sums, no reduction inside another's argument."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+
+
+def mean_to_sum(algorithm: Algorithm) -> Algorithm:
+    """Before: ``rmean(A[x, y], y)``  After: ``rsum(A[x, y], y) / len(y)``"""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Reduce) and node.kind == "mean":
+            total: ex.Expr = ex.Reduce("sum", node.arg, node.labels, pos=node.pos)
+            for label in node.labels:
+                total = ex.Binary("/", total, ex.Len(label))
+            return total
+        return node
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def hoist_reductions(algorithm: Algorithm) -> Algorithm:
+    """Give a reduction its own Func where it stands inside another's argument or runs over a label of its Func.
+
+    Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
+    After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        hoisted: list[Definition] = []
+        expr = _hoist(d.expr, d, inside=False, hoisted=hoisted, taken=taken, order=algorithm.labels)
+        definitions += [*hoisted, replace(d, expr=expr)]
+    return algorithm.with_definitions(tuple(definitions))
+
+
+def _hoist(node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+    is_reduction = isinstance(node, (ex.Reduce, ex.Dot))
+    lift = is_reduction and (inside or bool(set(node.labels) & set(owner.labels)))
+    node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
+    if not lift:
+        return node
+    for d in hoisted:
+        if d.expr == node:
+            return ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
+    labels = tuple(label for label in order if label in ex.free_labels(node))
+    name = fresh_name(f"{owner.name}_{'dot' if isinstance(node, ex.Dot) else node.kind}", taken)
+    hoisted.append(Definition(name, labels, node, owner.pos))
+    return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
+
+
+def fresh_name(wish: str, taken: set[str]) -> str:
+    """``wish``, numbered if it is taken; marks the result as taken."""
+    name, count = wish, 1
+    while name in taken:
+        count += 1
+        name = f"{wish}{count}"
+    taken.add(name)
+    return name

@@ -1,0 +1,95 @@
+"""The rules in the order they are applied, and where the Funcs they derive are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import Primitive, Program, Schedule
+from .fold import bind_parameters, drop_unused, fold_constants
+from .normalize import hoist_reductions, mean_to_sum
+from .pull_out import pull_out
+from .stability import stabilize
+
+
+def stages(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None) -> Iterator[tuple[str, Algorithm]]:
+    """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs pull-out looks through."""
+    algorithm = bind_parameters(algorithm, params)
+    yield "bind_parameters", algorithm
+    algorithm = mean_to_sum(algorithm)
+    yield "mean_to_sum", algorithm
+    algorithm = pull_out(algorithm, outputs, inline)
+    yield "pull_out", algorithm
+    algorithm = hoist_reductions(algorithm)
+    yield "hoist_reductions", algorithm
+    algorithm = stabilize(algorithm, outputs)
+    yield "stabilize", algorithm
+    needed = algorithm.needed_by(outputs)
+    yield "fold_constants", drop_unused(fold_constants(algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))))
+
+
+def prepare_algorithm(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None) -> Algorithm:
+    """The algorithm as it is lowered: the last of ``stages``."""
+    return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
+
+
+def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
+    """Apply every rule to a program and carry its schedule over to the Funcs that result."""
+    schedule, outputs = program.schedule, program.outputs()
+    inline = frozenset(schedule.fused()) - frozenset(outputs)
+    algorithm = prepare_algorithm(program.algorithm, outputs, params, inline)
+    schedule = _without_removed(schedule, algorithm)
+    return Program(algorithm, schedule + place_derived(program.algorithm, algorithm, schedule))
+
+
+def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
+    """Drop statements on Funcs that the algebra removed; what was fused into one goes where that one was."""
+    fused = schedule.fused()
+    kept = []
+    for p in schedule.primitives:
+        if p.func not in algorithm:
+            continue
+        if p.name == "fuse_at":
+            consumer, label = p.args
+            while consumer not in algorithm and consumer in fused:
+                consumer, label = fused[consumer]
+            p = Primitive(p.func, p.name, (consumer, label), p.pos)
+        kept.append(p)
+    return Schedule(tuple(kept))
+
+
+def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Schedule:
+    """fuse_at for each Func that the algebra made: with the reduction it serves, which is where it is needed first."""
+    fused = schedule.fused()
+    new: list[Primitive] = []
+    for d in reversed(after.definitions):
+        if d.name in before.funcs:
+            continue
+        users = [u for u in after.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
+        place = _place(d.name, users, fused, after)
+        if place is not None:
+            fused[d.name] = place
+            new.append(Primitive(d.name, "fuse_at", place))
+    return Schedule(tuple(new))
+
+
+def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm: Algorithm) -> tuple[str, str] | None:
+    placed = [u for u in users if u.name in fused]
+    if placed:
+        first = next((u for u in placed if _reduces(u.expr)), placed[0])
+        return fused[first.name]
+    if len(users) > 1 and not any(_reduces(u.expr) for u in users):
+        return None
+    user = users[0]
+    inside = [r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)) and any(a.tensor == func for a in ex.accesses(r))]
+    if len(users) > 1:
+        return None
+    if inside:
+        return (user.name, inside[0].labels[-1])
+    shared = [label for label in user.labels if label in algorithm[func].labels]
+    return (user.name, shared[-1]) if shared else None
+
+
+def _reduces(expr: ex.Expr) -> bool:
+    return any(isinstance(n, (ex.Reduce, ex.Dot)) for n in expr.walk())

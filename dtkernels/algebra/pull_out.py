@@ -1,0 +1,57 @@
+"""Pull-out: a factor that does not depend on the summed label leaves the sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+
+
+def pull_out(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+    """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``rdot(e[m, l], V[l, n], l) / d[m]``
+
+    Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through, so that
+    ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum to leave it. Funcs that nothing uses any more go.
+    """
+    definitions = tuple(replace(d, expr=d.expr.transform(lambda node: _pull(node, algorithm, inline))) for d in algorithm.definitions)
+    changed = replace(algorithm, definitions=definitions)
+    needed = changed.needed_by(outputs)
+    return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
+
+
+def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
+    if isinstance(node, ex.Dot):
+        left, left_out = _split(node.left, node.labels, algorithm, inline)
+        right, right_out = _split(node.right, node.labels, algorithm, inline)
+        outside = left_out + right_out
+        kept: ex.Expr = replace(node, left=left, right=right)
+    elif isinstance(node, ex.Reduce) and node.kind == "sum":
+        arg, outside = _split(node.arg, node.labels, algorithm, inline)
+        kept = replace(node, arg=arg)
+    else:
+        return node
+    for op, factor in outside:
+        kept = ex.Binary(op, kept, factor)
+    return kept
+
+
+def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
+    """``node`` as (part that depends on labels, [(op, factor that does not)])."""
+    if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
+        d = algorithm[node.tensor]
+        body = ex.substitute(d.expr, dict(zip(d.labels, node.index)))
+        if isinstance(body, ex.Binary) and body.op in "*/":
+            inner, outside = _split(body, labels, algorithm, inline)
+            if outside:
+                return inner, outside
+        return node, []
+    if isinstance(node, ex.Binary) and node.op in "*/":
+        depends = bool(ex.free_labels(node.left) & set(labels)), bool(ex.free_labels(node.right) & set(labels))
+        if depends[0] and not depends[1]:
+            inner, outside = _split(node.left, labels, algorithm, inline)
+            return inner, [*outside, (node.op, node.right)]
+        if depends[1] and not depends[0] and node.op == "*":
+            inner, outside = _split(node.right, labels, algorithm, inline)
+            return inner, [*outside, ("*", node.left)]
+    return node, []

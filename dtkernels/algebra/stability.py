@@ -1,0 +1,132 @@
+"""Stability: shift the argument of exp by its row maximum wherever the shift cancels exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from .degree import Degree, degree
+from .normalize import fresh_name
+
+
+def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Insert ``mu = rmax(argument)`` for every exp whose shift by mu leaves ``outputs`` unchanged.
+
+    Before: ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
+    After:  ``s_shift[x] = rmax(A[x, y], y);`` and each ``exp(A[x, y])`` becomes
+    ``exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0))``.
+
+    Exact because every output has degree 0 in mu (see degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
+    The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
+    *Online normalizer calculation for softmax*, 2018, found here by degree instead of by pattern.
+    """
+    tried: set[ex.Expr] = set()
+    while (site := next(_sites(algorithm, outputs, tried), None)) is not None:
+        tried.add(site[1])
+        algorithm = _shifted(algorithm, outputs, *site) or algorithm
+    return algorithm
+
+
+def _sites(algorithm: Algorithm, outputs: tuple[str, ...], tried: set[ex.Expr]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
+    """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, most used first."""
+    for d in algorithm.definitions:
+        for reduction in d.expr.walk():
+            if not isinstance(reduction, ex.Dot) and not (isinstance(reduction, ex.Reduce) and reduction.kind == "sum"):
+                continue
+            for arg in _exponents(reduction, algorithm):
+                over = tuple(label for label in reduction.labels if label in ex.free_labels(arg))
+                if over and arg not in tried and not _is_shifted(arg):
+                    yield d, arg, over
+
+
+def _is_shifted(arg: ex.Expr) -> bool:
+    """Whether a guarded shift is subtracted from ``arg`` already."""
+    match arg:
+        case ex.Binary("-", _, ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, _))):
+            return a == b
+    return False
+
+
+def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
+    """Arguments of exp that the terms of ``reduction`` contain, looking through Funcs without reductions of their own."""
+    todo = list(reduction.children())
+    while todo:
+        node = todo.pop(0)
+        if isinstance(node, (ex.Reduce, ex.Dot)):
+            continue
+        if isinstance(node, ex.Call) and node.fn == "exp":
+            yield node.args[0]
+        if isinstance(node, ex.Access) and node.tensor in algorithm:
+            d = algorithm[node.tensor]
+            todo.append(ex.substitute(d.expr, dict(zip(d.labels, node.index))))
+        todo += node.children()
+
+
+def _shifted(algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, arg: ex.Expr, over: tuple[str, ...]) -> Algorithm | None:
+    """The algorithm with ``exp(arg)`` shifted everywhere, or None if the outputs would change."""
+    labels = tuple(label for label in algorithm.labels if label in ex.free_labels(arg) - set(over))
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    name = fresh_name(f"{owner.name}_shift", taken)
+    known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+    definitions: list[Definition] = []
+    for d in algorithm.definitions:
+        expr = _replace_exponent(d, arg, over, name, labels)
+        expr = _restore_logarithms(expr, known, name, labels)
+        known[d.name] = degree(expr, known)
+        definitions.append(replace(d, expr=expr))
+    if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
+        return None
+    shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
+    first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
+    return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
+
+
+def _shift_value(name: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
+    mu = ex.Access(name, index)
+    return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
+
+
+def _replace_exponent(d: Definition, arg: ex.Expr, over: tuple[str, ...], name: str, labels: tuple[str, ...]) -> ex.Expr:
+    """Shift every ``exp`` in ``d`` whose argument is ``arg`` up to a renaming of labels."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Call) and node.fn == "exp":
+            names = _matches(arg, node.args[0])
+            if names is not None:
+                index = tuple(ex.Label(names.get(label, label)) for label in labels)
+                return ex.Call("exp", (ex.Binary("-", node.args[0], _shift_value(name, index)),), pos=node.pos)
+        return node
+
+    return d.expr.transform(change)
+
+
+def _matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
+    """The renaming of labels that makes ``pattern`` equal ``node``; None if there is none."""
+    ours = [n.name for n in pattern.walk() if isinstance(n, ex.Label)]
+    theirs = [n.name for n in node.walk() if isinstance(n, ex.Label)]
+    if len(ours) != len(theirs):
+        return None
+    names = dict(zip(ours, theirs))
+    renamed = ex.substitute(pattern, {a: ex.Label(b) for a, b in names.items()})
+    return names if renamed == node and len(set(names.values())) == len(names) else None
+
+
+def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str, labels: tuple[str, ...]) -> ex.Expr:
+    """log(v * exp(j*mu)) = log(v) + j*mu, for sums that the shift scaled by exp(-mu)."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not (isinstance(node, ex.Call) and node.fn == "log"):
+            return node
+        d = degree(node.args[0], known)
+        if d is None or not d.times or d.times.denominator != 1 or not set(labels) <= ex.free_labels(node):
+            return node
+        mu = _shift_value(name, tuple(ex.Label(label) for label in labels))
+        times = -d.times
+        scaled = mu if times == 1 else ex.Binary("*", ex.Const(int(times)), mu) if times > 0 else None
+        return node if scaled is None else ex.Binary("+", node, scaled)
+
+    return expr.transform(change)

@@ -1,0 +1,304 @@
+"""Algorithm + Schedule -> Kernel (a LoopNest).
+
+One Func is the root of the kernel: its blocks are the programs. Everything fused into it is computed where it is first
+needed at or inside the loop that ``fuse_at`` names; a Func that reduces over the very loop it is fused into is
+accumulated by that loop (streaming.py).
+"""
+
+from __future__ import annotations
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.errors import DTError
+from ..lang.schedule import Grouped, Program
+from ..lang.schedule_checks import reduction_labels
+from . import nest
+from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile
+from .passes import finish
+from .reduce import Reducer
+from .scope import Scope
+
+
+def lower(program: Program) -> tuple[Kernel, ...]:
+    """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
+    fused, outputs = program.schedule.fused(), program.outputs()
+    needed = program.algorithm.needed_by(outputs)
+    roots = [f for f in needed if f not in fused]
+    for output in outputs:
+        if output in fused and _host(output, fused) not in roots:
+            raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {_host(output, fused)}", allowed=f"{_host(output, fused)}.compile()")
+    return tuple(_Lowering(program, root, outputs).kernel() for root in roots)
+
+
+def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
+    while func in fused:
+        func = fused[func][0]
+    return func
+
+
+class _Lowering:
+    """State of lowering one kernel."""
+
+    def __init__(self, program: Program, root: str, outputs: tuple[str, ...]):
+        self.algorithm: Algorithm = program.algorithm
+        self.schedule = program.schedule
+        self.fused = self.schedule.fused()
+        self.root = root
+        self.outputs = tuple(o for o in outputs if o == root or (o in self.fused and _host(o, self.fused) == root))
+        self.stored: list[str] = []
+        self.blocks = self.schedule.sizes(root, "block")
+        self.integers = _integer_scalars(self.algorithm)
+        self.whole: dict[str, Axis] = {}
+        self.top = Scope()
+        self.reducer = Reducer(self)
+
+    # -- the kernel, step by step ---------------------------------------------------------------------------------
+
+    def kernel(self) -> Kernel:
+        definition = self.algorithm[self.root]
+        order = self._loop_order(definition)
+        self._levels(definition, order, {}, self.top)
+        missing = set(self.outputs) - set(self.stored)
+        if missing:
+            raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused", allowed="fuse_at a loop inside which its labels are bound")
+        body, reads, scalars = finish(tuple(self.top.body))
+        grid = tuple(GridLabel(label, self.blocks[label]) for label in definition.labels if label in self.blocks)
+        warps = self.schedule.number(self.root, "num_warps") or 4
+        stages = self.schedule.number(self.root, "num_stages") or 3
+        reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs) if t in reads)
+        scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
+        writes = tuple(dict.fromkeys((self.root, *self.stored)))
+        return Kernel(self.root, reads, writes, scalars, grid, self._grid_order(grid), body, warps, stages)
+
+    def _loop_order(self, definition: Definition) -> tuple[str, ...]:
+        asked = tuple(a for a in self.schedule.names(self.root, "reorder") if a in definition.labels)
+        return asked + tuple(label for label in definition.labels if label not in asked)
+
+    def _grid_order(self, grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
+        """Steps of the walk over blocks, slowest first; labels that ``map`` leaves out come slowest, in their order."""
+        maps = self.schedule.of(self.root, "map")
+        args = maps[-1].args if maps else ()
+        groups = {a.inner: a for a in args if isinstance(a, Grouped)}
+        blocked = [g.label for g in grid]
+        steps = []
+        for a in args:
+            if isinstance(a, Grouped):
+                steps.append(GridStep(a.label, "group", a.size, a.inner))
+            elif a in groups:
+                steps.append(GridStep(groups[a].label, "inside", groups[a].size, a))
+            else:
+                steps.append(GridStep(a))
+        steps = [s for s in steps if s.label in blocked]
+        named = {s.label for s in steps}
+        return tuple([GridStep(label) for label in blocked if label not in named] + steps)
+
+    def _levels(self, definition: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> None:
+        """Open the loops over ``labels`` one inside the other; store the result innermost."""
+        if not labels:
+            value = self.compute(definition, env, scope)
+            self._store(definition, env, value, scope)
+            return
+        axis, within = self._output_axis(labels[0], scope)
+        inner = scope.child() if within else scope
+        inner.open(axis)
+        env = {**env, labels[0]: Position(axis)}
+        if within:
+            inner.names.add(axis.name)
+            inner.body.append(Index(axis, "block+loop" if within == "block" else "loop"))
+        self.place(definition.name, labels[0], env, inner)
+        self._levels(definition, labels[1:], env, inner)
+        if within:
+            scope.body.append(Loop(axis, within, tuple(inner.body)))
+
+    def _output_axis(self, label: str, scope: Scope) -> tuple[Axis, str]:
+        """The axis of an output label and what its loop runs over: the block, the extent, or '' for no loop."""
+        tile, block = self.tile_size(self.root, label), self.blocks.get(label)
+        if block is None and tile == WHOLE:
+            return self.whole_axis(label), ""
+        name = scope.fresh(label)
+        if block is None:
+            return Axis(name, label, tile, exact=tile == 1), "extent"
+        tile = tile or block
+        if tile > block or block % tile or tile & (tile - 1):
+            raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {tile}", allowed=f"a tile that is a power of two and divides {block}")
+        axis = Axis(name, label, tile, exact=block == 1)
+        if tile == block:
+            scope.names.add(name)
+            scope.body.append(Index(axis, "block"))
+            return axis, ""
+        return axis, "block"
+
+    def _store(self, definition: Definition, env: dict[str, Tile], value: Tile, scope: Scope) -> None:
+        index = tuple(env[label] for label in definition.labels)
+        axes = tuple(i.axis for i in index if isinstance(i, Position) and not i.axis.scalar)
+        scope.body.append(Store(definition.name, index, value, axes, str(definition)))
+        self.stored.append(definition.name)
+
+    # -- Funcs ----------------------------------------------------------------------------------------------------
+
+    def tile_size(self, func: str, label: str) -> int:
+        """How many elements ``label`` advances by in the loops of ``func``: its own word, else its consumers', else 1."""
+        while True:
+            sizes = self.schedule.sizes(func, "tensorize")
+            if label in sizes:
+                return sizes[label]
+            if func == self.root:
+                return 1
+            func = self.fused[func][0] if func in self.fused else self.root
+
+    def whole_axis(self, label: str) -> Axis:
+        """The axis over the whole extent of ``label``; one for the kernel."""
+        if label not in self.whole:
+            axis = Axis(self.top.fresh(label), label, WHOLE)
+            self.whole[label] = axis
+            self.top.names.add(axis.name)
+            self.top.open(axis)
+            self.top.body.append(Index(axis, "whole"))
+        return self.whole[label]
+
+    def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
+        """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
+        for d in self.algorithm.definitions:
+            if self.fused.get(d.name) == (func, label):
+                index = self.bound_index(d, env)
+                if index is not None:
+                    self.realize(d.name, index, scope)
+
+    def bound_index(self, d: Definition, env: dict[str, Tile]) -> tuple[Tile, ...] | None:
+        """The index of ``d`` under ``env``, whole extents filled in; None if a label has neither."""
+        index = []
+        for label in d.labels:
+            if label in env:
+                index.append(env[label])
+            elif self.tile_size(d.name, label) == WHOLE:
+                index.append(Position(self.whole_axis(label)))
+            else:
+                return None
+        return tuple(index)
+
+    def realize(self, func: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
+        """The value of a fused Func at ``index``, computed here unless it is known already."""
+        known = scope.find((func, index))
+        if known is not None:
+            return known
+        definition = self.algorithm[func]
+        env = dict(zip(definition.labels, index))
+        value = self.compute(definition, env, scope)
+        if not all(isinstance(i, Position) for i in index):
+            value = self._inside(definition, index, value)
+        return self.keep(definition, index, value, scope)
+
+    def keep(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
+        """Name ``value`` after its Func, remember it, store it if it is an output."""
+        if not isinstance(value, Local):
+            value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
+        scope.know((definition.name, index), value)
+        if definition.name in self.outputs and definition.name not in self.stored:
+            self._store(definition, dict(zip(definition.labels, index)), value, scope)
+        return value
+
+    def _inside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
+        """Outside its extents a shifted Func reads 0, as an input does."""
+        for label, i in zip(definition.labels, index):
+            if not isinstance(i, Position):
+                inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
+                value = Op("where", (inside, value, nest.Const(0.0)))
+        return value
+
+    def compute(self, definition: Definition, env: dict[str, Tile], scope: Scope) -> Tile:
+        """The value of ``definition`` with its labels bound by ``env``."""
+        for label in definition.labels:
+            if definition.name != self.root:
+                self.place(definition.name, label, env, scope)
+        reduced = self.reducer.reductions(definition, env, scope)
+        return self.tile(definition.expr, env, scope, reduced)
+
+    def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
+        """Name ``value`` in ``scope``; dimensions in ``order`` as far as it says."""
+        axes = nest.axes_of(value)
+        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        name = scope.fresh(wish)
+        scope.names.add(name)
+        scope.body.append(Let(name, value, ordered, origin))
+        return Local(name, ordered, is_boolean(value))
+
+    # -- expressions ----------------------------------------------------------------------------------------------
+
+    def tile(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope, reduced: dict[ex.Expr, Tile]) -> Tile:
+        """``expr`` as a tile; reductions in it have been computed."""
+        if expr in reduced:
+            return reduced[expr]
+
+        def below(node: ex.Expr) -> Tile:
+            return self.tile(node, env, scope, reduced)
+
+        match expr:
+            case ex.Const(value):
+                return nest.Const(value)
+            case ex.Scalar(name):
+                return nest.Scalar(name, name in self.integers)
+            case ex.Len(label):
+                return nest.Size(label)
+            case ex.Label(name):
+                return env[name]
+            case ex.Access(tensor, index):
+                return self._access(tensor, tuple(self._index(i, env) for i in index), scope)
+            case ex.Unary("-", ex.Const(value)):
+                return nest.Const(-value)
+            case ex.Unary(op, arg):
+                return Op("neg" if op == "-" else "not", (below(arg),))
+            case ex.Binary(op, left, right):
+                return Op(op, (below(left), below(right)))
+            case ex.Call(fn, args):
+                return Op(fn, tuple(below(a) for a in args))
+            case ex.Cast(arg, dtype):
+                return Op(f"cast:{dtype}", (below(arg),))
+        raise AssertionError(f"{type(expr).__name__} is gone before lowering")
+
+    def _index(self, expr: ex.Expr, env: dict[str, Tile]) -> Tile:
+        """Index arithmetic: integers, and / rounds down."""
+        match expr:
+            case ex.Binary(op, left, right):
+                return Op("//" if op == "/" else op, (self._index(left, env), self._index(right, env)))
+            case ex.Unary(_, arg):
+                return Op("neg", (self._index(arg, env),))
+        return self.tile(expr, env, self.top, {})
+
+    def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
+        if tensor in self.fused and tensor in self.algorithm:
+            return self.realize(tensor, index, scope)
+        checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
+        load = nest.Load(tensor, index, checked)
+        known = scope.find(load)
+        if known is not None:
+            return known
+        home = scope.home(index)
+        axes = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
+        name = scope.fresh(tensor)
+        home.names.add(name)
+        home.body.append(Let(name, load, axes))
+        local = Local(name, axes)
+        home.know(load, local)
+        return local
+
+
+def is_boolean(tile: Tile) -> bool:
+    """Whether the elements of ``tile`` are truth values."""
+    match tile:
+        case nest.Const(value):
+            return isinstance(value, bool)
+        case Local(_, _, boolean):
+            return boolean
+        case Op("where", (_, a, _)):
+            return is_boolean(a)
+        case Op(fn, _):
+            return fn in ("and", "or", "not", *ex.COMPARISONS)
+    return False
+
+
+def _integer_scalars(algorithm: Algorithm) -> frozenset[str]:
+    """Scalars used in an index, hence integers."""
+    return frozenset(n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar))
+
+
+__all__ = ["lower", "reduction_labels", "Statement"]

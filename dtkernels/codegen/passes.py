@@ -1,0 +1,179 @@
+"""Clean-ups of a finished nest: what loads give outside the extents, shared subexpressions, what is read."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from . import nest
+from .nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce, map_values, statements
+
+_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
+
+
+def finish(body: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
+    """(cleaned body, buffers read, scalars read)"""
+    body = drop_guards(body)
+    body = share(body)
+    values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
+    nodes = [n for v in values for n in v.walk()]
+    indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]
+    reads = frozenset(n.buffer for n in nodes if isinstance(n, Load))
+    return body, reads, frozenset(n.name for n in nodes + indices if isinstance(n, nest.Scalar))
+
+
+# -- guards -----------------------------------------------------------------------------------------------------------
+
+
+def drop_guards(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Remove guards that the value loads give outside the extents makes needless, choosing 0 or -inf for each load."""
+    loads = {s.name: 0.0 for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
+    best = _guards_left(body, loads)
+    for name in loads:
+        left = _guards_left(body, {**loads, name: -math.inf})
+        if left < best:
+            loads[name], best = -math.inf, left
+    lets = _single(body)
+
+    def strip(tile: Tile) -> Tile:
+        return tile.arg if isinstance(tile, Guard) and _needless(tile, lets, loads) else tile
+
+    body = map_values(body, lambda value: value.transform(strip))
+    return _set_other(body, loads)
+
+
+def _set_other(body: tuple[Statement, ...], loads: dict[str, float]) -> tuple[Statement, ...]:
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(one(x) for x in s.body))
+        if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.checked:
+            return replace(s, value=replace(s.value, other=loads[s.name]))
+        return s
+
+    return tuple(one(s) for s in body)
+
+
+def _single(body: tuple[Statement, ...]) -> dict[str, Tile]:
+    """Names that stand for one value wherever they occur; sibling loops may reuse a name for another."""
+    values: dict[str, set[Tile | None]] = {}
+    for s in statements(body):
+        if isinstance(s, (Let, Accumulator)):
+            values.setdefault(s.name, set()).add(s.value if isinstance(s, Let) else None)
+    return {name: value for name, found in values.items() if len(found) == 1 and (value := next(iter(found))) is not None}
+
+
+def _guards_left(body: tuple[Statement, ...], loads: dict[str, float]) -> int:
+    lets = _single(body)
+    guards = {n for s in statements(body) if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if isinstance(n, Guard)}
+    return sum(not _needless(g, lets, loads) for g in guards)
+
+
+def _needless(guard: Guard, lets: dict[str, Tile], loads: dict[str, float]) -> bool:
+    """Whether ``arg`` is neutral anyway wherever any one axis of the guard has passed its extent."""
+    return all(_outside(guard.arg, axis, lets, loads) == guard.neutral for axis in guard.axes)
+
+
+def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]) -> float | None:
+    """The constant that ``tile`` has where ``axis`` is past its extent; None if it is not known."""
+    match tile:
+        case Const(value):
+            return None if isinstance(value, bool) else float(value)
+        case Local(name, _):
+            value = lets.get(name)
+            if isinstance(value, Load):
+                touches = any(axis in nest.axes_of(i) for i in value.index)
+                return (0.0 if value.checked else loads[name]) if touches else None
+            return _outside(value, axis, lets, loads) if value is not None else None
+        case Guard(arg, axes, neutral):
+            return neutral if axis in axes else _outside(arg, axis, lets, loads)
+        case Op(fn, args):
+            return _operate(fn, [_outside(a, axis, lets, loads) for a in args])
+    return None
+
+
+def _operate(fn: str, args: list[float | None]) -> float | None:
+    match fn, args:
+        case ("neg", [a]) if a is not None:
+            return -a
+        case ("exp" | "exp2", [a]) if a == -math.inf:
+            return 0.0
+        case ("sqrt" | "abs" | "tanh" | "erf" | "floor", [a]) if a == 0:
+            return 0.0
+        case ("*", [a, b]) if a == 0 and b == 0:
+            return 0.0
+        case ("*", [a, b]) if a is not None and b is not None and not math.isnan(a * b):
+            return a * b
+        case ("+" | "-", [a, b]) if a is not None and math.isinf(a) and (b is None or b == 0):
+            return a
+        case ("+" | "-", [a, b]) if a == 0 and b == 0:
+            return 0.0
+        case ("where", [_, a, b]) if a == b:
+            return a
+        case (cast, [a]) if cast.startswith("cast:"):
+            return a
+        case ("maximum", [a, b]) if a is not None and b is not None:
+            return max(a, b)
+    return None
+
+
+# -- shared subexpressions --------------------------------------------------------------------------------------------
+
+
+def share(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """Name a costly subexpression that occurs more than once in one straight run of statements."""
+    moving = {s.name for s in statements(body) if isinstance(s, Accumulator)}
+    taken = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))} | {s.axis.name for s in statements(body) if isinstance(s, nest.Index)}
+    return _share(body, moving, taken)
+
+
+def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:
+    body = tuple(replace(s, body=_share(s.body, moving, taken)) if isinstance(s, Loop) else s for s in body)
+    known = {s.value: Local(s.name, s.axes) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
+    body = _reuse(body, known)
+    while True:
+        counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _worth(n, moving))
+        repeated = [n for n, c in counts.items() if c > 1]
+        if not repeated:
+            return body
+        node = max(repeated, key=lambda n: (sum(1 for _ in n.walk()), str(n)))
+        wish = node.fn if isinstance(node, Op) and node.fn[0].isalpha() else "guarded" if isinstance(node, Guard) else "quotient"
+        name, count = f"{wish}_1", 1
+        while name in taken:
+            count += 1
+            name = f"{wish}_{count}"
+        taken.add(name)
+        axes = tuple(sorted(nest.axes_of(node), key=lambda a: _first_use(body, a)))
+        local = Local(name, axes)
+        first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
+        replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))
+        body = (*body[:first], Let(name, node, axes), *replaced)
+
+
+def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[Statement, ...]:
+    """Use a named value wherever it is written out again after it."""
+    done: dict[Tile, Local] = {}
+    result = []
+    for s in body:
+        if isinstance(s, (Let, Assign, Store)):
+            is_source = isinstance(s, Let) and s.value in known and known[s.value].name == s.name
+            value = s.value.rebuild(lambda c: c.transform(lambda n: done.get(n, n))) if is_source else s.value.transform(lambda n: done.get(n, n))
+            result.append(replace(s, value=value))
+            if is_source:
+                done[s.value] = known[s.value]
+        else:
+            result.append(s)
+    return tuple(result)
+
+
+def _first_use(body: tuple[Statement, ...], axis: nest.Axis) -> int:
+    """Where ``axis`` stands in the widest named value that has it, so that shared values keep that order."""
+    for s in statements(body):
+        if isinstance(s, (Let, Store)) and axis in s.axes:
+            return s.axes.index(axis)
+    return 0
+
+
+def _worth(node: Tile, moving: set[str]) -> bool:
+    costly = isinstance(node, Guard) or (isinstance(node, Op) and node.fn in _COSTLY) or isinstance(node, (TileReduce, TileDot))
+    return costly and not any(isinstance(n, Local) and n.name in moving for n in node.walk())

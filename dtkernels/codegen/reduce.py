@@ -1,0 +1,318 @@
+"""Reductions: at once over whole extents, or by a loop that several may share.
+
+A Func that reduces over the loop it is fused into is accumulated by that loop. Where another accumulator of the loop
+depends on its unfinished value by degree j (algebra/degree.py), the older part of that accumulator is multiplied by
+``exp(j * (new - old))`` whenever the value moves: the online softmax, for any program of that form.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ..algebra.degree import Degree, degree
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.errors import DTError
+from . import nest
+from .nest import WHOLE, Accumulator, Assign, Axis, Guard, Index, Local, Loop, Op, Position, Tile, TileDot, TileReduce
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .lower import _Lowering
+
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "shift": -math.inf}
+_COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
+MIN_DOT = 16  #: smallest side of a tile that the matrix units take
+
+
+@dataclass
+class _Member:
+    """One Func accumulated by a loop."""
+
+    definition: Definition
+    nodes: tuple[ex.Expr, ...]
+    env: dict[str, Tile]
+    index: tuple[Tile, ...]
+
+
+@dataclass
+class _Running:
+    """The unfinished value of a member that others in the loop depend on, before and after this step."""
+
+    before: Tile
+    after: Tile
+
+
+class Reducer:
+    """Lowers the reductions of one kernel."""
+
+    def __init__(self, lowering: _Lowering):
+        self.l = lowering
+
+    def reductions(self, d: Definition, env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+        """The value of each reduction in ``d``, loops emitted into ``scope``."""
+        groups: dict[tuple[str, ...], list[ex.Expr]] = {}
+        for node in _outermost(d.expr):
+            groups.setdefault(node.labels, []).append(node)
+        results: dict[ex.Expr, Tile] = {}
+        for labels, nodes in groups.items():
+            nodes = list(dict.fromkeys(nodes))
+            if all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
+                results |= self._at_once(d, labels, nodes, env, scope)
+            else:
+                results |= self._by_loop(d, labels, tuple(nodes), env, scope)
+        return results
+
+    # -- at once --------------------------------------------------------------------------------------------------
+
+    def _at_once(self, d: Definition, labels: tuple[str, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+        axes = tuple(self.l.whole_axis(label) for label in labels)
+        env = {**env, **{a.label: Position(a) for a in axes}}
+        for label in labels:
+            self.l.place(d.name, label, env, scope)
+        found = {}
+        for node in nodes:
+            terms = self._terms(node, env, scope, axes)
+            found[node] = terms if isinstance(terms, TileDot) else _reduced(self.kind(d, node), terms, axes)
+        return found
+
+    def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
+        """What is reduced: a TileDot, or elementwise terms that are neutral outside the extents."""
+        if isinstance(node, ex.Dot):
+            left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
+            if fits_matrix_units(left, right, axes):
+                return TileDot(_guarded(left, axes, 0.0), _guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
+            return _guarded(Op("*", (left, right)), axes, 0.0)
+        assert isinstance(node, ex.Reduce)
+        return _guarded(self.l.tile(node.arg, env, scope, {}), axes, NEUTRAL[node.kind])
+
+    def kind(self, d: Definition, node: ex.Expr) -> str:
+        """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
+        kind = node.kind if isinstance(node, ex.Reduce) else "sum"
+        return "shift" if kind == "max" and d.expr == node and d.name not in self.l.outputs and _only_shifts(self.l.algorithm, d.name) else kind
+
+    # -- by a loop ------------------------------------------------------------------------------------------------
+
+    def _by_loop(self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+        members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
+        scopes, axes = self._open(d, labels, scope)
+        inner = scopes[-1]
+        bound = {a.label: Position(a) for a in axes}
+        step = _Step(self, members, axes, scope, inner, bound)
+        for member in members:
+            step.accumulate(member)
+        step.close()
+        self._wrap(scopes, axes, scope)
+        results: dict[ex.Expr, Tile] = {}
+        for member in members:
+            finished = step.finished(member)
+            if member.definition is d:
+                results = finished
+            else:
+                value = self.l.tile(member.definition.expr, member.env, scope, finished)
+                self.l.keep(member.definition, member.index, value, scope)
+        return results
+
+    def _open(self, d: Definition, labels: tuple[str, ...], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
+        """A scope for each loop, outermost first, and the axes of all labels (whole ones have no loop)."""
+        scopes, axes = [], []
+        for label in labels:
+            tile = self.l.tile_size(d.name, label)
+            if tile == WHOLE:
+                axes.append(self.l.whole_axis(label))
+                continue
+            inner = (scopes[-1] if scopes else scope).child()
+            axis = Axis(inner.fresh(label), label, tile, exact=tile == 1)
+            inner.open(axis)
+            inner.names.add(axis.name)
+            inner.body.append(Index(axis, "loop"))
+            scopes.append(inner)
+            axes.append(axis)
+        return scopes, tuple(axes)
+
+    def _wrap(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope) -> None:
+        looped = [a for a in axes if a.tile != WHOLE]
+        for i in reversed(range(len(scopes))):
+            outer = scopes[i - 1] if i else scope
+            outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True))
+
+    def _sharers(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_Member]:
+        """Funcs fused into this loop (or into a loop that shares it) that reduce over just its labels."""
+        found: list[str] = [d.name]
+        for name in found:
+            for g in self.l.algorithm.definitions:
+                reduces = {n.labels for n in _outermost(g.expr)}
+                if self.l.fused.get(g.name, ("", ""))[0] == name and self.l.fused[g.name][1] in labels and reduces == {labels} and set(g.labels) <= set(env):
+                    found += [g.name] if g.name not in found else []
+        members = []
+        for g in self.l.algorithm.definitions:
+            if g.name in found[1:]:
+                index = tuple(env[label] for label in g.labels)
+                if scope.find((g.name, index)) is None:
+                    own = {label: env[label] for label in g.labels}
+                    members.append(_Member(g, tuple(dict.fromkeys(_outermost(g.expr))), own, index))
+        return members
+
+
+class _Step:
+    """One iteration of a reduction loop: what each accumulator becomes."""
+
+    def __init__(self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]):
+        self.r, self.l = reducer, reducer.l
+        self.members, self.axes, self.outer, self.inner, self.bound = members, axes, outer, inner, bound
+        self.shared = {m.definition.name for m in members[:-1]}
+        self.running: dict[str, _Running] = {}
+        self.results: dict[str, dict[ex.Expr, Tile]] = {}
+        self.late: list[Assign] = []
+
+    def accumulate(self, member: _Member) -> None:
+        """Emit the accumulators of ``member`` and their change in one step."""
+        name = member.definition.name
+        watched = any(name in self._depends(m) for m in self.members if m is not member)
+        results: dict[ex.Expr, Tile] = {}
+        after: dict[ex.Expr, Tile] = {}
+        env = {**member.env, **self.bound}
+        for label in self.bound:
+            self._place_plain(name, label, env)
+        for node in member.nodes:
+            kind = self.r.kind(member.definition, node)
+            terms = self.r._terms(node, env, self.inner, self.axes)
+            factors = self._factors(member, node, kind)
+            at_end = not (watched or factors or isinstance(terms, TileDot))
+            if not (at_end or isinstance(terms, TileDot)):
+                terms = _reduced(kind, terms, self.axes)
+            acc = self._accumulator(member, node, kind, terms, at_end)
+            older: Tile = acc
+            for factor in factors:
+                older = Op("*", (older, factor))
+            new = Op(_COMBINE[kind], (older, terms))
+            if watched:
+                after[node] = self.l.let(f"{acc.name}_next", new, self.inner, order=acc.axes)
+                self.late.append(Assign(acc.name, acc.axes, after[node]))
+            else:
+                self.inner.body.append(Assign(acc.name, acc.axes, new))
+            results[node] = _reduced(kind, acc, self.axes) if at_end else acc
+        self.results[name] = results
+        if watched:
+            self._run(member, results, after, env)
+
+    def close(self) -> None:
+        """End of the step: watched accumulators take their new values."""
+        self.inner.body += self.late
+
+    def finished(self, member: _Member) -> dict[ex.Expr, Tile]:
+        """The reductions of ``member`` once the loop is over."""
+        return self.results[member.definition.name]
+
+    def _place_plain(self, func: str, label: str, env: dict[str, Tile]) -> None:
+        for d in self.l.algorithm.definitions:
+            if self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
+                index = self.l.bound_index(d, env)
+                if index is not None and not self._waits(d):
+                    self.l.realize(d.name, index, self.inner)
+
+    def _waits(self, d: Definition) -> bool:
+        """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""
+        return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
+
+    def _accumulator(self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool) -> Local:
+        d = member.definition
+        alone = len(member.nodes) == 1
+        wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
+        axes = nest.axes_of(terms)
+        order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
+        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        name = self.inner.fresh(wish)
+        self.outer.names.add(name)
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d)))
+        return Local(name, ordered)
+
+    # -- values that move while the loop runs -----------------------------------------------------------------------
+
+    def _inlined(self, expr: ex.Expr) -> ex.Expr:
+        """``expr`` with the fused Funcs it uses written out, except members of this loop."""
+
+        def change(node: ex.Expr) -> ex.Expr:
+            if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm and node.tensor not in self.shared:
+                d = self.l.algorithm[node.tensor]
+                return self._inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))))
+            return node
+
+        return expr.transform(change)
+
+    def _depends(self, member: _Member) -> set[str]:
+        """Members of the loop whose unfinished value enters the terms of ``member``."""
+        return {a.tensor for node in member.nodes for a in ex.accesses(self._inlined(node)) if a.tensor in self.shared}
+
+    def _run(self, member: _Member, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
+        d = member.definition
+        new = self.l.tile(d.expr, env, self.inner, after)
+        old = self.l.tile(d.expr, env, self.inner, before)
+        self.inner.know((d.name, member.index), new)
+        self.running[d.name] = _Running(old, new)
+
+    def _factors(self, member: _Member, node: ex.Expr, kind: str) -> list[Tile]:
+        """What the older part of an accumulator is multiplied by, for each value that moved."""
+        factors = []
+        inlined = self._inlined(node)
+        for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
+            found = degree(inlined, {name: Degree(plus=Fraction(1))})
+            if found is not None and found.free:
+                continue
+            if found is None or found.plus or found.times >= 0 or kind != "sum":
+                raise DTError("a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
+                              found=f"{name} in {member.definition.name}", allowed=f"{name} fused outside the loop over {', '.join(self.bound)}", at=member.definition.pos)  # fmt: skip
+            factors.append(self._moved(name, found.times))
+        return factors
+
+    def _moved(self, name: str, times: Fraction) -> Tile:
+        """exp(times * (new - old)), the same for every accumulator of that degree; 0 while nothing was seen."""
+        run = self.running[name]
+        safe = Op("where", (Op(">", (run.after, nest.Const(-math.inf))), run.after, nest.Const(0)))
+        difference: Tile = Op("-", (run.before, safe))
+        if times != -1:
+            difference = Op("*", (difference, nest.Const(float(-times))))
+        key = ("moved", name, times)
+        known = self.inner.find(key)
+        if known is None:
+            known = self.l.let(f"{name}_rescale", Op("exp", (difference,)), self.inner)
+            self.inner.know(key, known)
+        return known
+
+
+def _outermost(expr: ex.Expr) -> list[ex.Expr]:
+    """Reductions in ``expr`` that stand in no other."""
+    if isinstance(expr, (ex.Reduce, ex.Dot)):
+        return [expr]
+    return [node for child in expr.children() for node in _outermost(child)]
+
+
+def _guarded(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
+    inexact = tuple(a for a in axes if not a.exact)
+    return Guard(terms, inexact, neutral) if inexact else terms
+
+
+def _reduced(kind: str, terms: Tile, axes: tuple[Axis, ...]) -> Tile:
+    present = tuple(a for a in axes if a in nest.axes_of(terms))
+    return TileReduce("max" if kind == "shift" else kind, terms, present, keeps_nan=kind != "shift") if present else terms
+
+
+def _only_shifts(algorithm: Algorithm, name: str) -> bool:
+    """Whether every use of a Func is ``where(f > -inf, f, 0)``."""
+    uses = guarded = 0
+    for node in (n for d in algorithm.definitions for n in d.expr.walk()):
+        uses += isinstance(node, ex.Access) and node.tensor == name
+        match node:
+            case ex.Call("where", (ex.Binary(">", ex.Access(a, _) as left, _), ex.Access() as right, _)) if a == name and left == right:
+                guarded += 2
+    return uses == guarded > 0
+
+
+def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:
+    """Two matrices, no batch, every side at least MIN_DOT (whole extents are padded to that)."""
+    a, b, over = nest.axes_of(left), nest.axes_of(right), {x for x in axes if not x.scalar}
+    sides = (a - b - over, b - a - over, over)
+    return a & b == over and all(len(s) == 1 and all(x.tile == WHOLE or x.tile >= MIN_DOT for x in s) for s in sides)

@@ -1,0 +1,310 @@
+"""Kernel -> the text of one @triton.jit function, and what its launch must pass."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import dataclass, field
+
+from ..lang.algorithm import Algorithm
+from ..lang.expr import Label, accesses
+from . import nest
+from .nest import WHOLE, Accumulator, Assign, Axis, GridStep, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Statement, Store, Tile, TileDot, statements
+from .triton_expr import ExpressionPrinter, arrange
+
+LINE = 120
+
+
+@dataclass
+class KernelText:
+    """The printed kernel. ``arguments`` are (parameter, expression in the wrapper), compile-time ones in ``constants``."""
+
+    name: str
+    source: str
+    arguments: list[tuple[str, str]] = field(default_factory=list)
+    constants: list[tuple[str, str]] = field(default_factory=list)
+    helpers: frozenset[str] = frozenset()
+    grid: str = "(1,)"
+
+
+def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
+    """A name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
+    if tensor in algorithm:
+        return algorithm[tensor].labels
+    index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
+    names = [next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
+    return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
+
+
+def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
+    """The Triton text of ``kernel``."""
+    return _KernelPrinter(kernel, algorithm).run()
+
+
+class _KernelPrinter:
+    def __init__(self, kernel: Kernel, algorithm: Algorithm):
+        self.kernel, self.algorithm = kernel, algorithm
+        self.lines: list[str] = []
+        self.blocks = {g.label: g.block for g in kernel.grid}
+        self.sizes: dict[str, None] = {}
+        self.tiles: dict[str, str] = {}
+        self.even: dict[str, str] = {}
+        self.bounds: dict[tuple[str, int], None] = {}
+        self.masked = self._masked_axes()
+        loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)}
+        made = frozenset(t for t in kernel.reads if t in algorithm)
+        self.upcast = self._arithmetic_only(loads, made)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made)
+
+    def run(self) -> KernelText:
+        self._grid()
+        self._body(self.kernel.body, 1)
+        name = f"{self.kernel.name}_kernel"
+        text = KernelText(name, "", helpers=frozenset(self.expr.helpers))
+        self._parameters(text)
+        code = "\n".join(self.lines)
+        prologue = [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
+        names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
+        glue = "\0"  # keeps "name: tl.constexpr" on one line
+        signature = textwrap.fill(", ".join(n.replace(" ", glue) for n in names), LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        signature = signature.replace(glue, " ")
+        text.source = "\n".join(["@triton.jit", f"def {name}(", signature + ",", "):", *prologue, code]) + "\n"
+        text.grid = self._grid_size()
+        return text
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def _parameters(self, text: KernelText) -> None:
+        k = self.kernel
+        buffers = tuple(dict.fromkeys(k.reads + k.writes))
+        text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
+        text.arguments += [(s, s) for s in k.scalars]
+        text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes]
+        text.arguments += [(f"{t}_size_{d}", f"{t if t in self.algorithm.inputs else f'{t}_out'}.shape[{d}]") for t, d in self.bounds]
+        for t in buffers:
+            value = t if t in self.algorithm.inputs else f"{t}_out"
+            text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(dimension_names(self.algorithm, t))]
+        text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
+        text.constants += [*self.tiles.items()]
+        text.constants += [(f"EVEN_{label}", value) for label, value in self.even.items()]
+        text.constants.append(("INDEX", f"index_type({', '.join(t if t in self.algorithm.inputs else f'{t}_out' for t in buffers)})"))
+        if any(isinstance(n, TileDot) for s in statements(k.body) if isinstance(s, (Let, Assign, Store)) for n in s.value.walk()):
+            text.constants.append(("PRECISION", "dot_precision()"))
+
+    def _size(self, label: str) -> str:
+        self.sizes[label] = None
+        return f"size_{label}"
+
+    def _tile(self, axis: Axis) -> str:
+        """The compile-time constant that holds how far ``axis`` advances."""
+        if self.blocks.get(axis.label) == axis.tile:
+            return self._block(axis.label)
+        value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
+        name, count = f"TILE_{axis.label}", 0
+        while self.tiles.get(name, value) != value:
+            count += 1
+            name = f"TILE_{axis.label}_{count}"
+        self.tiles[name] = value
+        if axis.tile == WHOLE:
+            self._size(axis.label)
+        return name
+
+    def _block(self, label: str) -> str:
+        self.tiles[f"BLOCK_{label}"] = str(self.blocks[label])
+        return f"BLOCK_{label}"
+
+    # -- grid -------------------------------------------------------------------------------------------------------
+
+    def _grid_size(self) -> str:
+        counts = [f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in self.kernel.grid]
+        return f"({' * '.join(counts) or '1'},)"
+
+    def _grid(self) -> None:
+        """From the flat program id to the block of each label, slowest step first."""
+        steps = self.kernel.order
+        if not steps:
+            return
+        add = self.lines.append
+        if len(steps) == 1 and steps[0].part == "all":
+            add(f"    block_{steps[0].label} = tl.program_id(0).to(INDEX)")
+            return
+        add("    pid = tl.program_id(0).to(INDEX)")
+        counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group")]
+        for label in dict.fromkeys(counted):
+            size = self._size(label)
+            add(f"    blocks_{label} = {size if self.blocks[label] == 1 else f'tl.cdiv({size}, {self._block(label)})'}")
+        for i, step in enumerate(steps):
+            self._grid_step(step, steps[i + 1 :], last=i == len(steps) - 1)
+
+    def _grid_step(self, step: GridStep, rest: tuple[GridStep, ...], last: bool) -> None:
+        add = self.lines.append
+        counts = []
+        for s in rest:
+            opened = not any(r.label == s.label and r.part == "group" for r in rest)
+            if s.part == "inside" and s.label == step.label:
+                counts.append(f"GROUP_{s.label}")
+            elif s.part == "inside" and opened:
+                counts.append(f"in_group_{s.label}")
+            elif s.part != "inside":
+                counts.append(f"blocks_{s.label}")
+        width = " * ".join(counts)
+        value = "pid" if last else f"pid // ({width})" if len(counts) > 1 else f"pid // {width}"
+        if step.part == "group":
+            self.tiles[f"GROUP_{step.label}"] = str(step.size)
+            add(f"    first_{step.label} = {value} * GROUP_{step.label}")
+            add(f"    in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
+        elif step.part == "inside":
+            add(f"    block_{step.label} = first_{step.label} + {value}  # {step.name}")
+        else:
+            add(f"    block_{step.label} = {value}")
+        if not last:
+            add(f"    pid = pid % ({width})" if len(counts) > 1 else f"    pid = pid % {width}")
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def _body(self, body: tuple[Statement, ...], depth: int) -> None:
+        origin = ""
+        for s in body:
+            wanted = getattr(s, "origin", "")
+            if wanted and wanted != origin and not isinstance(s, Accumulator):
+                self._line(depth, f"# {wanted.rstrip(';')}")
+                origin = wanted
+            match s:
+                case Index(axis, start):
+                    self._index(axis, start, depth)
+                case Loop():
+                    self._loop(s, depth)
+                case Let(name, Load() as load, axes):
+                    self._load(name, load, axes, depth)
+                case Let(name, value, axes):
+                    self._line(depth, f"{name} = {self.expr.text(value, axes)}")
+                case Accumulator(name, axes, start):
+                    self._accumulator(name, axes, start, depth)
+                case Assign(name, axes, value):
+                    self._assign(name, axes, value, depth)
+                case Store():
+                    self._store(s, depth)
+
+    def _line(self, depth: int, text: str) -> None:
+        pad = "    " * depth
+        if len(pad) + len(text) > LINE and text.startswith("#"):
+            text = text[: LINE - len(pad) - 3] + "..."
+        self.lines.append(pad + text)
+
+    def _index(self, axis: Axis, start: str, depth: int) -> None:
+        base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
+        if start in ("block", "block+loop") and self.blocks[axis.label] != 1:
+            base = f"block_{axis.label} * {self._block(axis.label)}"
+            base += f" + {axis.name}_start" if start == "block+loop" else ""
+        if axis.scalar:
+            if start != "loop":  # the loop counts in the axis itself
+                self._line(depth, f"{axis.name} = {base}")
+        else:
+            steps = f"tl.arange(0, {self._tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
+            self._line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
+        if axis in self.masked:
+            self._line(depth, f"{axis.name}_ok = ({axis.name} < {self._size(axis.label)}) | {self._even(axis)}")
+
+    def _even(self, axis: Axis) -> str:
+        """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
+        block = self.blocks.get(axis.label)
+        name = self._tile(axis) if not (axis.scalar or block) else None
+        step = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(block or axis.tile)
+        key = axis.label if name is None or name == f"TILE_{axis.label}" else axis.label + name[len(f"TILE_{axis.label}") :]
+        self.even[key] = f"size_{axis.label} % {step} == 0"
+        return f"EVEN_{key}"
+
+    def _loop(self, loop: Loop, depth: int) -> None:
+        axis = loop.axis
+        counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
+        end = self._size(axis.label) if loop.within == "extent" else self._block(axis.label)
+        step = "" if axis.scalar else f", {self._tile(axis)}"
+        extra = "".join(f", {name}={value}" for name, value in loop.options)
+        self._line(depth, f"for {counter} in {'tl.range' if extra else 'range'}(0, {end}{step}{extra}):")
+        self._body(loop.body, depth + 1)
+
+    def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
+        shape = ", ".join(self._tile(a) for a in axes)
+        value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
+        if axes:
+            value = f"tl.zeros([{shape}], tl.float32)" if start == 0 else f"tl.full([{shape}], {value}, tl.float32)"
+        self._line(depth, f"{name} = {value}")
+
+    def _assign(self, name: str, axes: tuple[Axis, ...], value: Tile, depth: int) -> None:
+        match value:
+            case Op("+", (older, TileDot() as dot)):
+                self._line(depth, f"{name} = {self.expr.accumulate(older, dot, axes)}")
+            case Op("+", (Local(own), terms)) if own == name:
+                self._line(depth, f"{name} += {self.expr.text(terms, axes)}")
+            case _:
+                self._line(depth, f"{name} = {self.expr.text(value, axes)}")
+
+    # -- memory -----------------------------------------------------------------------------------------------------
+
+    def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
+        parts = [f"{buffer}_ptr"]
+        for i, d in zip(index, dimension_names(self.algorithm, buffer)):
+            text = self.expr.text(i, axes)
+            parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
+        return " + ".join(parts)
+
+    def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
+        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
+        parts = [arrange(f"{a.name}_ok", () if a.scalar else (a,), axes) for a in involved]
+        for d in checked:
+            self.bounds[(buffer, d)] = None
+            text = self.expr.text(index[d], axes)
+            parts.append(f"({text} >= 0) & ({text} < {buffer}_size_{d})")
+        return " & ".join(parts)
+
+    def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
+        mask = self._mask(load.buffer, load.index, load.checked, axes)
+        args = [self._pointer(load.buffer, load.index, axes)]
+        if mask:
+            other = 'float("-inf")' if load.other else "0.0"
+            args += [f"mask={mask}", f"other={other}"]
+        tail = ".to(tl.float32)" if name in self.upcast else ""
+        self._call(depth, f"{name} = tl.load", args, tail)
+
+    def _store(self, s: Store, depth: int) -> None:
+        mask = self._mask(s.buffer, s.index, (), s.axes)
+        args = [self._pointer(s.buffer, s.index, s.axes), self.expr.text(s.value, s.axes)]
+        self._call(depth, "tl.store", args + ([f"mask={mask}"] if mask else []))
+
+    def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:
+        line = f"{head}({', '.join(args)}){tail}"
+        if 4 * depth + len(line) <= LINE:
+            self._line(depth, line)
+            return
+        self._line(depth, f"{head}(")
+        for a in args:
+            self._line(depth + 1, f"{a},")
+        self._line(depth, f"){tail}")
+
+    # -- what the body needs ----------------------------------------------------------------------------------------
+
+    def _masked_axes(self) -> set[Axis]:
+        found: set[Axis] = set()
+        for s in statements(self.kernel.body):
+            if isinstance(s, (Let, Assign, Store)):
+                for n in s.value.walk():
+                    found |= set(n.axes) if isinstance(n, Guard) else set()
+                    found |= _inexact(n.index) if isinstance(n, Load) else set()
+            if isinstance(s, Store):
+                found |= _inexact(s.index)
+        return found
+
+    def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
+        """Loads widened to float32 at once: all but those that a matrix product takes as they are."""
+        operands = set()
+        for s in statements(self.kernel.body):
+            for n in s.value.walk() if isinstance(s, (Let, Assign, Store)) else ():
+                if isinstance(n, TileDot):
+                    operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
+        return frozenset(n for n, load in loads.items() if n not in operands or load.buffer in made)
+
+
+def _inexact(index: tuple[Tile, ...]) -> set[Axis]:
+    return {n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact}
+
+
+__all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

@@ -1,0 +1,114 @@
+"""The algorithm: what every element of every Func is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from .errors import Position
+from .expr import Access, Expr, Label, accesses
+
+
+@dataclass(frozen=True)
+class Definition:
+    """``name[labels] = expr;``"""
+
+    name: str
+    labels: tuple[str, ...]
+    expr: Expr
+    pos: Position | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.name}[{', '.join(self.labels)}] = {self.expr};"
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """Declarations and definitions, in the order of the text.
+
+    ``params`` maps each compile-time parameter to its default.
+    """
+
+    funcs: tuple[str, ...] = ()
+    inputs: tuple[str, ...] = ()
+    scalars: tuple[str, ...] = ()
+    vars: tuple[str, ...] = ()
+    rvars: tuple[str, ...] = ()
+    params: tuple[tuple[str, int | bool], ...] = ()
+    definitions: tuple[Definition, ...] = ()
+
+    def __getitem__(self, func: str) -> Definition:
+        for d in self.definitions:
+            if d.name == func:
+                return d
+        raise KeyError(func)
+
+    def __contains__(self, func: str) -> bool:
+        return any(d.name == func for d in self.definitions)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return self.vars + self.rvars
+
+    def with_definitions(self, definitions: tuple[Definition, ...]) -> Algorithm:
+        """Same inputs, other definitions; Funcs declared to match."""
+        return replace(self, definitions=definitions, funcs=tuple(d.name for d in definitions))
+
+    def needed_by(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
+        """Names of the Funcs that ``outputs`` depend on, themselves included, in order of definition."""
+        seen: set[str] = set()
+        todo = list(outputs)
+        while todo:
+            func = todo.pop()
+            if func in seen:
+                continue
+            seen.add(func)
+            todo += [a.tensor for a in accesses(self[func].expr) if a.tensor in self]
+        return tuple(d.name for d in self.definitions if d.name in seen)
+
+    def extent_source(self, label: str) -> tuple[str, int] | None:
+        """The (input, dimension) whose size is the extent of ``label``; None if no input tells."""
+        sources = self.extent_sources(label)
+        return sources[0] if sources else None
+
+    def extent_sources(self, label: str) -> tuple[tuple[str, int], ...]:
+        """Every (input, dimension) indexed by ``label``, or by a label tied to it through a Func, itself."""
+        group = self.tied_labels(label)
+        found = {}
+        for d in self.definitions:
+            for access in accesses(d.expr):
+                if access.tensor not in self.inputs:
+                    continue
+                for dim, index in enumerate(access.index):
+                    if isinstance(index, Label) and index.name in group:
+                        found[(access.tensor, dim)] = index.name != label
+        return tuple(sorted(found, key=lambda key: (found[key], self.inputs.index(key[0]), key[1])))
+
+    def tied_labels(self, label: str) -> frozenset[str]:
+        """Labels with the extent of ``label`` because a Func defined over one is indexed by the other."""
+        group, grown = {label}, True
+        while grown:
+            grown = False
+            for d in self.definitions:
+                for access in accesses(d.expr):
+                    for own, used in self._plain_pairs(access):
+                        if (own in group) != (used in group):
+                            group |= {own, used}
+                            grown = True
+        return frozenset(group)
+
+    def _plain_pairs(self, access: Access):
+        if access.tensor in self:
+            for own, index in zip(self[access.tensor].labels, access.index):
+                if isinstance(index, Label):
+                    yield own, index.name
+
+    def __str__(self) -> str:
+        lines = []
+        for word, names in (("Func", self.funcs), ("In", self.inputs), ("SIn", self.scalars), ("Var", self.vars), ("RVar", self.rvars)):
+            if names:
+                lines.append(f"{word} {', '.join(names)};")
+        if self.params:
+            pairs = (f"{n} = {str(v).lower() if isinstance(v, bool) else v}" for n, v in self.params)
+            lines.append(f"Param {', '.join(pairs)};")
+        lines += [str(d) for d in self.definitions]
+        return "\n".join(lines)

@@ -1,0 +1,159 @@
+"""What a program must satisfy before anything is derived from it. One rule a function."""
+
+from __future__ import annotations
+
+from . import expr as ex
+from .algorithm import Algorithm, Definition
+from .errors import DTError
+from .schedule import Program
+from .schedule_checks import check_schedule
+
+
+def check_program(program: Program) -> None:
+    """Raise DTError for the first rule broken."""
+    check_algorithm(program.algorithm)
+    check_schedule(program.schedule, program.algorithm)
+
+
+def check_algorithm(algorithm: Algorithm) -> None:
+    """Every rule about the algorithm alone."""
+    if not algorithm.definitions:
+        raise DTError("a program defines at least one Func", found="no definition")
+    _check_definitions(algorithm)
+    for definition in algorithm.definitions:
+        _check_accesses(algorithm, definition)
+        _check_labels(algorithm, definition)
+        kind_of(definition.expr)
+    _check_used(algorithm)
+    _check_extents(algorithm)
+
+
+def _check_definitions(algorithm: Algorithm) -> None:
+    seen: set[str] = set()
+    for d in algorithm.definitions:
+        if d.name not in algorithm.funcs:
+            what = "an In" if d.name in algorithm.inputs else "not declared"
+            raise DTError("only a declared Func is defined", found=f"{d.name!r}, which is {what}", allowed=", ".join(algorithm.funcs) or "none declared", at=d.pos)
+        if d.name in seen:
+            raise DTError("a Func is defined once", found=f"{d.name!r} again", at=d.pos)
+        if len(set(d.labels)) != len(d.labels):
+            raise DTError("a Func is defined over distinct labels", found=f"[{', '.join(d.labels)}]", at=d.pos)
+        for label in d.labels:
+            if label not in algorithm.labels:
+                raise DTError("undeclared label", found=repr(label), allowed=", ".join(algorithm.labels), at=d.pos)
+        seen.add(d.name)
+    for func in algorithm.funcs:
+        if func not in seen:
+            raise DTError("a declared Func is defined", found=f"no definition of {func!r}")
+
+
+def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
+    before = {d.name for d in algorithm.definitions[: algorithm.definitions.index(definition)]}
+    ranks: dict[str, int] = {}
+    for d in algorithm.definitions:
+        for access in ex.accesses(d.expr):
+            ranks.setdefault(access.tensor, len(access.index))
+    for access in ex.accesses(definition.expr):
+        if access.tensor in algorithm:
+            if access.tensor not in before:
+                raise DTError("a Func is defined before it is used", found=repr(access.tensor), allowed=", ".join(sorted(before)) or "no Func yet", at=access.pos)
+            rank = len(algorithm[access.tensor].labels)
+        elif access.tensor in algorithm.inputs:
+            rank = ranks[access.tensor]
+        else:
+            raise DTError("undeclared tensor", found=repr(access.tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=access.pos)
+        if len(access.index) != rank:
+            raise DTError("rank mismatch", found=f"{access.tensor} with {len(access.index)} indices", allowed=f"{rank}", at=access.pos)
+        for index in access.index:
+            _check_index(index, access)
+
+
+def _check_index(index: ex.Expr, access: ex.Access) -> None:
+    for node in index.walk():
+        ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
+        ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/") or (isinstance(node, ex.Unary) and node.op == "-")
+        if not ok:
+            raise DTError("an index is integer arithmetic on labels", found=str(node), allowed="labels, integers, SIn, parameters, len() and + - * /", at=node.pos or access.pos)
+
+
+def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
+    _check_reductions(algorithm, definition.expr, frozenset())
+    for node in definition.expr.walk():
+        if isinstance(node, ex.Len) and node.label not in algorithm.labels:
+            raise DTError("undeclared label", found=repr(node.label), allowed=", ".join(algorithm.labels), at=node.pos)
+    stray = ex.free_labels(definition.expr) - set(definition.labels)
+    if stray:
+        label = sorted(stray)[0]
+        at = next((n.pos for n in definition.expr.walk() if isinstance(n, ex.Label) and n.name == label), definition.pos)
+        raise DTError("a label on the right is on the left or reduced", found=f"{label!r} in {definition.name}", allowed=", ".join(definition.labels) or "none", at=at)
+
+
+def _check_reductions(algorithm: Algorithm, node: ex.Expr, bound: frozenset[str]) -> None:
+    if isinstance(node, (ex.Reduce, ex.Dot)):
+        for label in node.labels:
+            if label not in algorithm.labels:
+                raise DTError("undeclared label", found=repr(label), allowed=", ".join(algorithm.labels), at=node.pos)
+        if bound & set(node.labels) or len(set(node.labels)) != len(node.labels):
+            raise DTError("a label is reduced once", found=f"{', '.join(node.labels)} reduced twice", at=node.pos)
+        bound |= frozenset(node.labels)
+    for child in node.children():
+        _check_reductions(algorithm, child, bound)
+
+
+def _check_used(algorithm: Algorithm) -> None:
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label, ex.Param))}
+    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
+    used |= {label for d in algorithm.definitions for label in d.labels}
+    for word, names in (("In", algorithm.inputs), ("SIn", algorithm.scalars), ("label", algorithm.labels), ("Param", tuple(n for n, _ in algorithm.params))):
+        for name in names:
+            if name not in used:
+                raise DTError("what is declared is used", found=f"{word} {name!r} is not")
+    reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    for label in algorithm.rvars:
+        if label not in reduced:
+            raise DTError("an RVar is reduced somewhere", found=f"{label!r} is not", allowed=f"Var {label}")
+
+
+def _check_extents(algorithm: Algorithm) -> None:
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
+    needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    for label in sorted(needed):
+        if algorithm.extent_source(label) is None:
+            raise DTError("the extent of a label comes from an input it indexes by itself", found=f"no input with {label!r} as a plain index")
+
+
+def kind_of(expr: ex.Expr) -> str:
+    """``number`` or ``boolean``; raises where an operator is given the other kind. Elements and parameters fit both."""
+    match expr:
+        case ex.Const(value):
+            return "boolean" if isinstance(value, bool) else "number"
+        case ex.Access():
+            return "either"
+        case ex.Param():
+            return "either"
+        case ex.Unary("not", arg):
+            return _want("boolean", "boolean", arg)
+        case ex.Binary("and" | "or", left, right):
+            return _want("boolean", "boolean", left, right)
+        case ex.Binary(op, left, right) if op in ex.COMPARISONS:
+            if op in ("==", "!=") and "boolean" in (kind_of(left), kind_of(right)):
+                return _want("boolean", "boolean", left, right)
+            return _want("number", "boolean", left, right)
+        case ex.Call("where", (condition, a, b)):
+            _want("boolean", "boolean", condition)
+            kinds = {kind_of(a), kind_of(b)} - {"either"}
+            if len(kinds) > 1:
+                raise DTError("both values of where are of one kind", found=str(expr), at=expr.pos)
+            return kinds.pop() if kinds else "either"
+        case ex.Reshape(arg, _):
+            return kind_of(arg)
+    return _want("number", "number", *expr.children())
+
+
+def _want(kind: str, result: str, *args: ex.Expr) -> str:
+    for arg in args:
+        if kind_of(arg) not in (kind, "either"):
+            raise DTError(f"a {kind} is wanted here", found=f"{arg}, a {kind_of(arg)}", at=arg.pos)
+    return result

@@ -1,0 +1,31 @@
+"""The one error that bad DT text or a bad schedule raises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a token stands: 1-based line and column of a named source."""
+
+    line: int
+    column: int
+    source: str = "<string>"
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line}:{self.column}"
+
+
+class DTError(ValueError):
+    """A program, schedule or spec that is refused.
+
+    The text is one line, ``file:line:column: rule: found ...; allowed: ...``; parts that are not known are left out.
+    """
+
+    def __init__(self, rule: str, *, found: str | None = None, allowed: str | None = None, at: Position | None = None):
+        self.rule, self.found, self.allowed, self.at = rule, found, allowed, at
+        head = f"{at}: {rule}" if at else rule
+        details = [f"found {found}"] if found else []
+        details += [f"allowed: {allowed}"] if allowed else []
+        super().__init__(head + (": " + "; ".join(details) if details else ""))

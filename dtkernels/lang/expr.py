@@ -1,0 +1,254 @@
+"""Expressions of the algorithm: frozen values that print as DT text.
+
+Nodes carry their source position for error messages; positions take no part in equality, so
+``parse(str(e)) == e``. Labels, scalars and parameters are told apart once the whole program is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, fields, replace
+
+from .errors import Position
+
+#: name -> number of arguments. Every function works element by element.
+FUNCTIONS = {
+    "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "abs": 1, "erf": 1, "floor": 1,
+    "sigmoid": 1, "tanh": 1, "maximum": 2, "minimum": 2, "where": 3,
+}  # fmt: skip
+#: reductions: name in the text -> kind
+REDUCTIONS = {"rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean"}
+REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
+#: dtypes a program may cast to: DT name -> torch name
+DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
+#: binary operator -> how tightly it binds (larger is tighter)
+PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6}
+NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
+
+
+@dataclass(frozen=True)
+class Expr:
+    """Base of all expressions."""
+
+    pos: Position | None = field(default=None, compare=False, repr=False, kw_only=True)
+
+    def children(self) -> tuple[Expr, ...]:
+        found: list[Expr] = []
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Expr):
+                found.append(value)
+            elif isinstance(value, tuple):
+                found += [v for v in value if isinstance(v, Expr)]
+        return tuple(found)
+
+    def walk(self) -> Iterator[Expr]:
+        """This node, then everything below it, parents first."""
+        yield self
+        for child in self.children():
+            yield from child.walk()
+
+    def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
+        """The same node with ``change`` applied to each direct child."""
+        new = {}
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if isinstance(value, Expr):
+                new[f.name] = change(value)
+            elif isinstance(value, tuple) and any(isinstance(v, Expr) for v in value):
+                new[f.name] = tuple(change(v) if isinstance(v, Expr) else v for v in value)
+        if all(new[name] is getattr(self, name) for name in new):
+            return self
+        return replace(self, **new)
+
+    def transform(self, change: Callable[[Expr], Expr]) -> Expr:
+        """Rewrite bottom-up: children first, then ``change`` on the node itself."""
+        return change(self.rebuild(lambda child: child.transform(change)))
+
+    def __str__(self) -> str:
+        return _text(self, 0)
+
+
+@dataclass(frozen=True)
+class Const(Expr):
+    value: int | float | bool
+
+    def __eq__(self, other: object) -> bool:  # 1, 1.0 and True are different programs
+        return isinstance(other, Const) and type(other.value) is type(self.value) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+
+@dataclass(frozen=True)
+class Name(Expr):
+    """A bare name before it is known what it names; the parser leaves none behind."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Scalar(Expr):
+    """A scalar input (SIn)."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Param(Expr):
+    """A compile-time parameter."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Label(Expr):
+    """A label used as a value: the index along it."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Len(Expr):
+    """The extent of a label."""
+
+    label: str
+
+
+@dataclass(frozen=True)
+class Access(Expr):
+    """An element of an input or of a Func."""
+
+    tensor: str
+    index: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Unary(Expr):
+    """``-e`` or ``not e``."""
+
+    op: str
+    arg: Expr
+
+
+@dataclass(frozen=True)
+class Binary(Expr):
+    op: str
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True)
+class Call(Expr):
+    fn: str
+    args: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Cast(Expr):
+    arg: Expr
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Reshape(Expr):
+    """``reshape(e, x, 1)``: kept for the published programs; broadcasting by label makes it the identity."""
+
+    arg: Expr
+    shape: tuple[Expr, ...]
+
+
+@dataclass(frozen=True)
+class Reduce(Expr):
+    """A reduction of ``arg`` over ``labels``; kind is sum, max, min or mean."""
+
+    kind: str
+    arg: Expr
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Dot(Expr):
+    """``rdot(a, b, k)``: the sum of ``a*b`` over ``labels``, for the matrix units."""
+
+    left: Expr
+    right: Expr
+    labels: tuple[str, ...]
+
+
+INF = Const(math.inf)
+NEG_INF = Unary("-", INF)
+
+
+def free_labels(expr: Expr) -> frozenset[str]:
+    """Labels the value of ``expr`` varies with (labels bound by a reduction inside are not free)."""
+    if isinstance(expr, Label):
+        return frozenset({expr.name})
+    below = frozenset().union(*(free_labels(c) for c in expr.children())) if not isinstance(expr, Reshape) else free_labels(expr.arg)
+    if isinstance(expr, (Reduce, Dot)):
+        return below - frozenset(expr.labels)
+    return below
+
+
+def accesses(expr: Expr) -> Iterator[Access]:
+    """Every indexed tensor or Func below ``expr``."""
+    return (node for node in expr.walk() if isinstance(node, Access))
+
+
+def substitute(expr: Expr, labels: dict[str, Expr]) -> Expr:
+    """``expr`` with free labels replaced; labels bound by an inner reduction stay."""
+    if isinstance(expr, Label):
+        return labels.get(expr.name, expr)
+    if isinstance(expr, (Reduce, Dot)):
+        labels = {k: v for k, v in labels.items() if k not in expr.labels}
+    return expr.rebuild(lambda child: substitute(child, labels))
+
+
+def _number(value: int | float | bool) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return "inf" if math.isinf(value) else repr(value)
+    return str(value)
+
+
+def _text(expr: Expr, outer: int) -> str:
+    """DT text of ``expr``, in parentheses if it binds less tightly than its surroundings."""
+    text, own = _text_and_precedence(expr)
+    return f"({text})" if own < outer else text
+
+
+def _join(parts: tuple[Expr, ...]) -> str:
+    return ", ".join(_text(p, 0) for p in parts)
+
+
+def _text_and_precedence(expr: Expr) -> tuple[str, int]:
+    match expr:
+        case Const(value):
+            return _number(value), ATOM
+        case Name(name) | Scalar(name) | Param(name) | Label(name):
+            return name, ATOM
+        case Len(label):
+            return f"len({label})", ATOM
+        case Access(tensor, index):
+            return f"{tensor}[{_join(index)}]", ATOM
+        case Unary("not", arg):
+            return f"not {_text(arg, NOT_PRECEDENCE)}", NOT_PRECEDENCE
+        case Unary(_, arg):
+            return f"-{_text(arg, NEGATE_PRECEDENCE)}", NEGATE_PRECEDENCE
+        case Binary(op, left, right):
+            own = PRECEDENCE[op]  # comparisons do not chain: both sides bind tighter; the rest is left-associative
+            return f"{_text(left, own + (op in COMPARISONS))} {op} {_text(right, own + 1)}", own
+        case Call(fn, args):
+            return f"{fn}({_join(args)})", ATOM
+        case Cast(arg, dtype):
+            return f"cast({_text(arg, 0)}, {dtype})", ATOM
+        case Reshape(arg, shape):
+            return f"reshape({_text(arg, 0)}, {_join(shape)})", ATOM
+        case Reduce(kind, arg, labels):
+            return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join(labels)})", ATOM
+        case Dot(left, right, labels):
+            return f"rdot({_text(left, 0)}, {_text(right, 0)}, {', '.join(labels)})", ATOM
+    raise TypeError(f"no text for {type(expr).__name__}")

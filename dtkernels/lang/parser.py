@@ -1,0 +1,260 @@
+"""Text to Program: recursive descent, one method a rule of the grammar."""
+
+from __future__ import annotations
+
+import math
+
+from . import expr as ex
+from .algorithm import Algorithm, Definition
+from .checks import check_program
+from .errors import DTError, Position
+from .lexer import Token, tokens
+from .resolve import resolve_names
+from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Sized
+
+_DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars", "RVar": "rvars"}
+
+
+def parse(text: str, source: str = "<string>") -> Program:
+    """The program written in ``text``; ``source`` names it in error messages. Raises DTError."""
+    program = resolve_names(_Parser(text, source).program())
+    check_program(program)
+    return program
+
+
+def parse_schedule(text: str, source: str = "<schedule>") -> Schedule:
+    """A schedule alone, to be checked against an algorithm later."""
+    parser = _Parser(text, source)
+    primitives = []
+    while parser.token.kind != "end":
+        primitives.append(parser.primitive(parser.expect("name", "a Func")))
+    return Schedule(tuple(primitives))
+
+
+class _Parser:
+    def __init__(self, text: str, source: str):
+        self._tokens = list(tokens(text, source))
+        self._at = 0
+
+    # -- tokens ---------------------------------------------------------------------------------------------------
+
+    @property
+    def token(self) -> Token:
+        return self._tokens[self._at]
+
+    def _next(self) -> Token:
+        token = self.token
+        self._at += token.kind != "end"
+        return token
+
+    def accept(self, text: str) -> bool:
+        if self.token.text == text and self.token.kind in ("symbol", "name"):
+            self._next()
+            return True
+        return False
+
+    def expect(self, what: str, meaning: str | None = None) -> Token:
+        """The next token, which must be of kind ``name`` or ``number``, or be the symbol ``what``."""
+        token = self.token
+        if token.kind == what or (token.kind == "symbol" and token.text == what):
+            return self._next()
+        raise DTError("syntax", found=repr(token.text), allowed=meaning or (what if what in ("name", "number") else repr(what)), at=token.pos)
+
+    def integer(self, meaning: str) -> int:
+        negative = self.accept("-")
+        token = self.expect("number", meaning)
+        if not token.text.isdigit():
+            raise DTError("syntax", found=repr(token.text), allowed=meaning, at=token.pos)
+        return -int(token.text) if negative else int(token.text)
+
+    # -- statements -----------------------------------------------------------------------------------------------
+
+    def program(self) -> Program:
+        declared: dict[str, list[str]] = {kind: [] for kind in _DECLARATIONS.values()}
+        params: list[tuple[str, int | bool]] = []
+        definitions: list[Definition] = []
+        primitives: list[Primitive] = []
+        self.declared_at: dict[str, Position] = {}
+        while self.token.kind != "end":
+            name = self.expect("name", "a declaration, a definition or a schedule statement")
+            if name.text in _DECLARATIONS:
+                declared[_DECLARATIONS[name.text]] += self._names()
+            elif name.text == "Param" and self.token.kind == "name":
+                params += self._params()
+            elif self.token.text == "[":
+                definitions.append(self._definition(name))
+            elif self.token.text == ".":
+                primitives.append(self.primitive(name))
+            else:
+                raise DTError("syntax", found=repr(self.token.text), allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)", at=self.token.pos)
+        algorithm = Algorithm(**{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions))
+        return Program(algorithm, Schedule(tuple(primitives)))
+
+    def _declare(self, token: Token) -> str:
+        if token.text in self.declared_at:
+            raise DTError("a name is declared once", found=f"{token.text!r} again", at=token.pos)
+        if token.text in RESERVED:
+            raise DTError("a name of the language cannot be declared", found=repr(token.text), at=token.pos)
+        self.declared_at[token.text] = token.pos
+        return token.text
+
+    def _names(self) -> list[str]:
+        names = [self._declare(self.expect("name", "a name to declare"))]
+        while self.accept(","):
+            names.append(self._declare(self.expect("name", "a name to declare")))
+        self.expect(";")
+        return names
+
+    def _params(self) -> list[tuple[str, int | bool]]:
+        found = []
+        while True:
+            name = self._declare(self.expect("name", "a parameter"))
+            self.expect("=")
+            found.append((name, self._param_value()))
+            if not self.accept(","):
+                self.expect(";")
+                return found
+
+    def _param_value(self) -> int | bool:
+        for word, value in (("true", True), ("false", False)):
+            if self.accept(word):
+                return value
+        return self.integer("an integer, true or false")
+
+    def _definition(self, name: Token) -> Definition:
+        self.expect("[")
+        labels = []
+        if not self.accept("]"):
+            labels.append(self.expect("name", "a label").text)
+            while self.accept(","):
+                labels.append(self.expect("name", "a label").text)
+            self.expect("]")
+        self.expect("=")
+        expr = self.expression()
+        self.expect(";")
+        return Definition(name.text, tuple(labels), expr, name.pos)
+
+    def primitive(self, func: Token) -> Primitive:
+        self.expect(".")
+        name = self.expect("name", "a schedule primitive")
+        if name.text not in PRIMITIVES:
+            raise DTError("unknown schedule primitive", found=repr(name.text), allowed=", ".join(PRIMITIVES), at=name.pos)
+        self.expect("(")
+        args: list[Argument] = []
+        while not self.accept(")"):
+            args.append(self._argument())
+            if not self.accept(","):
+                self.expect(")")
+                break
+        self.expect(";")
+        return Primitive(func.text, name.text, tuple(args), func.pos)
+
+    def _argument(self) -> Argument:
+        if self.token.kind == "number" or self.token.text == "-":
+            return self.integer("an integer")
+        name = self.expect("name", "a name or an integer").text
+        if not self.accept(":"):
+            return name
+        if self.token.kind == "name":
+            second = self._next().text
+            if self.accept("/"):
+                return Grouped(name, second, self.integer("a group size"))
+            return Named(name, second)
+        return Sized(name, self.integer("an integer"))
+
+    # -- expressions, loosest first -------------------------------------------------------------------------------
+
+    def expression(self, tightest: int = 1) -> ex.Expr:
+        """Binary operators by precedence climbing."""
+        left = self._prefix(tightest)
+        while (own := ex.PRECEDENCE.get(self.token.text, 0)) >= tightest and self.token.kind in ("symbol", "name"):
+            op = self._next()
+            right = self.expression(own + 1)
+            left = ex.Binary(op.text, left, right, pos=op.pos)
+            if own == ex.PRECEDENCE["<"] and self.token.text in ex.COMPARISONS:
+                raise DTError("comparisons do not chain", found=repr(self.token.text), allowed="'and' between two comparisons", at=self.token.pos)
+        return left
+
+    def _prefix(self, tightest: int) -> ex.Expr:
+        token = self.token
+        if token.text == "not" and tightest <= ex.NOT_PRECEDENCE:
+            self._next()
+            return ex.Unary("not", self.expression(ex.NOT_PRECEDENCE), pos=token.pos)
+        if token.text == "-":
+            self._next()
+            return ex.Unary("-", self.expression(ex.NEGATE_PRECEDENCE), pos=token.pos)
+        return self._atom()
+
+    def _atom(self) -> ex.Expr:
+        token = self._next()
+        if token.kind == "number":
+            value = int(token.text) if token.text.isdigit() else float(token.text)
+            return ex.Const(value, pos=token.pos)
+        if token.text == "(":
+            inner = self.expression()
+            self.expect(")")
+            return inner
+        if token.kind != "name" or token.text in ("and", "or", "not"):
+            raise DTError("syntax", found=repr(token.text), allowed="an expression", at=token.pos)
+        if token.text in ("inf", "true", "false"):
+            return ex.Const({"inf": math.inf, "true": True, "false": False}[token.text], pos=token.pos)
+        if self.token.text == "(":
+            return self._call(token)
+        if self.accept("["):
+            return ex.Access(token.text, self._expressions("]"), pos=token.pos)
+        return ex.Name(token.text, pos=token.pos)
+
+    def _expressions(self, close: str) -> tuple[ex.Expr, ...]:
+        if self.accept(close):
+            return ()
+        found = [self.expression()]
+        while self.accept(","):
+            found.append(self.expression())
+        self.expect(close)
+        return tuple(found)
+
+    def _labels(self) -> tuple[str, ...]:
+        labels = []
+        while self.accept(","):
+            labels.append(self.expect("name", "a label to reduce over").text)
+        self.expect(")", "',' and a label to reduce over" if not labels else "')'")
+        if not labels:
+            raise DTError("a reduction names the label it runs over", found="none", allowed="rsum(e, k)", at=self.token.pos)
+        return tuple(labels)
+
+    def _call(self, name: Token) -> ex.Expr:
+        self.expect("(")
+        if name.text == "len":
+            label = self.expect("name", "a label").text
+            self.expect(")")
+            return ex.Len(label, pos=name.pos)
+        if name.text in ex.REDUCTIONS:
+            arg = self.expression()
+            return ex.Reduce(ex.REDUCTIONS[name.text], arg, self._labels(), pos=name.pos)
+        if name.text == "rdot":
+            left = self.expression()
+            self.expect(",")
+            right = self.expression()
+            return ex.Dot(left, right, self._labels(), pos=name.pos)
+        if name.text == "cast":
+            arg = self.expression()
+            self.expect(",")
+            dtype = self.expect("name", "a dtype")
+            self.expect(")")
+            if dtype.text not in ex.DTYPES:
+                raise DTError("unknown dtype", found=repr(dtype.text), allowed=", ".join(ex.DTYPES), at=dtype.pos)
+            return ex.Cast(arg, dtype.text, pos=name.pos)
+        if name.text == "reshape":
+            arg, *shape = self._expressions(")")
+            return ex.Reshape(arg, tuple(shape), pos=name.pos)
+        if name.text not in ex.FUNCTIONS:
+            allowed = ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len"])
+            raise DTError("unknown function", found=repr(name.text), allowed=allowed, at=name.pos)
+        args = self._expressions(")")
+        if len(args) != ex.FUNCTIONS[name.text]:
+            raise DTError(f"{name.text} takes {ex.FUNCTIONS[name.text]} argument(s)", found=str(len(args)), at=name.pos)
+        return ex.Call(name.text, args, pos=name.pos)
+
+
+#: words that cannot be declared
+RESERVED = frozenset({*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"})

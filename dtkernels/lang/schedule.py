@@ -1,0 +1,117 @@
+"""The schedule: how the work is cut. A tuple of frozen primitives that print as DT statements."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .errors import Position
+
+
+@dataclass(frozen=True)
+class Sized:
+    """``x:128``"""
+
+    label: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.label}:{self.size}"
+
+
+@dataclass(frozen=True)
+class Grouped:
+    """``x:x1/8``: blocks of ``label`` in groups of ``size``, the place inside the group named ``inner``."""
+
+    label: str
+    inner: str
+    size: int
+
+    def __str__(self) -> str:
+        return f"{self.label}:{self.inner}/{self.size}"
+
+
+@dataclass(frozen=True)
+class Named:
+    """``A:first``"""
+
+    name: str
+    choice: str
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.choice}"
+
+
+Argument = Sized | Grouped | Named | str | int
+
+#: primitive -> the form of its arguments; ``*`` means one or more
+PRIMITIVES = {
+    "block": "label:size*", "tensorize": "label:size*", "map": "label or label:inner/size*", "fuse_at": "func, label",
+    "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
+    "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
+    "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
+    "specialize": "label*", "reorder": "label*",
+}  # fmt: skip
+EVICTION_POLICIES = ("first", "last")
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One schedule statement, ``func.name(args);``"""
+
+    func: str
+    name: str
+    args: tuple[Argument, ...] = ()
+    pos: Position | None = field(default=None, compare=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.func}.{self.name}({', '.join(map(str, self.args))});"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Schedule statements in the order of the text."""
+
+    primitives: tuple[Primitive, ...] = ()
+
+    def of(self, func: str, name: str) -> tuple[Primitive, ...]:
+        """The statements ``func.name(...)``."""
+        return tuple(p for p in self.primitives if p.func == func and p.name == name)
+
+    def sizes(self, func: str, name: str) -> dict[str, int]:
+        """label -> size over all statements ``func.name(label:size, ...)``; a later one wins."""
+        return {a.label: a.size for p in self.of(func, name) for a in p.args if isinstance(a, Sized)}
+
+    def number(self, func: str, name: str) -> int | None:
+        """The argument of the last ``func.name(number)``, None if there is none."""
+        found = self.of(func, name)
+        return found[-1].args[0] if found else None  # type: ignore[return-value]
+
+    def names(self, func: str, name: str) -> tuple[str, ...]:
+        """Plain-name arguments of all statements ``func.name(a, b)``."""
+        return tuple(a for p in self.of(func, name) for a in p.args if isinstance(a, str))
+
+    def fused(self) -> dict[str, tuple[str, str]]:
+        """func -> (consumer, label) of its ``fuse_at``."""
+        return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at"}  # type: ignore[misc]
+
+    def __add__(self, other: Schedule) -> Schedule:
+        return Schedule(self.primitives + other.primitives)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.primitives))
+
+
+@dataclass(frozen=True)
+class Program:
+    """An algorithm with its schedule."""
+
+    algorithm: object
+    schedule: Schedule = Schedule()
+
+    def outputs(self) -> tuple[str, ...]:
+        """The Funcs to compile, in the order of their ``compile()``; the last Func where none says so."""
+        asked = tuple(dict.fromkeys(p.func for p in self.schedule.primitives if p.name in ("compile", "compile_to_kernel")))
+        return asked or (self.algorithm.definitions[-1].name,)
+
+    def __str__(self) -> str:
+        return "\n".join(filter(None, (str(self.algorithm), str(self.schedule)))) + "\n"

@@ -1,0 +1,103 @@
+"""What a schedule must satisfy against its algorithm, whatever the GPU."""
+
+from __future__ import annotations
+
+from . import expr as ex
+from .algorithm import Algorithm
+from .errors import DTError
+from .schedule import EVICTION_POLICIES, PRIMITIVES, Grouped, Named, Primitive, Schedule, Sized
+
+_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split")
+
+
+def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
+    """Raise DTError for the first statement that does not fit the algorithm."""
+    for p in schedule.primitives:
+        if p.func not in algorithm:
+            raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=", ".join(algorithm.funcs), at=p.pos)
+        _check_form(p)
+        _check_names(p, algorithm, schedule)
+    _check_fusion(schedule, algorithm)
+
+
+def _forms(p: Primitive) -> tuple[type, ...]:
+    return {
+        "label:size*": (Sized,), "label or label:inner/size*": (str, Grouped), "func, label": (str,), "number": (int,),
+        "tensor*": (str,), "label": (str,), "label*": (str,), "tensor:policy*": (Named,), "": (),
+    }[PRIMITIVES[p.name]]  # fmt: skip
+
+
+def _check_form(p: Primitive) -> None:
+    form = PRIMITIVES[p.name]
+    counts = {"": (0, 0), "number": (1, 1), "label": (1, 1), "func, label": (2, 2)}.get(form, (1, 99))
+    if not counts[0] <= len(p.args) <= counts[1] or not all(isinstance(a, _forms(p)) for a in p.args):
+        raise DTError(f"arguments of {p.name}", found=f"({', '.join(map(str, p.args))})", allowed=f"({form.rstrip('*')}{', ...' if form.endswith('*') else ''})", at=p.pos)
+    for a in p.args:
+        size = a.size if isinstance(a, (Sized, Grouped)) else a if isinstance(a, int) else 1
+        if size < (0 if p.name == "tensorize" else 1):
+            raise DTError(f"a size in {p.name}", found=str(a), allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""), at=p.pos)
+        if p.name == "tensorize" and size & (size - 1):
+            raise DTError("a tile is a power of two", found=str(a), allowed=f"{a.label}:{1 << (size.bit_length() - 1)} or {a.label}:{1 << size.bit_length()}", at=p.pos)
+        if p.name == "evict" and a.choice not in EVICTION_POLICIES:
+            raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
+    if p.name == "num_warps" and (p.args[0] & (p.args[0] - 1) or p.args[0] > 32):
+        raise DTError("a number of warps", found=str(p.args[0]), allowed="1, 2, 4, 8, 16 or 32", at=p.pos)
+
+
+def reduction_labels(algorithm: Algorithm, func: str) -> tuple[str, ...]:
+    """Labels that reductions in the definition of ``func`` itself run over, in order of the text."""
+    found = [label for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels]
+    return tuple(dict.fromkeys(found))
+
+
+def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tuple[str, ...]:
+    """Labels that loops may run over where ``func`` is computed: its own and those of Funcs fused into it."""
+    fused, members = schedule.fused(), [func]
+    for member in members:
+        members += [g for g, (consumer, _) in fused.items() if consumer == member and g in algorithm and g not in members]
+    found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m))]
+    return tuple(dict.fromkeys(found))
+
+
+def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None:
+    own = algorithm[p.func].labels
+    within = labels_in_kernel(p.func, algorithm, schedule)
+    inner = tuple(a.inner for a in p.args if isinstance(a, Grouped))
+    allowed = {"block": own, "map": own + inner, **dict.fromkeys(_LOOP_PRIMITIVES, within)}
+    for a in p.args:
+        label = a.label if isinstance(a, (Sized, Grouped)) else a
+        if p.name in allowed and label not in allowed[p.name]:
+            raise DTError(f"{p.name} names a label of {p.func}", found=repr(label), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
+        tensor = a.name if isinstance(a, Named) else a
+        if p.name in ("descriptor", "evict") and tensor not in algorithm.inputs + algorithm.funcs:
+            raise DTError(f"{p.name} names a tensor", found=repr(tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
+    if p.name == "map":
+        _check_map(p, [a.label if isinstance(a, Grouped) else a for a in p.args], inner)
+
+
+def _check_map(p: Primitive, labels: list[str], inner: tuple[str, ...]) -> None:
+    for name in labels:
+        if labels.count(name) > 1:
+            raise DTError("map names a label once", found=f"{name!r} twice", at=p.pos)
+    for name in inner:
+        if name not in labels:
+            raise DTError("map places the inside of each group", found=f"{name!r} has no place", allowed=f"map(..., {name})", at=p.pos)
+
+
+def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:
+    fused = schedule.fused()
+    for p in schedule.primitives:
+        if p.name != "fuse_at":
+            continue
+        consumer, label = p.args
+        if consumer not in algorithm:
+            raise DTError("fuse_at names a Func", found=repr(consumer), allowed=", ".join(algorithm.funcs), at=p.pos)
+        loops = (*algorithm[consumer].labels, *reduction_labels(algorithm, consumer))
+        if label not in loops:
+            raise DTError(f"fuse_at names a loop of {consumer}", found=repr(label), allowed=", ".join(loops), at=p.pos)
+        chain, at = [p.func], consumer
+        while at in fused and at not in chain:
+            chain.append(at)
+            at = fused[at][0]
+        if at in chain:
+            raise DTError("fuse_at does not go round in a circle", found=" -> ".join([*chain, at]), at=p.pos)

@@ -1,0 +1,37 @@
+"""Run a model's attention and activations on dtkernels, without changing its code.
+
+    report = dtkernels.apply_to(model)      # patches this instance, nothing else
+    print(report)                           # module, op, patched or skipped and why, calls, fallbacks
+    report.undo()                           # exactly as before
+
+    with dtkernels.patched(model):          # the same, for a block of code
+        ...
+
+Importing this package also makes `attn_implementation="dtkernels"` known to transformers, where that is installed:
+`AutoModel.from_pretrained(name, attn_implementation="dtkernels")`. Without transformers, plain `nn.Module` models still work.
+"""
+
+from .patch import OPS, PatchError, apply_to, patched
+from .record import NAME, CallRecord, unpatched_calls
+from .report import PatchReport, Row
+
+try:
+    from .attention import register
+except ImportError:  # transformers is absent, or too old to have an attention interface: activations are still patched
+    HAVE_TRANSFORMERS = False
+else:
+    HAVE_TRANSFORMERS = True
+    register()
+
+__all__ = [
+    "HAVE_TRANSFORMERS",
+    "NAME",
+    "OPS",
+    "CallRecord",
+    "PatchError",
+    "PatchReport",
+    "Row",
+    "apply_to",
+    "patched",
+    "unpatched_calls",
+]

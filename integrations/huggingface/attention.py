@@ -1,0 +1,143 @@
+"""The attention function that transformers calls under the name "dtkernels": op where the op fits, original path elsewhere.
+
+It follows sdpa's conventions to the letter, because the masks are made by transformers' own `sdpa_mask`:
+no mask and more than one query means causal, upper-left aligned, where the module is causal; one query attends to all.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+from .activations import DTYPES, plain
+from .original import original_attention
+from .record import NAME, record_of
+
+# Keyword arguments that reach every attention function and do not change its result: what they say is in the mask
+# already, or concerns other layers. Whatever is not here, and neither None nor False, goes to the original path.
+HARMLESS = frozenset(
+    "cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch "
+    "output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache".split()
+)
+_HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window"})
+
+
+def register() -> None:
+    """Make `attn_implementation="dtkernels"` known to transformers: the attention function and its masks."""
+    AttentionInterface.register(NAME, dtkernels_attention)
+    AttentionMaskInterface.register(NAME, sdpa_mask)  # without it padding and sliding windows would vanish silently
+
+
+def dtkernels_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """softmax(scaling * q k^T + mask) v, in the shape of transformers' AttentionInterface.
+
+    query [B, H, Tq, D], key [B, Hkv, Tk, D], value [B, Hkv, Tk, Dv] with Hkv dividing H; attention_mask None, boolean
+    (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None); the attention weights
+    in place of None when `output_attentions` asks for them, or when the original path is eager.
+
+    Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord.
+    """
+    record = record_of(module)
+    causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
+    inputs = _autocast(query, key, value)
+    reason = _unsupported(*inputs, attention_mask, kwargs)
+    if reason is None:
+        try:
+            with _without_autocast(query.device.type):
+                output = _attention(*inputs, attention_mask, causal, kwargs.get("scaling"))
+        except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
+            reason = str(error)
+    record.count(reason)
+    if reason is not None:
+        return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _attention(query, key, value, mask, causal, scale):
+    from dtkernels import ops
+
+    if causal and key.shape[2] > query.shape[2]:
+        # A static cache hands over its whole length while it is filled: no query may see what lies beyond the last one.
+        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
+    if mask is not None:
+        mask = mask[(None,) * (4 - mask.dim())]
+    return ops.attention(query, key, value, mask, causal=causal, scale=scale)
+
+
+def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None, asked: bool | None) -> bool:
+    if mask is not None or query.shape[2] <= 1:
+        return False
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def _without_autocast(device: str) -> AbstractContextManager:
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast torch's own attention casts its inputs; a custom function has to do it itself."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
+
+
+def _unsupported(query, key, value, mask, kwargs) -> str | None:
+    """Why the op cannot compute this call, or None if it can."""
+    return _unsupported_kwargs(key, mask, kwargs) or _unsupported_tensors(query, key, value) or _unsupported_mask(query, key, mask)
+
+
+def _unsupported_kwargs(key: torch.Tensor, mask: torch.Tensor | None, kwargs: dict) -> str | None:
+    if kwargs.get("dropout"):
+        return "dropout"
+    for name, given in kwargs.items():
+        if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False:
+            return name
+    window = kwargs.get("sliding_window")
+    # The mask holds the window. Without one, only a window that reaches over all keys is no window.
+    if window is not None and mask is None and not (isinstance(window, int) and key.shape[2] <= window):
+        return "sliding_window without a mask"
+    return None
+
+
+def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    for x in (query, key, value):
+        if not plain(x):
+            return f"tensor type {type(x).__name__}"
+        if x.dim() != 4:
+            return f"{x.dim()}-d tensors"
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return "dtypes " + ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+    batch, heads, _, width = query.shape
+    fits = key.shape[0] == batch and key.shape[3] == width and key.shape[:3] == value.shape[:3]
+    if not fits or key.shape[1] == 0 or heads % key.shape[1] != 0:
+        return "batch, head or width sizes of q, k and v that do not match"
+    return None
+
+
+def _unsupported_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, torch.Tensor) or not plain(mask):
+        return f"mask of type {type(mask).__name__}"
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        return f"mask of dtype {str(mask.dtype).removeprefix('torch.')}"
+    if mask.requires_grad:
+        return "mask that needs a gradient"
+    target = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
+    sizes = zip(reversed(mask.shape), reversed(target), strict=False)
+    if mask.dim() > 4 or any(size not in (1, whole) for size, whole in sizes):
+        return "mask that does not broadcast to [B, H, Tq, Tk]"
+    return None

@@ -1,0 +1,70 @@
+"""The way back at run time: what computes a call that the op cannot take.
+
+sdpa takes what it can; the modeling file's own eager function takes softcap, sinks and whatever else only it knows.
+"""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from .record import CallRecord
+from .structure import eager_function
+
+# Only the model's own eager function computes these.
+_EAGER_ONLY = ("softcap", "s_aux", "output_attentions")
+# Sparse attention hands over indices only to implementations that it does not know; neither sdpa nor eager reads them.
+SPARSE = ("indices", "block_indices")
+
+_SDPA_NAMES = frozenset(inspect.signature(sdpa_attention_forward).parameters)
+
+
+def original_attention(
+    record: CallRecord,
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool,
+    kwargs: dict,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Compute one attention call as transformers would have; arguments and result as in `dtkernels_attention`.
+
+    Raises NotImplementedError where the caller passed something that no path of transformers computes.
+    """
+    eager = record.eager or eager_function(type(module))
+    given = [name for name, value in kwargs.items() if value is not None and value is not False]
+    for name in SPARSE:
+        if name in given:
+            raise NotImplementedError(f'{type(module).__name__} passes {name}: load it with attn_implementation="sdpa"')
+    wants_eager = record.original == "eager" or _needs_eager(given, eager)
+    if wants_eager and eager is not None:
+        return eager(module, query, key, value, _float_mask(mask, query, key, causal), **kwargs)
+    for name in ("softcap", "s_aux"):
+        if name in given:
+            raise NotImplementedError(f"{type(module).__name__} passes {name} and has no eager attention to fall back to")
+    return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+
+def _needs_eager(given: list[str], eager) -> bool:
+    if any(name in _EAGER_ONLY for name in given):
+        return True
+    # An argument that the eager function names and sdpa would drop: the eager function is the one that reads it.
+    named = inspect.signature(eager).parameters if eager is not None else {}
+    return any(name in named and name not in _SDPA_NAMES for name in given)
+
+
+def _float_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tensor | None:
+    """The mask as eager functions take it: added to the scores, the dtype's lowest number where nothing is attended."""
+    if mask is None and causal:
+        rows = torch.arange(query.shape[2], device=query.device)[:, None]
+        columns = torch.arange(key.shape[2], device=query.device)[None, :]
+        mask = (columns <= rows)[None, None]
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    zero = torch.zeros((), dtype=query.dtype, device=query.device)
+    return torch.where(mask, zero, torch.finfo(query.dtype).min)

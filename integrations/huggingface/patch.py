@@ -1,0 +1,85 @@
+"""`apply_to(model)`: the public entry. Every op has one patcher; this file picks them, runs them and keeps the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from . import activations, switch
+from .report import PatchReport
+
+# op -> patcher(model, report): adds what it found to the report, and before each change how to take it back.
+_PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
+    "attention": switch.patch_attention,
+    "relu": activations.patch_relu,
+    "softmax": activations.patch_softmax,
+}
+OPS = tuple(_PATCHERS)
+_AUTO = ("attention", "relu")  # softmax modules are replaced on request only
+
+
+class PatchError(RuntimeError):
+    """Raised by `apply_to(strict=True)` when something that holds one of the ops was skipped."""
+
+
+def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> PatchReport:
+    """Make this model instance run its ops on dtkernels; nothing global and no class is changed.
+
+        attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
+        relu        max(x, 0), in nn.ReLU modules
+        softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
+
+    model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
+    ops       "auto" (attention and relu), one op's name, or several
+    strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
+    dry_run   change nothing; the report says what would be patched
+
+    What a kernel lacks at run time (dropout, softcap, sinks, ...) goes to the model's own path and is counted in the report.
+    A second call patches nothing and reports "already". A model that shares its config object with another one shares its
+    attention switch too: give each its own (`copy.deepcopy(config)`).
+
+    Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
+
+        report = apply_to(model)
+        print(report)
+        report.undo()
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
+    report = PatchReport(dry_run=dry_run)
+    try:
+        for op in _chosen(ops):
+            _PATCHERS[op](model, report)
+    except BaseException:
+        report.undo()
+        raise
+    if strict and report.skipped:
+        report.undo()
+        first, more = report.skipped[0], len(report.skipped) - 1
+        tail = f" (and {more} more)" if more else ""
+        raise PatchError(f"strict: skipped {first.op} in {first.module or 'the model'}: {first.reason}{tail}")
+    return report
+
+
+@contextmanager
+def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> Iterator[PatchReport]:
+    """`apply_to` for the length of a `with` block; yields the report and restores the model at the end, errors included.
+
+    Blocks may be nested: an inner one on the same model finds everything patched and restores nothing.
+    """
+    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run)
+    try:
+        yield report
+    finally:
+        report.undo()
+
+
+def _chosen(ops: str | Iterable[str]) -> list[str]:
+    names = [ops] if isinstance(ops, str) else list(ops)
+    names = [name for entry in names for name in (_AUTO if entry == "auto" else (entry,))]
+    for name in names:
+        if name not in _PATCHERS:
+            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, or 'auto' for {' and '.join(_AUTO)}")
+    return list(dict.fromkeys(names))

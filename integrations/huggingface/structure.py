@@ -1,0 +1,68 @@
+"""What the classes of a model do with attention, read from their compiled code: no list of model names anywhere."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from collections.abc import Callable, Iterator
+from functools import cache
+from types import FunctionType
+
+_INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how every modeling file calls transformers' AttentionInterface
+
+
+def _functions(cls: type) -> Iterator[FunctionType]:
+    """The functions written in `cls` and its bases up to nn.Module, decorators taken off."""
+    for base in cls.__mro__:
+        if base.__module__.partition(".")[0] == "torch" or base is object or base.__name__ == "PreTrainedModel":
+            continue
+        for attribute in vars(base).values():
+            attribute = getattr(attribute, "__func__", attribute)  # static and class methods
+            function = inspect.unwrap(attribute) if inspect.isfunction(attribute) else None
+            if inspect.isfunction(function):
+                yield function
+
+
+@cache
+def uses_interface(cls: type) -> bool:
+    """True for a class that calls its attention through transformers' AttentionInterface."""
+    return any(_INTERFACE in function.__code__.co_names for function in _functions(cls))
+
+
+@cache
+def eager_function(cls: type) -> Callable | None:
+    """The modeling file's own eager attention, as `cls` names it when it calls the interface; None if there is none."""
+    for function in _functions(cls):
+        names = function.__code__.co_names
+        if _INTERFACE in names:
+            for name in names:
+                if name.endswith("eager_attention_forward") and name in function.__globals__:
+                    return function.__globals__[name]
+    return None
+
+
+@cache
+def own_attention(cls: type) -> bool:
+    """True for a class that seems to compute attention by itself: it takes a mask and calls softmax."""
+    for function in _functions(cls):
+        code = function.__code__
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        if "softmax" in code.co_names and any("mask" in name for name in parameters) and _INTERFACE not in code.co_names:
+            return True
+    return False
+
+
+@cache
+def treats_specially(cls: type) -> frozenset[str]:
+    """The attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
+
+    Such code takes another way for every other name, "dtkernels" included.
+    """
+    found = set()
+    for function in _functions(cls):
+        instructions = list(dis.get_instructions(function))
+        for attribute, constant in zip(instructions, instructions[1:], strict=False):
+            if attribute.argval == "_attn_implementation":
+                names = constant.argval if isinstance(constant.argval, tuple | frozenset) else (constant.argval,)
+                found.update(name for name in names if isinstance(name, str))
+    return frozenset(found)

@@ -1,0 +1,215 @@
+"""The attention function that transformers calls: it computes what sdpa computes, and knows what it cannot."""
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from dtkernels.integrations import huggingface
+from dtkernels.integrations.huggingface.attention import dtkernels_attention
+from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from dtkernels import ops
+
+
+class Attention(torch.nn.Module):
+    """What the interface sees of a model's attention module."""
+
+    def __init__(self, groups=1, is_causal=True, original="sdpa", eager=None):
+        super().__init__()
+        self.num_key_value_groups, self.is_causal = groups, is_causal
+        setattr(self, ATTRIBUTE, CallRecord(original=original, eager=eager))
+
+    @property
+    def record(self):
+        return getattr(self, ATTRIBUTE)
+
+
+def inputs(batch=2, heads=4, kv_heads=4, queries=5, keys=5, width=16, value_width=16, dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = (batch, heads, queries, width), (batch, kv_heads, keys, width), (batch, kv_heads, keys, value_width)
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
+def agrees_with_sdpa(module, qkv, mask=None, fallbacks=(), **kwargs):
+    """Both functions on the same call; then what was counted."""
+    ours, weights = dtkernels_attention(module, *qkv, mask, **kwargs)
+    theirs, _ = sdpa_attention_forward(module, *qkv, mask, **kwargs)
+    assert weights is None
+    assert ours.shape == theirs.shape and ours.is_contiguous()
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+    assert module.record.calls == 1
+    assert sorted(module.record.fallbacks) == sorted(fallbacks)
+
+
+def test_the_name_is_registered_with_attention_and_masks():
+    assert AttentionInterface()["dtkernels"] is dtkernels_attention
+    assert AttentionMaskInterface()["dtkernels"] is sdpa_mask
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("queries, keys", [(5, 5), (5, 9), (1, 7), (1, 1), (9, 5)])
+def test_no_mask_means_upper_left_causal_except_for_one_query(queries, keys, is_causal):
+    agrees_with_sdpa(Attention(is_causal=is_causal), inputs(queries=queries, keys=keys))
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_is_causal_as_an_argument_beats_the_module(asked):
+    agrees_with_sdpa(Attention(is_causal=not asked), inputs(), is_causal=asked)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_key_and_value_heads_may_be_shared_by_query_heads(kv_heads):
+    agrees_with_sdpa(Attention(groups=4 // kv_heads), inputs(kv_heads=kv_heads))
+
+
+def test_value_width_may_differ_and_scaling_is_used():
+    agrees_with_sdpa(Attention(), inputs(width=24, value_width=40), scaling=0.3)
+
+
+def padding(keys=5):
+    """True = attend: the first sequence is padded left, the second right with a hole; an expanded view."""
+    rows = torch.ones(2, keys, dtype=torch.bool)
+    rows[0, :2] = False
+    rows[1, 1], rows[1, -1] = False, False
+    return rows[:, None, None, :].expand(2, 1, 5, keys)
+
+
+def test_boolean_masks_are_expanded_views():
+    agrees_with_sdpa(Attention(), inputs(), padding())
+    agrees_with_sdpa(Attention(groups=2), inputs(kv_heads=2), padding())
+
+
+def test_rows_that_attend_to_nothing_are_zero():
+    mask = padding() & torch.ones(5, 5, dtype=torch.bool).tril()
+    assert not mask[0, 0, 0].any()
+    module = Attention()
+    agrees_with_sdpa(module, inputs(), mask)
+    assert (dtkernels_attention(module, *inputs(), mask)[0][0, 0] == 0).all()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5, 5), (2, 1, 5, 5), (1, 4, 1, 5), (5, 5)])
+def test_float_masks_are_added_and_broadcast(shape):
+    mask = torch.randn(shape)
+    mask[..., 0] = torch.finfo(torch.float32).min
+    agrees_with_sdpa(Attention(), inputs(), mask)
+
+
+def test_gradients_agree_with_sdpa():
+    grads = []
+    for function in (dtkernels_attention, sdpa_attention_forward):
+        qkv = [x.requires_grad_() for x in inputs(kv_heads=2)]
+        function(Attention(groups=2), *qkv, padding())[0].square().sum().backward()
+        grads.append([x.grad for x in qkv])
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def test_autocast_casts_as_torch_attention_does(monkeypatch):
+    seen = []
+    attention = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda q, *rest, **kw: seen.append(q.dtype) or attention(q, *rest, **kw))
+    with torch.autocast("cpu", dtype=torch.float16):
+        output = dtkernels_attention(Attention(), *inputs(), None)[0]
+    assert seen == [torch.float16] and output.dtype == torch.float16
+
+
+def test_harmless_arguments_do_not_matter():
+    agrees_with_sdpa(Attention(), inputs(), position_ids=torch.arange(5)[None], use_cache=True, output_attentions=False, softcap=None)
+
+
+@pytest.mark.parametrize(
+    "kwargs, reason",
+    [
+        ({"position_bias": torch.ones(1, 4, 5, 5)}, "position_bias"),
+        ({"sliding_window": 3}, "sliding_window without a mask"),
+        ({"something_new": 1}, "something_new"),
+    ],
+)
+def test_what_the_op_lacks_goes_to_sdpa_and_is_counted(kwargs, reason):
+    agrees_with_sdpa(Attention(), inputs(), fallbacks=[reason], **kwargs)
+
+
+def test_a_sliding_window_in_the_mask_is_no_fallback():
+    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)[None, None]
+    agrees_with_sdpa(Attention(), inputs(), window, sliding_window=3)
+
+
+def test_odd_tensors_go_to_sdpa():
+    agrees_with_sdpa(Attention(), inputs(dtype=torch.float64), fallbacks=["dtypes float64, float64, float64"])
+    learned = [inputs()[0][:1], *inputs()[1:]]  # one set of queries for the whole batch
+    agrees_with_sdpa(Attention(is_causal=False), learned, fallbacks=["batch, head or width sizes of q, k and v that do not match"])
+    trained = torch.zeros(4, 5, 5, requires_grad=True)
+    agrees_with_sdpa(Attention(), inputs(), trained, fallbacks=["mask that needs a gradient"])
+
+
+def test_dropout_draws_the_same_numbers_as_before_the_patch():
+    module = Attention()
+    torch.manual_seed(1)
+    ours, _ = dtkernels_attention(module, *inputs(), None, dropout=0.5)
+    torch.manual_seed(1)
+    inputs()  # seeds again
+    theirs, _ = sdpa_attention_forward(module, *inputs(), None, dropout=0.5)
+    assert torch.equal(ours, theirs) and module.record.fallbacks == {"dropout": 1}
+
+
+def test_an_op_that_has_no_kernel_falls_back(monkeypatch):
+    def refuse(*args, **kwargs):
+        raise NotImplementedError("no kernel for D = 16")
+
+    monkeypatch.setattr(ops, "attention", refuse)
+    agrees_with_sdpa(Attention(), inputs(), fallbacks=["no kernel for D = 16"])
+
+
+def eager_with_softcap(module, query, key, value, attention_mask, scaling=None, dropout=0.0, softcap=None, **kwargs):
+    """Stands for a modeling file's function: `seen` keeps the mask it was given."""
+    eager_with_softcap.seen = attention_mask
+    weights = torch.zeros(*query.shape[:3], key.shape[2])
+    return query.transpose(1, 2), weights
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "output_attentions"])
+def test_what_only_eager_computes_goes_there_with_a_float_mask(name):
+    module = Attention(eager=eager_with_softcap)
+    _, weights = dtkernels_attention(module, *inputs(), padding(), **{name: True})
+    assert weights is not None and module.record.fallbacks == {name: 1}
+    lowest = torch.finfo(torch.float32).min
+    assert torch.equal(eager_with_softcap.seen, torch.where(padding(), 0.0, lowest))
+
+
+def test_eager_gets_the_causal_mask_that_sdpa_leaves_out():
+    module = Attention(eager=eager_with_softcap)
+    dtkernels_attention(module, *inputs(keys=7), None, softcap=30.0)
+    allowed = torch.ones(5, 7, dtype=torch.bool).tril()
+    assert torch.equal(eager_with_softcap.seen[0, 0] == 0, allowed)
+    dtkernels_attention(module, *inputs(queries=1, keys=7), None, softcap=30.0)
+    assert eager_with_softcap.seen is None
+
+
+def test_what_was_eager_before_falls_back_to_eager():
+    module = Attention(original="eager", eager=eager_with_softcap)
+    assert dtkernels_attention(module, *inputs(), None, dropout=0.5)[1] is not None
+
+
+@pytest.mark.parametrize("name", ["softcap", "s_aux", "indices", "block_indices"])
+def test_what_nobody_computes_is_one_clear_error_and_never_dropped(name):
+    with pytest.raises(NotImplementedError, match=f"^Attention passes {name}"):
+        dtkernels_attention(Attention(), *inputs(), None, **{name: torch.ones(4)})
+
+
+def test_modules_that_apply_to_never_saw_share_one_record():
+    module = Attention()
+    delattr(module, ATTRIBUTE)
+    before = huggingface.unpatched_calls.calls
+    dtkernels_attention(module, *inputs(), None)
+    assert huggingface.unpatched_calls.calls == before + 1
+
+
+def test_ever_new_reasons_are_lumped_together():
+    record = CallRecord()
+    for size in range(100):
+        record.count(f"no kernel for D = {size}")
+    assert len(record.fallbacks) < 25 and record.fallbacks.total() == record.calls == 100
