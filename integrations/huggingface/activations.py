@@ -19,6 +19,7 @@ from .record import CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CLASSES = (torch.Tensor, nn.Parameter)
 
 
 def relu_forward(record: CallRecord, input: torch.Tensor) -> torch.Tensor:
@@ -54,8 +55,8 @@ def _unsupported(x: torch.Tensor) -> str | None:
 
 
 def plain(x: torch.Tensor) -> bool:
-    """A dense tensor of torch's own class: no DTensor, no other subclass, not sparse, not quantised."""
-    return type(x) in (torch.Tensor, nn.Parameter) and x.layout is torch.strided and not x.is_quantized
+    """A dense tensor of torch's own class: no DTensor or other subclass, not sparse. (Quantised ones differ in dtype.)"""
+    return type(x) in _CLASSES and x.layout is torch.strided
 
 
 def patch_relu(model: nn.Module, report: PatchReport) -> None:

@@ -81,14 +81,18 @@ def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None
     return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
 
+def _in_autocast(device: str) -> bool:
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # "meta", for one, has none
+
+
 def _without_autocast(device: str) -> AbstractContextManager:
-    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+    return torch.autocast(device, enabled=False) if _in_autocast(device) else nullcontext()
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast torch's own attention casts its inputs; a custom function has to do it itself."""
     device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
+    if not _in_autocast(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
@@ -113,16 +117,17 @@ def _unsupported_kwargs(key: torch.Tensor, mask: torch.Tensor | None, kwargs: di
 
 
 def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
-    for x in (query, key, value):
-        if not plain(x):
-            return f"tensor type {type(x).__name__}"
-        if x.dim() != 4:
-            return f"{x.dim()}-d tensors"
+    if not (plain(query) and plain(key) and plain(value)):
+        return "tensor types " + ", ".join(type(x).__name__ for x in (query, key, value))
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
         return "dtypes " + ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return "q, k and v that are not all 4-d"
     batch, heads, _, width = query.shape
-    fits = key.shape[0] == batch and key.shape[3] == width and key.shape[:3] == value.shape[:3]
-    if not fits or key.shape[1] == 0 or heads % key.shape[1] != 0:
+    key_batch, key_heads, keys, key_width = key.shape
+    value_batch, value_heads, values, _ = value.shape
+    fits = batch == key_batch == value_batch and width == key_width and keys == values and key_heads == value_heads
+    if not fits or key_heads == 0 or heads % key_heads != 0:
         return "batch, head or width sizes of q, k and v that do not match"
     return None
 
@@ -136,8 +141,7 @@ def _unsupported_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor
         return f"mask of dtype {str(mask.dtype).removeprefix('torch.')}"
     if mask.requires_grad:
         return "mask that needs a gradient"
-    target = (query.shape[0], query.shape[1], query.shape[2], key.shape[2])
-    sizes = zip(reversed(mask.shape), reversed(target), strict=False)
-    if mask.dim() > 4 or any(size not in (1, whole) for size, whole in sizes):
+    whole = (*query.shape[:3], key.shape[2])
+    if mask.dim() > 4 or any(size not in (1, full) for size, full in zip(mask.shape, whole[4 - mask.dim() :], strict=True)):
         return "mask that does not broadcast to [B, H, Tq, Tk]"
     return None

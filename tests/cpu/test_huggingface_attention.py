@@ -117,6 +117,12 @@ def test_autocast_casts_as_torch_attention_does(monkeypatch):
     assert seen == [torch.float16] and output.dtype == torch.float16
 
 
+def test_tensors_without_data_pass_through(monkeypatch):
+    monkeypatch.setattr(ops, "attention", lambda q, k, v, *rest, **kw: q.new_empty(*q.shape[:3], v.shape[3]))
+    output = dtkernels_attention(Attention(), *(x.to("meta") for x in inputs()), None)[0]
+    assert output.device.type == "meta" and output.shape == (2, 5, 4, 16)
+
+
 def test_harmless_arguments_do_not_matter():
     agrees_with_sdpa(Attention(), inputs(), position_ids=torch.arange(5)[None], use_cache=True, output_attentions=False, softcap=None)
 

@@ -240,7 +240,7 @@ def test_the_report_says_why():
     assert str(apply_to(nn.Linear(2, 2))) == "dtkernels: nothing to patch"
 
 
-def test_without_transformers_plain_modules_still_work():
+def test_without_transformers_plain_modules_still_work(tmp_path):
     code = (
         "import sys; sys.modules['transformers'] = None\n"
         "from torch import nn\n"
@@ -248,4 +248,4 @@ def test_without_transformers_plain_modules_still_work():
         "assert not hf.HAVE_TRANSFORMERS\n"
         "assert [row.state for row in hf.apply_to(nn.ReLU()).rows] == ['patched']"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
