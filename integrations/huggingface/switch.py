@@ -99,7 +99,7 @@ def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
     if not owner._supports_sdpa:
         # Our masks are sdpa's, boolean. Where sdpa is not supported, code outside the interface may add them as numbers.
         if own_attention(cls):
-            return f"{cls.__name__} computes attention itself, with eager's float masks"
+            return f"{cls.__name__} may compute attention by itself, with eager's float masks"
         if "eager" in special:
             return f"{cls.__name__} treats 'eager' unlike other names"
     if getattr(config, "output_attentions", False):
