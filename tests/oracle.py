@@ -1,0 +1,371 @@
+"""The float64 reference of every generated kernel: brute force over the parsed, untransformed algorithm.
+
+Nothing of the compiler but its parser is used, and no torch. A value is an array with named axes and, beside it, a bound
+of how far a float32 evaluation may be off (a running error analysis: every operation adds its own rounding to the errors
+of its arguments). So a tolerance follows from the program, its sizes and its numbers; no test tunes one. The bound is
+infinite where no statement about a float32 result is possible (overflow, a division by what may be 0), and such elements
+are not compared.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from dtkernels.lang import expr as ex
+from dtkernels.lang import parse
+from dtkernels.lang.algorithm import Algorithm
+
+U = 2.0**-23  #: one float32 step, twice the rounding of one operation
+STEP = {"float32": 2.0**-24, "fp32": 2.0**-24, "float16": 2.0**-11, "fp16": 2.0**-11, "bfloat16": 2.0**-8, "bf16": 2.0**-8}
+LARGEST = {"float32": 3.4e38, "float16": 65504.0, "bfloat16": 3.3e38}
+SMALLEST = {"float32": 1e-37, "fp32": 1e-37, "float16": 2.0**-24, "fp16": 2.0**-24, "bfloat16": 1e-37, "bf16": 1e-37}
+
+
+@dataclass
+class Value:
+    """``v`` with one axis for each of ``labels``, and ``e``, the most a float32 evaluation may be off."""
+
+    labels: tuple[str, ...]
+    v: np.ndarray
+    e: np.ndarray
+
+    def to(self, labels: tuple[str, ...], sizes: dict[str, int] | None = None) -> Value:
+        """Axes in the order of ``labels``; missing ones have length 1, or their extent if ``sizes`` are given."""
+        return Value(labels, *(_spread(a, self.labels, labels, sizes) for a in (self.v, self.e)))
+
+
+def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], sizes: dict[str, int] | None) -> np.ndarray:
+    assert set(have) <= set(want), (have, want)
+    array = array.transpose([have.index(label) for label in want if label in have])
+    array = array[tuple(slice(None) if label in have else None for label in want)]
+    return array if sizes is None else np.broadcast_to(array, tuple(sizes[label] for label in want))
+
+
+def evaluate(text: str, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
+             params: dict[str, int | bool] | None = None, operands: str = "float32") -> dict[str, Value]:  # fmt: skip
+    """Every Func of the program. ``operands``: the inputs' dtype, to which computed operands of rdot are rounded."""
+    algorithm = parse(text).algorithm
+    with np.errstate(all="ignore"):
+        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands).run()
+
+
+def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+    """Extent of each label, from the inputs it indexes by itself, or through a Func indexed by it."""
+    sizes: dict[str, int] = {}
+    accesses = [a for d in algorithm.definitions for a in ex.accesses(d.expr)]
+    for _ in range(len(algorithm.labels) + 1):
+        for a in accesses:
+            own = algorithm[a.tensor].labels if a.tensor in algorithm else (None,) * len(a.index)
+            for dim, (label, index) in enumerate(zip(own, a.index)):
+                if not isinstance(index, ex.Label):
+                    continue
+                known = shapes[a.tensor][dim] if label is None else sizes.get(label, sizes.get(index.name))
+                for name in (label, index.name):
+                    if name is not None and known is not None and sizes.setdefault(name, known) != known:
+                        raise ValueError(f"extents of {name} disagree: {sizes[name]} and {known}")
+    return sizes
+
+
+def mismatches(got: np.ndarray, want: Value, dtype: str = "float32") -> list[str]:
+    """Where ``got``, stored as ``dtype``, is further from ``want`` than rounding explains; one line each."""
+    got = np.asarray(got, dtype=np.float64)
+    if got.shape != want.v.shape:
+        return [f"shape {got.shape}, not {want.v.shape}"]
+    with np.errstate(all="ignore"):
+        bound = want.e + STEP[dtype] * np.abs(np.where(np.isfinite(want.v), want.v, 0)) * 1.01 + SMALLEST[dtype]
+        unknown = np.isinf(want.e) | (np.isfinite(want.v) & (np.abs(want.v) + want.e > LARGEST[dtype]))
+        same = (got == want.v) | (np.isnan(got) & np.isnan(want.v)) | (np.abs(got - want.v) <= bound)
+    wrong = np.argwhere(~(same | unknown))
+    return [f"[{', '.join(map(str, i))}]: {got[tuple(i)]!r}, not {want.v[tuple(i)]!r} +- {bound[tuple(i)]:.2g}" for i in wrong]
+
+
+def compared(want: Value) -> int:
+    """How many elements a comparison with ``want`` says something about."""
+    return int((~np.isinf(want.e)).sum())
+
+
+class _Evaluation:
+    def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float], params: dict[str, int | bool], operands: str):
+        self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
+        self.params = {**dict(algorithm.params), **params}
+        self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
+        self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()})
+        self.done: dict[str, Value] = {}
+
+    def run(self) -> dict[str, Value]:
+        for d in self.algorithm.definitions:
+            value = self.value(d.expr).to(d.labels, self.sizes)
+            self.done[d.name] = Value(d.labels, value.v.astype(np.float64), value.e)
+        return self.done
+
+    # -- expressions ------------------------------------------------------------------------------------------------
+
+    def value(self, expr: ex.Expr) -> Value:
+        match expr:
+            case ex.Const(value):
+                return _exact((), np.asarray(value))
+            case ex.Param(name):
+                return _exact((), np.asarray(self.params[name]))
+            case ex.Scalar(name):
+                return _exact((), np.asarray(self.scalars[name], dtype=np.float64))
+            case ex.Len(label):
+                return _exact((), np.asarray(float(self.sizes[label])))
+            case ex.Label(name):
+                return _exact((name,), np.arange(self.sizes[name], dtype=np.float64))
+            case ex.Reshape(arg, _):
+                return self.value(arg)
+            case ex.Cast(arg, dtype):
+                return self._cast(self.value(arg), dtype)
+            case ex.Access(tensor, index):
+                return self._access(tensor, index)
+            case ex.Unary("-", arg):
+                a = self.value(arg)
+                return Value(a.labels, -_number(a.v), a.e)
+            case ex.Unary("not", arg):
+                a = _truth(self.value(arg))
+                return Value(a.labels, ~a.v, a.e)
+            case ex.Binary(op, left, right):
+                return _elementwise(op, [self.value(left), self.value(right)])
+            case ex.Call(fn, args):
+                return _elementwise(fn, [self.value(a) for a in args])
+            case ex.Reduce(kind, arg, labels):
+                return self._reduce(kind, self.value(arg), labels)
+            case ex.Dot(left, right, labels):
+                sides = [self._operand(side) for side in (left, right)]
+                return self._reduce("sum", _elementwise("*", sides), labels)
+        raise TypeError(type(expr).__name__)
+
+    def _operand(self, side: ex.Expr) -> Value:
+        value = self.value(side)
+        plain = isinstance(side, ex.Access) and side.tensor in self.inputs
+        return value if plain or self.operands == "float32" else self._cast(value, self.operands)
+
+    def _cast(self, a: Value, dtype: str) -> Value:
+        v = _number(a.v)
+        return Value(a.labels, v, a.e + 2 * STEP[dtype] * np.abs(np.where(np.isfinite(v), v, 0)) + SMALLEST[dtype])
+
+    def _access(self, tensor: str, index: tuple[ex.Expr, ...]) -> Value:
+        source = self.done.get(tensor) or Value((), self.inputs[tensor], np.zeros(self.inputs[tensor].shape))
+        where = [self._index(i) for i in index]
+        labels = tuple(dict.fromkeys(label for i in where for label in i.labels))
+        at = [i.to(labels, self.sizes).v for i in where]
+        inside = np.ones(tuple(self.sizes[label] for label in labels), dtype=bool)
+        for i, size in zip(at, source.v.shape):
+            inside &= (i >= 0) & (i < size)
+        if all(source.v.shape):
+            clipped = tuple(np.clip(i, 0, size - 1) for i, size in zip(at, source.v.shape))
+            v, e = source.v[clipped], source.e[clipped]
+        else:
+            v = e = np.zeros(inside.shape)
+        v = v if v.dtype == bool else v.astype(np.float64)
+        return Value(labels, np.where(inside, v, False if v.dtype == bool else 0.0), np.where(inside, e, 0.0))
+
+    def _index(self, expr: ex.Expr) -> Value:
+        """Index arithmetic: integers, and / rounds down."""
+        match expr:
+            case ex.Binary(op, left, right):
+                a, b = self._index(left), self._index(right)
+                labels = tuple(dict.fromkeys(a.labels + b.labels))
+                a, b = a.to(labels), b.to(labels)
+                return _exact(labels, {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.floor_divide}[op](a.v, b.v))
+            case ex.Unary(_, arg):
+                a = self._index(arg)
+                return _exact(a.labels, -a.v)
+        a = self.value(expr)
+        return _exact(a.labels, a.v.astype(np.int64))
+
+    def _reduce(self, kind: str, arg: Value, over: tuple[str, ...]) -> Value:
+        labels = tuple(dict.fromkeys(arg.labels + over))
+        arg = arg.to(labels, self.sizes)
+        axes = tuple(labels.index(label) for label in over)
+        count = math.prod(self.sizes[label] for label in over)
+        kept = tuple(label for label in labels if label not in over)
+        v, e = _number(arg.v), arg.e
+        if kind in ("max", "min"):
+            start = -np.inf if kind == "max" else np.inf
+            reduced = (np.max if kind == "max" else np.min)(v, axis=axes, initial=start)
+            return Value(kept, reduced, np.max(e, axis=axes, initial=0.0))
+        total = v.sum(axis=axes)
+        size = np.abs(np.where(np.isfinite(v), v, 0)).sum(axis=axes)
+        error = e.sum(axis=axes) + (count + 8) * U * size
+        if kind == "mean":
+            total, error = total / count, error / max(count, 1) + U * np.abs(total / max(count, 1))
+        return Value(kept, *_settled(total, error, [e.max(axis=axes, initial=0.0)]))
+
+
+# -- element by element -----------------------------------------------------------------------------------------------
+
+
+def _exact(labels: tuple[str, ...], v: np.ndarray) -> Value:
+    return Value(labels, v, np.zeros(v.shape))
+
+
+def _number(v: np.ndarray) -> np.ndarray:
+    return v.astype(np.float64)
+
+
+def _truth(a: Value) -> Value:
+    """As a condition: true where not 0. The error of a condition is 1 where rounding may turn it."""
+    if a.v.dtype == bool:
+        return a
+    return Value(a.labels, a.v != 0, np.where((a.e > 0) & ~(np.abs(a.v) > a.e), 1.0, 0.0))
+
+
+def _settled(v: np.ndarray, e: np.ndarray, arguments: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Unknown stays unknown, overflow becomes unknown; exact infinities and NaNs have no error."""
+    unknown = np.zeros(np.shape(v), dtype=bool)
+    for a in arguments:
+        unknown = unknown | np.isinf(a)
+    e = np.where(np.isfinite(v), np.where(np.isnan(e), np.inf, e), 0.0)
+    e = np.where(unknown | (np.isfinite(v) & (np.abs(v) + e > LARGEST["float32"])), np.inf, e)
+    return v, e
+
+
+def _elementwise(fn: str, args: list[Value]) -> Value:
+    labels = tuple(dict.fromkeys(label for a in args for label in a.labels))
+    args = [a.to(labels) for a in args]
+    if fn in ("and", "or"):
+        a, b = (_truth(x) for x in args)
+        v = a.v & b.v if fn == "and" else a.v | b.v
+        return Value(labels, v, np.broadcast_to(np.maximum(a.e, b.e), v.shape))
+    if fn == "where":
+        return _where(labels, *args)
+    if fn in ex.COMPARISONS:
+        return _comparison(labels, fn, *args)
+    v, e = (_BINARY if len(args) == 2 else _unary)(fn, *((_number(a.v), a.e) for a in args))
+    return Value(labels, *_settled(v, np.broadcast_to(e, v.shape), [a.e for a in args]))
+
+
+def _where(labels: tuple[str, ...], condition: Value, a: Value, b: Value) -> Value:
+    c = _truth(condition)
+    if a.v.dtype == b.v.dtype == bool:
+        v = np.where(c.v, a.v, b.v)
+        return Value(labels, v, np.maximum(np.where(c.v, a.e, b.e), (c.e > 0) & (a.v != b.v)))
+    x, y = _number(a.v), _number(b.v)
+    v, e = np.broadcast_arrays(np.where(c.v, x, y), np.where(c.v, a.e, b.e))
+    turns = (c.e > 0) & ~((x == y) | (np.isnan(x) & np.isnan(y)))
+    apart = np.abs(x - y) + a.e + b.e
+    return Value(labels, v, np.where(turns, np.where(np.isfinite(apart), apart, np.inf), e))
+
+
+def _comparison(labels: tuple[str, ...], op: str, a: Value, b: Value) -> Value:
+    compare = {"<": np.less, "<=": np.less_equal, ">": np.greater, ">=": np.greater_equal, "==": np.equal, "!=": np.not_equal}[op]
+    x, y, e = _number(a.v), _number(b.v), a.e + b.e
+    close = (e > 0) & (np.isinf(e) | (np.abs(x - y) <= e))
+    v = compare(x, y)
+    return Value(labels, v, np.broadcast_to(np.where(close, 1.0, 0.0), v.shape))
+
+
+def _BINARY(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    (a, ea), (b, eb) = left, right
+    match fn:
+        case "+":
+            return a + b, ea + eb + U * np.abs(a + b)
+        case "-":
+            return a - b, ea + eb + U * np.abs(a - b)
+        case "*":
+            return a * b, np.abs(a) * eb + np.abs(b) * ea + ea * eb + U * np.abs(a * b)
+        case "/":
+            v, least = a / b, np.abs(b) - eb
+            return v, np.where((least > 0) | (eb == 0), (ea + np.abs(v) * eb) / np.where(eb == 0, np.abs(b), least) + 2 * U * np.abs(v), np.inf)
+        case "maximum":
+            return np.maximum(a, b), np.maximum(ea, eb)
+        case "minimum":
+            return np.minimum(a, b), np.maximum(ea, eb)
+    raise ValueError(fn)
+
+
+def _largest(a: np.ndarray) -> float:
+    finite = np.abs(a[np.isfinite(a)])
+    return float(finite.max()) if finite.size else 0.0
+
+
+def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    a, e = arg
+    own = 4 * U
+    match fn:
+        case "exp":  # the compiler may shift the argument by a row maximum: another 2 roundings of the largest
+            v = np.exp(a)
+            return v, np.where(v == 0, 0, v * np.expm1(e + own * (1 + _largest(a))))
+        case "exp2":
+            v = np.exp2(a)
+            return v, np.where(v == 0, 0, v * np.expm1(e + own * (1 + np.abs(a))))
+        case "log" | "log2":
+            v = np.log(a) / (math.log(2) if fn == "log2" else 1)
+            return v, np.where(e < a, -2 * np.log1p(-np.minimum(e / a, 1)), np.where(a + e < 0, 0, np.where(e == 0, 0, np.inf))) + own * np.abs(v)
+        case "sqrt":
+            v = np.sqrt(a)
+            return v, np.where(a >= e, e / np.where(v > 0, v, 1), np.where(a + e < 0, 0, np.inf)) + own * np.abs(v)
+        case "rsqrt":
+            v = 1 / np.sqrt(a)
+            return v, np.where(e < a, v * e / np.abs(a - e), np.where(a + e < 0, 0, np.where(e == 0, 0, np.inf))) + own * np.abs(v)
+        case "abs":
+            return np.abs(a), e
+        case "floor":
+            return np.floor(a), np.where(np.floor(a - e) != np.floor(a + e), np.floor(a + e) - np.floor(a - e), 0.0)
+        case "sigmoid":
+            v = np.where(a >= 0, 1 / (1 + np.exp(-np.abs(a))), np.exp(-np.abs(a)) / (1 + np.exp(-np.abs(a))))
+            v = np.where(np.isnan(a), np.nan, v)
+            return v, np.minimum(np.expm1(np.minimum(e, 700)), 1) * v + own * v * (1 + np.minimum(np.abs(a), 100))
+        case "tanh":
+            return np.tanh(a), np.minimum(e, 2) + own * np.abs(np.tanh(a))
+        case "erf":
+            v = np.vectorize(math.erf, otypes=[np.float64])(a) if a.size else a
+            return v, np.minimum(1.13 * e, 2) + own * np.abs(v)
+    raise ValueError(fn)
+
+
+# -- kernels against the reference --------------------------------------------------------------------------------------
+
+
+def dtype_name(tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def as_numpy(tensor) -> np.ndarray:
+    """A torch tensor in float64 (booleans as they are)."""
+    tensor = tensor.detach().cpu()
+    return tensor.numpy() if dtype_name(tensor) == "bool" else tensor.double().numpy()
+
+
+def host(func: str, fused: dict[str, tuple[str, str]]) -> str:
+    while func in fused:
+        func = fused[func][0]
+    return func
+
+
+def outputs_of(compiled, *args, **kwargs) -> dict[str, object]:
+    """Call every wrapper of a compiled program; results by Func."""
+    program = parse(str(compiled.program))
+    fused, asked = program.schedule.fused(), program.outputs()
+    results: dict[str, object] = {}
+    for root in dict.fromkeys(host(f, fused) for f in asked):
+        names = [f for f in asked if host(f, fused) == root]
+        found = getattr(compiled, root if root in names else names[0])(*args, **kwargs)
+        assert isinstance(found, tuple) == (len(names) > 1), f"{root}: {type(found)} for {names}"
+        results |= dict(zip(names, found if isinstance(found, tuple) else (found,), strict=True))
+    return results
+
+
+def check(text: str, *args, params: dict[str, int | bool] | None = None, dtype: str | None = None) -> dict[str, object]:
+    """Compile ``text``, run it on ``args`` (inputs, then scalars, as the wrapper takes them), compare every output.
+
+    ``dtype`` is that of the results, if it is not the inputs' common one. Returns the outputs.
+    """
+    import dtkernels
+
+    compiled = dtkernels.compile(text, params=params)
+    algorithm = parse(text).algorithm
+    inputs = dict(zip(algorithm.inputs, args[: len(algorithm.inputs)], strict=True))
+    scalars = {n: (s.item() if hasattr(s, "item") else s) for n, s in zip(algorithm.scalars, args[len(algorithm.inputs) :], strict=True)}
+    operands = dtype or dtype_name(next(iter(inputs.values())))
+    want = evaluate(text, {n: as_numpy(t) for n, t in inputs.items()}, scalars, params=params, operands=operands if operands in STEP else "float32")
+    results = outputs_of(compiled, *args)
+    for name, got in results.items():
+        assert dtype is None or dtype_name(got) == dtype, f"{name} is {got.dtype}, not {dtype}"
+        wrong = mismatches(as_numpy(got), want[name], dtype_name(got))
+        assert not wrong, f"{name}: {len(wrong)} of {want[name].v.size} wrong, first {wrong[0]}\n{text}\n{compiled.source}"
+    return results
