@@ -102,7 +102,7 @@ class ExpressionPrinter:
         if fn.startswith("cast:"):
             return f"{self._at(args[0], order, _ATOM)}.to(tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn in HELPERS or fn == "//":
-            if fn == "//" and _never_negative(op):
+            if fn == "//" and never_negative(op):
                 return f"{self._at(args[0], order, _MULTIPLY)} // {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
             self.helpers.add("floor_divide" if fn == "//" else fn)
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
@@ -225,6 +225,15 @@ def is_integer(tile: Tile) -> bool:
     return False
 
 
-def _never_negative(op: Op) -> bool:
-    """Whether a floor division may round toward zero instead: nothing in it is subtracted or of unknown sign."""
-    return all(isinstance(n, (Position, Size)) or (isinstance(n, Const) and n.value >= 0) or (isinstance(n, Op) and n.fn in ("+", "*", "//")) for n in op.walk())
+def never_negative(tile: Tile) -> bool:
+    """Whether an index is known to be at least 0. A scalar that divides is taken to be positive."""
+    match tile:
+        case Position() | Size():
+            return True
+        case Const(value):
+            return value >= 0
+        case Op("+" | "*", args):
+            return all(never_negative(a) for a in args)
+        case Op("//", (a, b)):
+            return never_negative(a) and (isinstance(b, Scalar) or never_negative(b))
+    return False

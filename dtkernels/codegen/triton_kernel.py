@@ -9,7 +9,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.expr import Label, accesses
 from . import nest
 from .nest import WHOLE, Accumulator, Assign, Axis, GridStep, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Statement, Store, Tile, TileDot, statements
-from .triton_expr import ExpressionPrinter, arrange
+from .triton_expr import ExpressionPrinter, arrange, never_negative
 
 LINE = 120
 
@@ -249,12 +249,17 @@ class _KernelPrinter:
 
     def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
         involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
-        parts = [arrange(f"{a.name}_ok", () if a.scalar else (a,), axes) for a in involved]
+        tiles = [arrange(f"{a.name}_ok", (a,), axes) for a in involved if not a.scalar]
+        single = [f"{a.name}_ok" for a in involved if a.scalar]
         for d in checked:
             self.bounds[(buffer, d)] = None
             text = self.expr.text(index[d], axes)
-            parts.append(f"({text} >= 0) & ({text} < {buffer}_size_{d})")
-        return " & ".join(parts)
+            parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
+            parts.append(f"({text} < {buffer}_size_{d})")
+            (tiles if nest.axes_of(index[d]) else single).extend(parts)
+        if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
+            return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
+        return " & ".join(tiles + single)
 
     def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
         mask = self._mask(load.buffer, load.index, load.checked, axes)

@@ -1,0 +1,29 @@
+"""Batching: more leading dimensions than the algorithm was written with."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from .normalize import fresh_name
+
+
+def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algorithm:
+    """Give ``count`` leading labels to the inputs in ``batched`` and to every Func.
+
+    Before: ``y[x] = A[x] * w[x];``  After, with A batched once: ``y[batch, x] = A[batch, x] * w[x];``
+    """
+    if not count:
+        return algorithm
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params)}
+    labels = tuple(fresh_name("batch", taken) for _ in range(count))
+    lead = tuple(ex.Label(label) for label in labels)
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Access) and (node.tensor in batched or node.tensor in algorithm):
+            return replace(node, index=lead + node.index)
+        return node
+
+    definitions = tuple(replace(d, labels=labels + d.labels, expr=d.expr.transform(change)) for d in algorithm.definitions)
+    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions)

@@ -1,0 +1,213 @@
+"""A schedule for any algorithm and size, by formula: fuse what can be fused, tile by what the loops do.
+
+The formula is where tuning starts and what runs where nothing was tuned. It looks at the form of the algorithm only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+from ..lang.schedule import Grouped, Primitive, Program, Schedule, Sized
+from ..lang.schedule_checks import reduction_labels
+from .lower import lower
+from .target import Target
+
+ROW_LIMIT = 65536  #: longest row held in registers, in elements
+WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
+WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
+
+
+def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
+    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element."""
+    f = _Formula(algorithm, outputs, sizes, itemsize, target)
+    for fused in f.placements():
+        schedule = Schedule((*fused, *(p for root in f.roots(fused) for p in f.tiles(root, fused)), *(Primitive(o, "compile") for o in outputs)))
+        try:
+            lower(Program(algorithm, schedule))
+        except DTError:
+            continue
+        return schedule
+    raise AssertionError("unfused Funcs can always be lowered")
+
+
+@dataclass
+class _Formula:
+    algorithm: Algorithm
+    outputs: tuple[str, ...]
+    sizes: dict[str, int]
+    itemsize: int
+    target: Target
+
+    # -- fusion -----------------------------------------------------------------------------------------------------
+
+    def placements(self):
+        """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
+        yield self._fused(streaming=True)
+        yield self._fused(streaming=False)
+        yield ()
+
+    def roots(self, fused: tuple[Primitive, ...]) -> tuple[str, ...]:
+        return tuple(f for f in self.algorithm.needed_by(self.outputs) if f not in {p.func for p in fused})
+
+    def _fused(self, streaming: bool) -> tuple[Primitive, ...]:
+        host: dict[str, str] = {}
+        found = []
+        for d in reversed(self.algorithm.definitions):
+            users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
+            hosts = {host.get(u, u) for u in users}
+            place = self._place(d.name, next(iter(hosts)), streaming) if len(hosts) == 1 and d.name not in self.outputs else None
+            if place:
+                host[d.name] = place[0]
+                found.append(Primitive(d.name, "fuse_at", place))
+        return tuple(reversed(found))
+
+    def _place(self, func: str, root: str, streaming: bool) -> tuple[str, str] | None:
+        own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
+        outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
+        shared = [label for label in outer if label in own]
+        if self._costs_again(func, root):
+            return None
+        if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
+            return (root, inner[-1])
+        carried = [label for label in inner if label in own]
+        if carried and not self._holds_chain(func, root):
+            return (root, carried[-1])
+        return (root, shared[-1]) if shared else None
+
+    def _costs_again(self, func: str, root: str) -> bool:
+        """Whether a matrix product would be done again for every block of a label it does not have."""
+        if not self._dots(func):
+            return False
+        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self._holds_chain(func, root)
+
+    def _holds_chain(self, func: str, root: str) -> bool:
+        """Whether a product feeds another through an intermediate narrow enough to hold whole."""
+        carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
+        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        return bool(self._dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(self.sizes[c] <= WHOLE_CHAIN for c in carried)
+
+    def _dots(self, func: str) -> list[ex.Dot]:
+        return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
+
+    # -- tiles ------------------------------------------------------------------------------------------------------
+
+    def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+        """block, tensorize, map, num_warps and num_stages of one kernel."""
+        members = [root]
+        for m in members:
+            members += [p.func for p in fused if p.args[0] == m and p.func not in members]
+        if any(self._dots(m) for m in members):
+            return self._matrix_tiles(root, members)
+        return self._vector_tiles(root, members)
+
+    def _vector_tiles(self, root: str, members: list[str]) -> tuple[Primitive, ...]:
+        labels = self.algorithm[root].labels
+        reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(self.algorithm, m)))
+        tile: dict[str, int] = {}
+        width = 1
+        for r in reduced:
+            whole = pow2(self.sizes[r]) * width <= ROW_LIMIT
+            tile[r] = 0 if whole else max(1, min(pow2(self.sizes[r]), 4096 // min(width, 4096)))
+            width *= pow2(self.sizes[r]) if whole else tile[r]
+        block: dict[str, int] = {}
+        room = max(1, 4096 // width)
+        for label in self._contiguous_first(labels, members):
+            if label in tile:
+                continue
+            block[label] = min(pow2(self.sizes[label]), room)
+            room //= block[label]
+            width *= block[label]
+        block = {label: block[label] for label in labels if label in block}
+        tile |= block
+        warps = min(32, max(4, width // 1024)) if reduced else 4
+        return self._statements(root, block, tile, warps, 3)
+
+    def _contiguous_first(self, labels: tuple[str, ...], members: list[str]) -> list[str]:
+        """Labels by how much they need a wide tile: the last index of each tensor first."""
+        last = [a.index[-1].name for m in members for a in ex.accesses(self.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]
+        ordered = list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
+        return ordered
+
+    def _matrix_tiles(self, root: str, members: list[str]) -> tuple[Primitive, ...]:
+        labels = self.algorithm[root].labels
+        main = next(m for m in members if self._dots(m))
+        dot = self._dots(main)[-1]
+        rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
+        columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
+        chained = any(self._dots(m) for m in members if m != main)
+        if chained:
+            return self._chain_tiles(root, members, rows, columns)
+        tile: dict[str, int] = {}
+        m, n = (max([self.sizes[x] for x in side], default=1) for side in (rows, columns))
+        batch = 1
+        for label in labels:
+            batch *= 1 if label in rows[-1:] + columns[-1:] else self.sizes[label]
+        bm, bn, warps = self._product_tile(m, n, batch)
+        for label in labels:
+            tile[label] = bm if label in rows[-1:] else bn if label in columns[-1:] else 1
+        depth = 128 // self.itemsize
+        stages = max(2, min(4, self.target.shared_bytes // ((bm + bn) * depth * self.itemsize)))
+        block = dict(tile)
+        for k in reduction_labels(self.algorithm, main):
+            tile[k] = max(16, min(pow2(self.sizes[k]), depth)) if k == dot.labels[-1] else 1
+        grouped = (rows[-1], columns[-1]) if rows and columns else None
+        return self._statements(root, block, tile, warps, stages, grouped)
+
+    def _product_tile(self, m: int, n: int, batch: int) -> tuple[int, int, int]:
+        """(rows, columns, warps) of a matrix tile: large, halved while it leaves multiprocessors without work."""
+        widest = 256 if self.itemsize == 2 else 128
+        bm, bn = min(128, max(16, pow2(m))), min(widest, max(16, pow2(n)))
+        while bm * bn > 64 * 64 and batch * -(-m // bm) * -(-n // bn) < self.target.multiprocessors:
+            if bn >= bm:
+                bn //= 2
+            else:
+                bm //= 2
+        return bm, bn, 8 if bm * bn >= 128 * 128 else 4
+
+    def _chain_tiles(self, root: str, members: list[str], rows: list[str], columns: list[str]) -> tuple[Primitive, ...]:
+        """A product of a product: rows in blocks, the intermediate in tiles or whole, everything else whole if it is narrow."""
+        labels = self.algorithm[root].labels
+        wide = max((pow2(self.sizes[c]) for c in columns), default=1)
+        tile: dict[str, int] = {}
+        block: dict[str, int] = {}
+        bm = 64 if self.itemsize == 4 or wide > 128 else 128
+        for label in labels:
+            if label in rows[-1:]:
+                block[label] = tile[label] = min(bm, max(16, pow2(self.sizes[label])))
+            elif label in columns and self.sizes[label] <= WHOLE_SIDE:
+                tile[label] = 0
+            elif label in columns[-1:]:
+                tile[label] = 64 if self.itemsize == 4 else 128
+            else:
+                block[label] = tile[label] = 1
+        held = {label for m in members[1:] if self._dots(m) and self._holds_chain(m, root) for label in self.algorithm[m].labels}
+        for m in members:
+            for k in reduction_labels(self.algorithm, m):
+                if k in held:
+                    tile[k] = 0
+                elif k not in tile:
+                    narrow = self.sizes[k] <= WHOLE_SIDE and m != root and k not in reduction_labels(self.algorithm, root)
+                    tile[k] = 0 if narrow else min(max(16, pow2(self.sizes[k])), 32 if self.itemsize == 4 or wide > 128 else 64)
+        return self._statements(root, block, tile, 4 if bm == 64 else 8, 2 if self.itemsize == 4 else 3)
+
+    def _statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str] | None = None) -> tuple[Primitive, ...]:
+        found = []
+        if block:
+            found.append(Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())))
+        if tile:
+            found.append(Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())))
+        if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > 8:
+            row, column = grouped
+            rest = tuple(label for label in block if label not in grouped)
+            inner = next(name for i in range(1, 99) if (name := f"{row}{i}") not in self.algorithm.labels)
+            found.append(Primitive(root, "map", (*rest, Grouped(row, inner, 8), column, inner)))
+        return (*found, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
+
+
+def pow2(n: int) -> int:
+    """The smallest power of two that is at least n, 1 for 0."""
+    return 1 << max(0, n - 1).bit_length()

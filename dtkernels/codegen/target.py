@@ -1,0 +1,45 @@
+"""What a schedule must know of a GPU. Figures are the vendors' datasheets'; shared memory is what one block may take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..lang.errors import DTError
+
+
+@dataclass(frozen=True)
+class Target:
+    """A GPU to compile for."""
+
+    name: str
+    backend: str  #: "cuda" or "hip"
+    arch: int | str  #: 90, or "gfx942"
+    multiprocessors: int
+    shared_bytes: int  #: largest shared memory of one block
+    bandwidth: float  #: bytes a second
+    warp_size: int = 32
+    registers: int = 65536  #: 32-bit registers of one multiprocessor
+
+    @property
+    def has_tma(self) -> bool:
+        return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
+
+
+TARGETS = {
+    t.name: t
+    for t in (
+        Target("a100", "cuda", 80, 108, 166912, 2.0e12),
+        Target("l40s", "cuda", 89, 142, 101376, 0.86e12),
+        Target("h100", "cuda", 90, 132, 232448, 3.35e12),
+        Target("h200", "cuda", 90, 132, 232448, 4.8e12),
+        Target("b200", "cuda", 100, 148, 232448, 8.0e12),
+        Target("mi300x", "hip", "gfx942", 304, 65536, 5.3e12, warp_size=64),
+    )
+}
+
+
+def target(name: str) -> Target:
+    """The target called ``name``. Raises DTError where there is none."""
+    if name not in TARGETS:
+        raise DTError("unknown GPU", found=repr(name), allowed=", ".join(TARGETS))
+    return TARGETS[name]

@@ -1,0 +1,75 @@
+"""A spec: one op as YAML. Keys: op, doc, algorithm; parameters, dtypes, schedules and shapes where they are wanted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+from .algorithm import Algorithm
+from .errors import DTError
+from .parser import parse
+from .schedule import Program
+
+REQUIRED = ("op", "doc", "algorithm")
+OPTIONAL = ("parameters", "dtypes", "schedules", "shapes")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What a spec file says. ``parameters`` documents each compile-time parameter of the algorithm."""
+
+    op: str
+    doc: str
+    program: Program
+    parameters: dict[str, str] = field(default_factory=dict)
+    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    schedules: tuple[dict, ...] = ()
+    shapes: tuple[dict, ...] = ()
+    source: str = "<spec>"
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.program.algorithm
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.program.outputs()
+
+
+def load_spec(path: str | Path) -> Spec:
+    """The spec in the YAML file ``path``. Raises DTError naming the file, and FileNotFoundError."""
+    return parse_spec(Path(path).read_text(), str(path))
+
+
+def parse_spec(text: str, source: str = "<spec>") -> Spec:
+    """The spec written in ``text``."""
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
+        raise DTError(f"{where}: not YAML", found=str(getattr(error, "problem", error))) from None
+    if not isinstance(data, dict):
+        raise DTError(f"{source}: a spec is a mapping", found=type(data).__name__, allowed=", ".join(REQUIRED + OPTIONAL))
+    _check_keys(data, source)
+    program = parse(data["algorithm"], f"{source} (algorithm)")
+    parameters = data.get("parameters") or {}
+    declared = [name for name, _ in program.algorithm.params]
+    for name in parameters:
+        if name not in declared:
+            raise DTError(f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none")
+    return Spec(data["op"], data["doc"].strip(), program, dict(parameters), tuple(data.get("dtypes") or ("fp32", "fp16", "bf16")),
+                tuple(data.get("schedules") or ()), tuple(data.get("shapes") or ()), source)  # fmt: skip
+
+
+def _check_keys(data: dict, source: str) -> None:
+    for key in REQUIRED:
+        if not isinstance(data.get(key), str) or not data[key].strip():
+            raise DTError(f"{source}: a spec has {', '.join(REQUIRED)}, each a text", found=f"no {key}" if key not in data else f"{key}: {data[key]!r}")
+    for key in data:
+        if key not in REQUIRED + OPTIONAL:
+            raise DTError(f"{source}: unknown key", found=repr(key), allowed=", ".join(REQUIRED + OPTIONAL))
+    if not data["op"].isidentifier():
+        raise DTError(f"{source}: op is a Python name", found=repr(data["op"]))

@@ -1,0 +1,17 @@
+import torch
+
+from .public import op
+
+
+@op
+def mmsigmoid(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """sigmoid(a @ b), the product accumulated in float32.
+
+    a: (..., M, K), b: (K, N) or (..., K, N). Returns (..., M, N) in the promoted dtype. float32 products follow torch's
+    TF32 setting. Raises ValueError where K does not agree.
+
+    >>> mmsigmoid(torch.zeros(2, 3), torch.zeros(3, 1))
+    tensor([[0.5000],
+            [0.5000]])
+    """
+    return mmsigmoid.operator()(a, b)

@@ -1,0 +1,42 @@
+"""Ops by name, each made from its spec once."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+
+from ..lang.errors import DTError
+from ..lang.spec import load_spec
+from ..runtime.operator import Operator
+
+SPECS = Path(__file__).resolve().parent.parent / "specs"
+_registered: dict[str, Operator] = {}
+
+
+@lru_cache(maxsize=64)
+def shipped(name: str) -> Operator:
+    """The op of a spec that comes with the package."""
+    return Operator(load_spec(SPECS / f"{name}.yaml"))
+
+
+def shipped_names() -> tuple[str, ...]:
+    """The ops that come with the package."""
+    return tuple(sorted(p.stem for p in SPECS.glob("*.yaml")))
+
+
+def register(path: str | Path) -> Operator:
+    """Make ``dtkernels.ops.<op>`` from the spec at ``path`` and return it.
+
+    The op is differentiable and runs on any device. Registering the same file again replaces it; a name that the
+    package ships is refused. Raises DTError, one line, where the spec is refused, FileNotFoundError where there is none.
+    """
+    spec = load_spec(path)
+    if spec.op in shipped_names():
+        raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")
+    _registered[spec.op] = Operator(spec)
+    return _registered[spec.op]
+
+
+def registered(name: str) -> Operator | None:
+    """The registered op called ``name``, None if there is none."""
+    return _registered.get(name)

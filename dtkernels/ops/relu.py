@@ -1,0 +1,16 @@
+import torch
+
+from .public import op
+
+
+@op
+def relu(x: torch.Tensor) -> torch.Tensor:
+    """max(x, 0), element by element.
+
+    x: any shape, float32, float16 or bfloat16 (other floating types run the reference). Returns the same shape and
+    dtype. NaN stays NaN; the gradient at 0 is 0.
+
+    >>> relu(torch.tensor([-1.0, 2.0]))
+    tensor([0., 2.])
+    """
+    return relu.operator()(x)

@@ -1,0 +1,202 @@
+"""An op made from a spec: binds a call, picks the path, runs it, differentiates it."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+import torch
+
+from ..algebra.batch import add_batch
+from ..algebra.fold import bind_parameters
+from ..algebra.prepare import prepare_algorithm
+from ..codegen.formula import formula
+from ..codegen.target import Target, target
+from ..codegen.triton_module import emit, plain_labels
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import Program, Schedule
+from ..lang.spec import Spec
+from .cache import load_module
+from .paths import count
+from .reference import evaluate, extents
+from .shapes import fit
+
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Operator:
+    """The callable behind ``dtkernels.ops.<name>``.
+
+    Parameters are the spec's inputs, then its scalars, in order of declaration, by place or by name; compile-time
+    parameters by name. Inputs may have more leading dimensions than declared; they are batched.
+    """
+
+    def __init__(self, spec: Spec):
+        self.spec = spec
+        self.__name__ = spec.op
+        self.__doc__ = f"{spec.doc}\n\n{spec.algorithm}"
+        self._variants: dict[tuple, _Variant] = {}
+
+    def __repr__(self) -> str:
+        return f"<dtkernels op {self.spec.op}>"
+
+    def __call__(self, *args, **kwargs):
+        tensors, scalars, params = self._bind(args, kwargs)
+        core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
+        tensors = {name: tensors[name] for name in core.algorithm.inputs}
+        self._check_types(tensors)
+        fitted = fit(self.spec.op, core.algorithm, tensors)
+        variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
+        variant.check(self.spec.op, fitted.tensors)
+        scalars = {name: scalars[name] for name in variant.algorithm.scalars}
+        results = tuple(fitted.restore(r) for r in variant.run(self.spec.op, fitted.tensors, scalars))
+        return results if len(results) > 1 else results[0]
+
+    def variant(self, params: tuple, batched: frozenset[str], labels: int) -> _Variant:
+        """The op with its parameters bound and its batch labels added."""
+        key = (params, batched, labels)
+        if key not in self._variants:
+            algorithm = add_batch(bind_parameters(self.spec.algorithm, dict(params)), batched, labels)
+            outputs = self.spec.outputs
+            self._variants[key] = _Variant(prepare_algorithm(algorithm, outputs), outputs)
+        return self._variants[key]
+
+    def source(self, shape: tuple[int, ...] | None = None, gpu: str = "h200", dtype: torch.dtype = torch.bfloat16, **params) -> str:
+        """The emitted file for labels of extents ``shape``: the output's labels in order, then the reduced ones. Needs no GPU."""
+        variant = self.variant(tuple(sorted(params.items())), frozenset(), 0)
+        return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)))
+
+    def _bind(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
+        a = self.spec.algorithm
+        names = a.inputs + a.scalars
+        if len(args) > len(names):
+            raise TypeError(f"{self.spec.op}: {len(args)} positional arguments; allowed: {', '.join(names)}")
+        given = dict(zip(names, args))
+        for name, value in kwargs.items():
+            if name in given or name not in names + tuple(n for n, _ in a.params):
+                allowed = ", ".join(names + tuple(n for n, _ in a.params))
+                raise TypeError(f"{self.spec.op}: {'repeated' if name in given else 'unknown'} argument {name!r}; allowed: {allowed}")
+            given[name] = value
+        params = {n: given[n] for n, default in a.params if n in given and given[n] != default}
+        needed = self.variant(tuple(sorted(params.items())), frozenset(), 0).algorithm
+        for name in needed.inputs + needed.scalars:
+            if given.get(name) is None:
+                raise TypeError(f"{self.spec.op}: argument {name!r} is missing; allowed: {', '.join(names)}")
+        return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
+
+    def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
+        first = next(iter(tensors))
+        for name, t in tensors.items():
+            if not isinstance(t, torch.Tensor):
+                raise TypeError(f"{self.spec.op}: {name} is a {type(t).__name__}; allowed: a tensor")
+            if t.device != tensors[first].device:
+                raise ValueError(f"{self.spec.op}: {name} is on {t.device}, {first} is on {tensors[first].device}; allowed: one device")
+            if not t.is_floating_point() and t.dtype not in (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64) or t.is_complex():
+                raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
+
+
+class _Variant:
+    """One algorithm, prepared, with the kernels emitted for it so far."""
+
+    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
+        self.algorithm, self.outputs = algorithm, outputs
+        self.dims = {t: plain_labels(algorithm, t) for t in algorithm.inputs}
+        self._kernels: dict[tuple, object] = {}
+
+    def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Raise ValueError, one line, where ranks or extents do not fit."""
+        seen: dict[str, tuple[int, str]] = {}
+        for name, t in tensors.items():
+            if t.dim() != len(self.dims[name]):
+                raise ValueError(f"{op}: {name} has {len(self.dims[name])} dimensions; got shape {tuple(t.shape)}")
+            for label, size in zip(self.dims[name], t.shape):
+                if label is not None and seen.setdefault(label, (size, name))[0] != size:
+                    raise ValueError(f"{op}: {name} has {size} along {label}, {seen[label][1]} has {seen[label][0]}; shapes {', '.join(f'{n} {tuple(x.shape)}' for n, x in tensors.items())}")
+
+    def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
+        """The outputs, differentiable where an input asks for it."""
+        values = [*tensors.values(), *(s for s in scalars.values() if isinstance(s, torch.Tensor))]
+        if torch.is_grad_enabled() and any(v.requires_grad for v in values):
+            return _Differentiable.apply(self, op, tuple(tensors), dict(scalars), *tensors.values(), *scalars.values())
+        return self.forward(op, tensors, scalars)
+
+    def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
+        """The outputs by a generated kernel where one can run, else by the reference; counted."""
+        path = choose_path(tensors)
+        count(op, path)
+        if path == "reference":
+            return evaluate(self.algorithm, tensors, scalars, self.outputs)
+        result = self._kernel(op, tensors)(*tensors.values(), *scalars.values())
+        return result if isinstance(result, tuple) else (result,)
+
+    def _kernel(self, op: str, tensors: dict[str, torch.Tensor]):
+        """The wrapper for these sizes and dtypes, emitted on first use."""
+        first = next(iter(tensors.values()))
+        key = (first.device, *((t.shape, t.dtype) for t in tensors.values()))
+        if key not in self._kernels:
+            itemsize = max(t.element_size() for t in tensors.values() if t.is_floating_point())
+            program = self.program(extents(self.algorithm, tensors), itemsize, device_target(first.device))
+            module = load_module(emit(program), op)
+            self._kernels[key] = getattr(module, program.outputs()[0])
+        return self._kernels[key]
+
+    def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
+        """The algorithm with the formula's schedule for ``sizes``."""
+        schedule: Schedule = formula(self.algorithm, self.outputs, sizes, itemsize, gpu)
+        return Program(self.algorithm, schedule)
+
+    def sizes_from(self, shape: tuple[int, ...] | None) -> dict[str, int]:
+        """Extents from a plain tuple: output labels first, then the others in order of declaration."""
+        root = self.algorithm[self.outputs[0]]
+        order = root.labels + tuple(label for label in self.algorithm.labels if label not in root.labels)
+        shape = shape if shape is not None else (4096,) * len(order)
+        if len(shape) > len(order) or len(shape) < len(root.labels):
+            raise ValueError(f"shape names {len(root.labels)} to {len(order)} extents ({', '.join(order)}); got {tuple(shape)}")
+        return dict(zip(order, (*shape, *(shape[-1:] * len(order)))))
+
+
+class _Differentiable(torch.autograd.Function):
+    """Forward by kernel; backward by torch's autograd over the reference, until gradients are derived from the spec."""
+
+    @staticmethod
+    def forward(ctx, variant: _Variant, op: str, names: tuple[str, ...], scalars: dict[str, object], *values):
+        ctx.variant, ctx.names, ctx.scalars = variant, names, scalars
+        ctx.plain = [v if not isinstance(v, torch.Tensor) else None for v in values]
+        ctx.save_for_backward(*(v for v in values if isinstance(v, torch.Tensor)))
+        tensors = dict(zip(names, values))
+        return variant.forward(op, tensors, dict(zip(scalars, values[len(names) :])))
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        saved = iter(ctx.saved_tensors)
+        values = [next(saved) if v is None else v for v in ctx.plain]
+        wanted = [isinstance(v, torch.Tensor) and ctx.needs_input_grad[i + 4] for i, v in enumerate(values)]
+        values = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted)]
+        with torch.enable_grad():
+            tensors = dict(zip(ctx.names, values))
+            results = evaluate(ctx.variant.algorithm, tensors, dict(zip(ctx.scalars, values[len(ctx.names) :])), ctx.variant.outputs)
+        asked = [v for v, w in zip(values, wanted) if w]
+        found = iter(torch.autograd.grad(results, asked, grads, allow_unused=True))
+        return (None, None, None, None, *(next(found) if w else None for w in wanted))
+
+
+def choose_path(tensors: dict[str, torch.Tensor]) -> str:
+    """gpu, interpreter or reference, by device and dtype."""
+    if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(t.is_floating_point() for t in tensors.values()):
+        return "reference"
+    if next(iter(tensors.values())).is_cuda:
+        return "gpu"
+    return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" and next(iter(tensors.values())).device.type == "cpu" else "reference"
+
+
+@lru_cache(maxsize=32)
+def device_target(device: torch.device) -> Target:
+    """What is known of the GPU behind ``device``; the interpreter stands in for an H200."""
+    if device.type != "cuda":
+        return target("h200")
+    p = torch.cuda.get_device_properties(device)
+    hip = getattr(torch.version, "hip", None)
+    shared = getattr(p, "shared_memory_per_block_optin", 101376)
+    arch: int | str = p.gcnArchName.split(":")[0] if hip else p.major * 10 + p.minor
+    return Target(p.name, "hip" if hip else "cuda", arch, p.multi_processor_count, 65536 if hip else shared, 1e12, 64 if hip else 32)

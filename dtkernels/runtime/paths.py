@@ -1,0 +1,21 @@
+"""Which way calls went: counted, so that a fallback is never silent."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+KINDS = ("gpu", "interpreter", "reference")
+_counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0))
+
+
+def count(op: str, kind: str) -> None:
+    """Record one call of ``op`` by ``kind``."""
+    _counts[op][kind] += 1
+
+
+def paths() -> dict[str, dict[str, int]]:
+    """Calls so far by op: {"softmax": {"gpu": 3, "interpreter": 0, "reference": 1}}.
+
+    ``gpu`` and ``interpreter`` ran a generated kernel, ``reference`` eager torch on the same algorithm.
+    """
+    return {op: dict(kinds) for op, kinds in _counts.items()}

@@ -1,0 +1,114 @@
+"""From the tensors of a call to the dimensions an algorithm declares: missing ones added, extra leading ones batched.
+
+Adjacent batch dimensions are joined with each other and with the first declared one where every tensor allows a view,
+so that a kernel written for two dimensions runs as such on any contiguous tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..codegen.triton_module import plain_labels
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Tensors as the algorithm wants them, and how to shape results back."""
+
+    tensors: dict[str, torch.Tensor]
+    batched: frozenset[str]
+    labels: int  #: how many batch labels the algorithm gets
+    batch: tuple[int, ...]  #: leading dimensions of the results
+    joined: bool  #: whether the batch went into the first declared dimension
+    dropped: int  #: leading dimensions that were added and leave the results again
+
+    def restore(self, result: torch.Tensor) -> torch.Tensor:
+        """A result in the shape that the caller's tensors imply."""
+        if self.batch and self.joined:
+            first = result.shape[0]
+            for n in self.batch:
+                first = first // n if n else 0
+            result = result.view(*self.batch, first, *result.shape[1:])
+        for _ in range(self.dropped):
+            result = result.squeeze(0)
+        return result
+
+
+def fit(op: str, algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Fitted:
+    """Fit ``tensors`` to the ranks that ``algorithm`` declares. Raises ValueError, one line, where they cannot be."""
+    ranks = {name: len(plain_labels(algorithm, name)) for name in tensors}
+    extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
+    short = -min(min(extra.values()), 0)
+    if short:
+        tensors, extra = _lengthened(op, tensors, ranks, extra, short)
+    count = max(extra.values())
+    batched = frozenset(name for name, n in extra.items() if n > 0)
+    if not count:
+        return Fitted(tensors, batched, 0, (), False, short)
+    try:
+        batch = torch.broadcast_shapes(*(tensors[name].shape[: extra[name]] for name in batched))
+    except RuntimeError:
+        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in tensors if name in batched)
+        raise ValueError(f"{op}: leading dimensions do not broadcast: {shapes}") from None
+    spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
+    joined = _joined(algorithm, spread, batched, len(batch)) if 0 not in batch else None
+    if joined is not None:
+        return Fitted(joined, batched, 0, tuple(batch), True, 0)
+    return Fitted(spread, batched, count, tuple(batch), False, 0)
+
+
+def _lengthened(op, tensors, ranks, extra, short):
+    """Tensors with ``short`` leading dimensions of length 1 added to all that are that short."""
+    found = {}
+    for name, t in tensors.items():
+        if extra[name] not in (0, -short):
+            raise ValueError(f"{op}: {name} has {ranks[name]} dimensions; got shape {tuple(t.shape)}")
+        found[name] = t[(None,) * short] if extra[name] else t
+    if any(n == 0 for n in extra.values()) and any(len(t.shape) > 1 and extra[name] == 0 for name, t in tensors.items()):
+        wrong = next(name for name, n in extra.items() if n < 0)
+        raise ValueError(f"{op}: {wrong} has {ranks[wrong]} dimensions; got shape {tuple(tensors[wrong].shape)}")
+    return found, dict.fromkeys(tensors, 0)
+
+
+def _joined(algorithm: Algorithm, tensors: dict[str, torch.Tensor], batched: frozenset[str], count: int) -> dict[str, torch.Tensor] | None:
+    """Batched tensors with the batch folded into their first declared dimension, as views; None if that cannot be."""
+    first = {plain_labels(algorithm, name)[0] if plain_labels(algorithm, name) else None for name in batched}
+    if len(first) != 1 or (label := first.pop()) is None or not _joins(algorithm, label, batched):
+        return None
+    found = dict(tensors)
+    for name in batched:
+        t = tensors[name]
+        try:
+            found[name] = t.view(-1, *t.shape[count + 1 :]) if t.numel() else t.reshape(0 if 0 in t.shape[: count + 1] else t.shape[: count + 1].numel(), *t.shape[count + 1 :])
+        except RuntimeError:
+            return None
+    return found
+
+
+def _joins(algorithm: Algorithm, label: str, batched: frozenset[str]) -> bool:
+    """Whether ``label`` may stand for more rows: always the first index, never a value, a length or reduced."""
+    for d in algorithm.definitions:
+        if label in d.labels[1:] or (d.labels[:1] != (label,)):
+            return False
+        for node in d.expr.walk():
+            if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
+                return False
+            if isinstance(node, ex.Access):
+                plain = isinstance(node.index[0], ex.Label) and node.index[0].name == label if node.index else False
+                elsewhere = any(label in ex.free_labels(i) for i in node.index[1:])
+                if elsewhere or (node.tensor in batched or node.tensor in algorithm) != plain:
+                    return False
+        if _as_value(d.expr, label):
+            return False
+    return True
+
+
+def _as_value(expr: ex.Expr, label: str) -> bool:
+    """Whether ``label`` is used as a number outside an index."""
+    if isinstance(expr, ex.Access):
+        return False
+    return (isinstance(expr, ex.Label) and expr.name == label) or any(_as_value(c, label) for c in expr.children())
