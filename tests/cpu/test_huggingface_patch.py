@@ -209,12 +209,6 @@ def test_hooks_that_come_or_go_meanwhile_leave_no_op_behind(first):
         assert isinstance(model._old_forward, types.MethodType)
 
 
-def test_compiled_models_keep_one_graph():
-    model, x = Mlp(), torch.randn(3, 8)
-    apply_to(model)
-    torch.testing.assert_close(torch.compile(model, backend="eager", fullgraph=True)(x), model(x))
-
-
 def test_bad_input_gives_one_clear_line():
     with pytest.raises(TypeError, match="^apply_to needs a torch.nn.Module, got str$"):
         apply_to("bert")
