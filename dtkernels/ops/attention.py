@@ -38,5 +38,6 @@ def attention(
         except RuntimeError:
             raise ValueError(f"attention: mask broadcasts to {shape}; got shape {tuple(mask.shape)}") from None
         given = {"masked": True, "mask": mask} if mask.dtype == torch.bool else {"biased": True, "bias": mask}
-    scale = 1 / math.sqrt(q.shape[-1]) if scale is None and q.shape[-1] else scale or 1.0
+    if scale is None:
+        scale = 1 / math.sqrt(max(q.shape[-1], 1))
     return attention.operator()(Q=q, K=k, V=v, scale=scale, group=heads // groups, causal=causal, **given)

@@ -113,6 +113,8 @@ class _Evaluator:
                 if op in ("and", "or"):
                     return Named((torch.logical_and if op == "and" else torch.logical_or)(a, b), labels)
                 return Named(_BINARY[op](a, b), labels)
+            case ex.Call("maximum" | "minimum" as fn, (a, b)) if isinstance(a, ex.Const) or isinstance(b, ex.Const):
+                return self._clamp(fn, *((a, b) if isinstance(b, ex.Const) else (b, a)))
             case ex.Call(fn, args):
                 return self._call(fn, [self.value(a) for a in args])
             case ex.Cast(arg, dtype):
@@ -129,6 +131,12 @@ class _Evaluator:
         if fn == "where":
             return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
         return Named(_UNARY[fn](data[0]) if fn in _UNARY else _BINARY[fn](*data), labels)
+
+    def _clamp(self, fn: str, arg: ex.Expr, bound: ex.Expr) -> Named:
+        """Against a constant: at a tie the constant has won, so that the gradient there is 0. NaN stays."""
+        v, limit = self.value(arg), self.value(bound)
+        beyond = v.data <= limit.data if fn == "maximum" else v.data >= limit.data
+        return Named(torch.where(beyond, limit.data, v.data), v.labels)
 
     def _spread_over(self, value: Named, over: tuple[str, ...]) -> Named:
         labels = value.labels + tuple(label for label in over if label not in value.labels)
