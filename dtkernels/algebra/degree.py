@@ -44,6 +44,9 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
         case ex.Call("exp", (arg,)):
             d = degree(arg, known)
             return None if d is None or d.times else Degree(times=d.plus)
+        case ex.Call("log", (arg,)):
+            d = degree(arg, known)
+            return None if d is None or d.plus else Degree(plus=d.times)
         case ex.Call("maximum" | "minimum", (a, b)):
             return _same(degree(a, known), degree(b, known), (a, b))
         case ex.Call("where", (condition, a, b)):

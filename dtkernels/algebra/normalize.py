@@ -22,6 +22,33 @@ def mean_to_sum(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
+def reduce_invariants(algorithm: Algorithm) -> Algorithm:
+    """A reduction over a label its terms do not have: the extent times the term, or the term itself.
+
+    Before: ``rsum(A[x], y)``, ``rmax(A[x], y)``, ``rdot(A[x], B[x], y)``
+    After:  ``A[x] * len(y)``, ``where(len(y) > 0, A[x], -inf)``, ``A[x] * B[x] * len(y)``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not isinstance(node, (ex.Reduce, ex.Dot)):
+            return node
+        terms = node.arg if isinstance(node, ex.Reduce) else ex.Binary("*", node.left, node.right, pos=node.pos)
+        absent = tuple(label for label in node.labels if label not in ex.free_labels(terms))
+        present = tuple(label for label in node.labels if label not in absent)
+        if not absent:
+            return node
+        kept = replace(node, labels=present) if present else terms
+        for label in absent:
+            if isinstance(node, ex.Reduce) and node.kind != "sum":
+                empty = ex.NEG_INF if node.kind == "max" else ex.INF
+                kept = ex.Call("where", (ex.Binary(">", ex.Len(label), ex.Const(0)), kept, empty))
+            else:
+                kept = ex.Binary("*", kept, ex.Len(label))
+        return kept
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
 def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func where it stands inside another's argument or runs over a label of its Func.
 

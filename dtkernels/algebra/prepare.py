@@ -8,7 +8,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Primitive, Program, Schedule
 from .fold import bind_parameters, drop_unused, fold_constants
-from .normalize import hoist_reductions, mean_to_sum
+from .normalize import hoist_reductions, mean_to_sum, reduce_invariants
 from .pull_out import pull_out
 from .stability import stabilize
 
@@ -21,6 +21,8 @@ def stages(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int
     yield "mean_to_sum", algorithm
     algorithm = pull_out(algorithm, outputs, inline)
     yield "pull_out", algorithm
+    algorithm = reduce_invariants(algorithm)
+    yield "reduce_invariants", algorithm
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
     algorithm = stabilize(algorithm, outputs)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ..lang.algorithm import Algorithm
 from ..lang.expr import Label, accesses
 from . import nest
-from .nest import WHOLE, Accumulator, Assign, Axis, GridStep, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Statement, Store, Tile, TileDot, statements
+from .nest import WHOLE, Accumulator, Assign, Axis, GridStep, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Size, Statement, Store, Tile, TileDot, statements
 from .triton_expr import ExpressionPrinter, arrange, never_negative
 
 LINE = 120
@@ -210,7 +210,7 @@ class _KernelPrinter:
         name = self._tile(axis) if not (axis.scalar or block) else None
         step = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(block or axis.tile)
         key = axis.label if name is None or name == f"TILE_{axis.label}" else axis.label + name[len(f"TILE_{axis.label}") :]
-        self.even[key] = f"size_{axis.label} % {step} == 0"
+        self.even[key] = f"size_{axis.label} == {step}" if axis.tile == WHOLE and not block else f"size_{axis.label} % {step} == 0"
         return f"EVEN_{key}"
 
     def _loop(self, loop: Loop, depth: int) -> None:
@@ -242,6 +242,9 @@ class _KernelPrinter:
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
         parts = [f"{buffer}_ptr"]
+        for node in (n for i in index for n in i.walk()):
+            if isinstance(node, Size):
+                self._size(node.label)
         for i, d in zip(index, dimension_names(self.algorithm, buffer)):
             text = self.expr.text(i, axes)
             parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
