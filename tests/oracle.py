@@ -19,7 +19,8 @@ from dtkernels.lang import parse
 from dtkernels.lang.algorithm import Algorithm
 
 U = 2.0**-23  #: one float32 step, twice the rounding of one operation
-STEP = {"float32": 2.0**-24, "fp32": 2.0**-24, "float16": 2.0**-11, "fp16": 2.0**-11, "bfloat16": 2.0**-8, "bf16": 2.0**-8}
+#: relative rounding to a dtype; bfloat16 is rounded toward zero by the interpreter
+STEP = {"float32": 2.0**-24, "fp32": 2.0**-24, "float16": 2.0**-11, "fp16": 2.0**-11, "bfloat16": 2.0**-7, "bf16": 2.0**-7}
 LARGEST = {"float32": 3.4e38, "float16": 65504.0, "bfloat16": 3.3e38}
 SMALLEST = {"float32": 1e-37, "fp32": 1e-37, "float16": 2.0**-24, "fp16": 2.0**-24, "bfloat16": 1e-37, "bf16": 1e-37}
 
@@ -88,7 +89,8 @@ def compared(want: Value) -> int:
 
 
 class _Evaluation:
-    def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float], params: dict[str, int | bool], operands: str):
+    def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
+                 params: dict[str, int | bool], operands: str):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
@@ -106,11 +108,11 @@ class _Evaluation:
     def value(self, expr: ex.Expr) -> Value:
         match expr:
             case ex.Const(value):
-                return _exact((), np.asarray(value))
+                return _exact((), np.asarray(value)) if isinstance(value, bool) else _rounded(value)
             case ex.Param(name):
                 return _exact((), np.asarray(self.params[name]))
             case ex.Scalar(name):
-                return _exact((), np.asarray(self.scalars[name], dtype=np.float64))
+                return _rounded(self.scalars[name])
             case ex.Len(label):
                 return _exact((), np.asarray(float(self.sizes[label])))
             case ex.Label(name):
@@ -203,6 +205,12 @@ def _exact(labels: tuple[str, ...], v: np.ndarray) -> Value:
     return Value(labels, v, np.zeros(v.shape))
 
 
+def _rounded(value: float) -> Value:
+    """A constant or scalar, which a kernel holds in float32."""
+    v = np.asarray(float(value))
+    return Value((), v, np.abs(v - v.astype(np.float32)) if np.isfinite(v) else np.zeros(()))
+
+
 def _number(v: np.ndarray) -> np.ndarray:
     return v.astype(np.float64)
 
@@ -235,8 +243,9 @@ def _elementwise(fn: str, args: list[Value]) -> Value:
         return _where(labels, *args)
     if fn in ex.COMPARISONS:
         return _comparison(labels, fn, *args)
-    v, e = (_BINARY if len(args) == 2 else _unary)(fn, *((_number(a.v), a.e) for a in args))
-    return Value(labels, *_settled(v, np.broadcast_to(e, v.shape), [a.e for a in args]))
+    v, e = (_binary if len(args) == 2 else _unary)(fn, *((_number(a.v), a.e) for a in args))
+    e = np.broadcast_to(e, v.shape)
+    return Value(labels, *_settled(v, e, [a.e for a in args] + ([e] if fn in ("exp", "exp2") else [])))
 
 
 def _where(labels: tuple[str, ...], condition: Value, a: Value, b: Value) -> Value:
@@ -259,7 +268,7 @@ def _comparison(labels: tuple[str, ...], op: str, a: Value, b: Value) -> Value:
     return Value(labels, v, np.broadcast_to(np.where(close, 1.0, 0.0), v.shape))
 
 
-def _BINARY(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _binary(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     (a, ea), (b, eb) = left, right
     match fn:
         case "+":
@@ -270,7 +279,8 @@ def _BINARY(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarra
             return a * b, np.abs(a) * eb + np.abs(b) * ea + ea * eb + U * np.abs(a * b)
         case "/":
             v, least = a / b, np.abs(b) - eb
-            return v, np.where((least > 0) | (eb == 0), (ea + np.abs(v) * eb) / np.where(eb == 0, np.abs(b), least) + 2 * U * np.abs(v), np.inf)
+            e = (ea + np.abs(v) * eb) / np.where(eb == 0, np.abs(b), least) + 2 * U * np.abs(v)
+            return v, np.where((least > 0) | (eb == 0), e, np.inf)
         case "maximum":
             return np.maximum(a, b), np.maximum(ea, eb)
         case "minimum":
@@ -283,25 +293,30 @@ def _largest(a: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
+def _undefined(a: np.ndarray, e: np.ndarray) -> np.ndarray:
+    """Error where a logarithm or root is not of a positive number: none if it surely is not, else unknown."""
+    return np.where((a + e < 0) | (e == 0), 0, np.inf)
+
+
 def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     a, e = arg
     own = 4 * U
     match fn:
         case "exp":  # the compiler may shift the argument by a row maximum: another 2 roundings of the largest
             v = np.exp(a)
-            return v, np.where(v == 0, 0, v * np.expm1(e + own * (1 + _largest(a))))
+            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, np.where(v == 0, 0, v * np.expm1(e + own * (1 + _largest(a)))))
         case "exp2":
             v = np.exp2(a)
-            return v, np.where(v == 0, 0, v * np.expm1(e + own * (1 + np.abs(a))))
+            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, np.where(v == 0, 0, v * np.expm1(e + own * (1 + np.abs(a)))))
         case "log" | "log2":
             v = np.log(a) / (math.log(2) if fn == "log2" else 1)
-            return v, np.where(e < a, -2 * np.log1p(-np.minimum(e / a, 1)), np.where(a + e < 0, 0, np.where(e == 0, 0, np.inf))) + own * np.abs(v)
+            return v, np.where(e < a, -2 * np.log1p(-np.minimum(e / a, 1)), _undefined(a, e)) + own * np.abs(v)
         case "sqrt":
             v = np.sqrt(a)
             return v, np.where(a >= e, e / np.where(v > 0, v, 1), np.where(a + e < 0, 0, np.inf)) + own * np.abs(v)
         case "rsqrt":
             v = 1 / np.sqrt(a)
-            return v, np.where(e < a, v * e / np.abs(a - e), np.where(a + e < 0, 0, np.where(e == 0, 0, np.inf))) + own * np.abs(v)
+            return v, np.where(e < a, v * e / np.abs(a - e), _undefined(a, e)) + own * np.abs(v)
         case "abs":
             return np.abs(a), e
         case "floor":
@@ -359,11 +374,13 @@ def check(text: str, *args, params: dict[str, int | bool] | None = None, dtype: 
 
     compiled = dtkernels.compile(text, params=params)
     algorithm = parse(text).algorithm
-    inputs = dict(zip(algorithm.inputs, args[: len(algorithm.inputs)], strict=True))
-    scalars = {n: (s.item() if hasattr(s, "item") else s) for n, s in zip(algorithm.scalars, args[len(algorithm.inputs) :], strict=True)}
-    operands = dtype or dtype_name(next(iter(inputs.values())))
-    want = evaluate(text, {n: as_numpy(t) for n, t in inputs.items()}, scalars, params=params, operands=operands if operands in STEP else "float32")
-    results = outputs_of(compiled, *args)
+    given = dict(zip(algorithm.inputs + algorithm.scalars, args, strict=True))
+    inputs = {name: as_numpy(given[name]) for name in algorithm.inputs}
+    scalars = {name: s.item() if hasattr(s := given[name], "item") else s for name in algorithm.scalars}
+    operands = dtype or dtype_name(args[0])
+    want = evaluate(text, inputs, scalars, params=params, operands=operands if operands in STEP else "float32")
+    left = parse(str(compiled.program)).algorithm  # parameters bound: what only another variant reads is no argument
+    results = outputs_of(compiled, *(given[name] for name in given if name in left.inputs + left.scalars))
     for name, got in results.items():
         assert dtype is None or dtype_name(got) == dtype, f"{name} is {got.dtype}, not {dtype}"
         wrong = mismatches(as_numpy(got), want[name], dtype_name(got))
