@@ -85,7 +85,7 @@ def _shifted(algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, 
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
 
 
-def _shift_value(name: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
+def shift_value(name: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
     mu = ex.Access(name, index)
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
@@ -95,16 +95,16 @@ def _replace_exponent(d: Definition, arg: ex.Expr, over: tuple[str, ...], name: 
 
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Call) and node.fn == "exp":
-            names = _matches(arg, node.args[0])
+            names = matches(arg, node.args[0])
             if names is not None:
                 index = tuple(ex.Label(names.get(label, label)) for label in labels)
-                return ex.Call("exp", (ex.Binary("-", node.args[0], _shift_value(name, index)),), pos=node.pos)
+                return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(name, index)),), pos=node.pos)
         return node
 
     return d.expr.transform(change)
 
 
-def _matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
+def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
     """The renaming of labels that makes ``pattern`` equal ``node``; None if there is none."""
     ours = [n.name for n in pattern.walk() if isinstance(n, ex.Label)]
     theirs = [n.name for n in node.walk() if isinstance(n, ex.Label)]
@@ -124,7 +124,7 @@ def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: st
         d = degree(node.args[0], known)
         if d is None or not d.times or d.times.denominator != 1 or not set(labels) <= ex.free_labels(node):
             return node
-        mu = _shift_value(name, tuple(ex.Label(label) for label in labels))
+        mu = shift_value(name, tuple(ex.Label(label) for label in labels))
         times = -d.times
         scaled = mu if times == 1 else ex.Binary("*", ex.Const(int(times)), mu) if times > 0 else None
         return node if scaled is None else ex.Binary("+", node, scaled)

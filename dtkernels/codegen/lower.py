@@ -97,6 +97,7 @@ class _Lowering:
         if not labels:
             value = self.compute(definition, env, scope)
             self._store(definition, env, value, scope)
+            self._other_outputs(env, scope)
             return
         axis, within = self._output_axis(labels[0], scope)
         inner = scope.child() if within else scope
@@ -109,6 +110,12 @@ class _Lowering:
         self._levels(definition, labels[1:], env, inner)
         if within:
             scope.body.append(Loop(axis, within, tuple(inner.body)))
+
+    def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
+        """Outputs that nothing in this kernel uses are computed last, when the reductions they need are finished."""
+        for d in self.algorithm.definitions:
+            if d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
+                self.realize(d.name, index, scope)
 
     def _output_axis(self, label: str, scope: Scope) -> tuple[Axis, str]:
         """The axis of an output label and what its loop runs over: the block, the extent, or '' for no loop."""
@@ -123,8 +130,9 @@ class _Lowering:
             raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {tile}", allowed=f"a tile that is a power of two and divides {block}")
         axis = Axis(name, label, tile, exact=block == 1)
         if tile == block:
-            scope.names.add(name)
-            scope.body.append(Index(axis, "block"))
+            self.top.names.add(name)
+            self.top.open(axis)
+            self.top.body.append(Index(axis, "block"))
             return axis, ""
         return axis, "block"
 
@@ -159,10 +167,14 @@ class _Lowering:
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
         for d in self.algorithm.definitions:
-            if self.fused.get(d.name) == (func, label):
+            if self.fused.get(d.name) == (func, label) and self._used(d.name):
                 index = self.bound_index(d, env)
                 if index is not None:
                     self.realize(d.name, index, scope)
+
+    def _used(self, func: str) -> bool:
+        """Whether another Func of this program reads ``func``; an output that none reads can wait."""
+        return any(a.tensor == func for d in self.algorithm.definitions for a in ex.accesses(d.expr))
 
     def bound_index(self, d: Definition, env: dict[str, Tile]) -> tuple[Tile, ...] | None:
         """The index of ``d`` under ``env``, whole extents filled in; None if a label has neither."""
@@ -251,6 +263,8 @@ class _Lowering:
                 return Op(op, (below(left), below(right)))
             case ex.Call(fn, args):
                 return Op(fn, tuple(below(a) for a in args))
+            case ex.Cast(arg, "fp32"):
+                return below(arg)  # values are float32 already
             case ex.Cast(arg, dtype):
                 return Op(f"cast:{dtype}", (below(arg),))
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")

@@ -145,14 +145,15 @@ class Reducer:
         for name in found:
             for g in self.l.algorithm.definitions:
                 reduces = {n.labels for n in _outermost(g.expr)}
-                if self.l.fused.get(g.name, ("", ""))[0] == name and self.l.fused[g.name][1] in labels and reduces == {labels} and set(g.labels) <= set(env):
+                if self.l.fused.get(g.name, ("", ""))[0] == name and self.l.fused[g.name][1] in labels and reduces == {labels} and self.l.bound_index(g, env) is not None:
                     found += [g.name] if g.name not in found else []
         members = []
         for g in self.l.algorithm.definitions:
             if g.name in found[1:]:
-                index = tuple(env[label] for label in g.labels)
+                index = self.l.bound_index(g, env)
+                assert index is not None
                 if scope.find((g.name, index)) is None:
-                    own = {label: env[label] for label in g.labels}
+                    own = dict(zip(g.labels, index))
                     members.append(_Member(g, tuple(dict.fromkeys(_outermost(g.expr))), own, index))
         return members
 

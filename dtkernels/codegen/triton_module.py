@@ -46,11 +46,19 @@ def extents(func, tensors):
 }
 
 
-def emit(program: Program) -> str:
-    """The file for a prepared program (algebra done, schedule complete)."""
+def emit(program: Program, entry: str | None = None) -> str:
+    """The file for a prepared program (algebra done, schedule complete).
+
+    A wrapper for each compiled Func; with ``entry``, one wrapper of that name that returns all outputs.
+    """
     kernels = lower(program)
     texts = {k.name: print_kernel(k, program.algorithm) for k in kernels}
-    wrappers = [_Wrapper(program, kernels, texts, root).text() for root in _roots(program, kernels)]
+    if entry is not None:
+        wrappers = [_Wrapper(program, kernels, texts, entry, program.outputs()).text()]
+    else:
+        hosts = {w: k.name for k in kernels for w in k.writes}
+        groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
+        wrappers = [_Wrapper(program, kernels, texts, root if root in outputs else outputs[0], outputs, several=len(groups) > 1).text() for root, outputs in groups.items()]
     used = "\n".join(wrappers)
     helpers = sorted({h for t in texts.values() for h in t.helpers})
     minimum = 16 if any("tl.dot" in t.source for t in texts.values()) else 1
@@ -70,20 +78,18 @@ def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
 class _Wrapper:
     """The Python function that allocates outputs and launches."""
 
-    def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], root: str):
+    def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], name: str, outputs: tuple[str, ...], several: bool = False):
         self.algorithm: Algorithm = program.algorithm
-        self.root = root
+        self.name, self.outputs, self.several = name, outputs, several
         self.texts = texts
-        own = next(k for k in kernels if k.name == root)
-        self.outputs = tuple(o for o in program.outputs() if o in own.writes)
         needed = self.algorithm.needed_by(self.outputs)
         self.kernels = [k for k in kernels if k.name in needed]
-        self.reads = [t for t in self.algorithm.inputs if any(t in k.reads for k in self.kernels)]
+        told = {tensor for _, tensor, _ in self.algorithm.extents}
+        self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
-        self.several = len(_roots(program, kernels)) > 1
 
     def text(self) -> str:
-        name = self.outputs[0] if self.root not in self.outputs else self.root
+        name = self.name
         lines = [f"def {name}({', '.join(self._signature())}):"]
         lines += [f'    """{self._doc()}"""']
         lines += self._sizes(name)
@@ -175,24 +181,22 @@ class _Wrapper:
 
 def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
     """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
-    found: list[str | None] = []
-    for access in (a for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor):
-        labels = [i.name if isinstance(i, ex.Label) else None for i in access.index]
-        found = [a or b for a, b in zip(found, labels)] if found else labels
-    return tuple(found)
+    return algorithm.plain_labels(tensor)
 
 
 def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
-    """Inputs whose elements are values; those only asked whether they are true are masks and decide no dtype."""
+    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor what is cast wherever it is read."""
     masks = {t for t in inputs if all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
     return [t for t in inputs if t not in masks]
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
-    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted."""
+    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted, or under a cast."""
     match expr:
         case ex.Access(name, _) if name == tensor:
             return inside
+        case ex.Cast(ex.Access(name, _), _) if name == tensor:
+            return True
         case ex.Call("where", (condition, a, b)):
             return _is_condition(condition, tensor, True) and _is_condition(a, tensor, inside) and _is_condition(b, tensor, inside)
         case ex.Binary("and" | "or", left, right):

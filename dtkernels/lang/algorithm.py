@@ -35,6 +35,8 @@ class Algorithm:
     rvars: tuple[str, ...] = ()
     params: tuple[tuple[str, int | bool], ...] = ()
     definitions: tuple[Definition, ...] = ()
+    #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``
+    extents: tuple[tuple[str, str, int], ...] = ()
 
     def __getitem__(self, func: str) -> Definition:
         for d in self.definitions:
@@ -73,14 +75,14 @@ class Algorithm:
     def extent_sources(self, label: str) -> tuple[tuple[str, int], ...]:
         """Every (input, dimension) indexed by ``label``, or by a label tied to it through a Func, itself."""
         group = self.tied_labels(label)
-        found = {}
+        found = {(tensor, dim): own != label for own, tensor, dim in self.extents if own in group and tensor in self.inputs}
         for d in self.definitions:
             for access in accesses(d.expr):
                 if access.tensor not in self.inputs:
                     continue
                 for dim, index in enumerate(access.index):
                     if isinstance(index, Label) and index.name in group:
-                        found[(access.tensor, dim)] = index.name != label
+                        found.setdefault((access.tensor, dim), index.name != label)
         return tuple(sorted(found, key=lambda key: (found[key], self.inputs.index(key[0]), key[1])))
 
     def tied_labels(self, label: str) -> frozenset[str]:
@@ -96,6 +98,17 @@ class Algorithm:
                             grown = True
         return frozenset(group)
 
+    def plain_labels(self, tensor: str) -> tuple[str | None, ...]:
+        """For each dimension of an input the label that has its extent; None where only index arithmetic enters."""
+        found: list[str | None] = []
+        for access in (a for d in self.definitions for a in accesses(d.expr) if a.tensor == tensor):
+            labels = [i.name if isinstance(i, Label) else None for i in access.index]
+            found = [a or b for a, b in zip(found, labels)] if found else labels
+        told = {dim: label for label, name, dim in self.extents if name == tensor}
+        if not found and told:
+            found = [None] * (1 + max(told))
+        return tuple(label or told.get(dim) for dim, label in enumerate(found))
+
     def _plain_pairs(self, access: Access):
         if access.tensor in self:
             for own, index in zip(self[access.tensor].labels, access.index):
@@ -110,5 +123,6 @@ class Algorithm:
         if self.params:
             pairs = (f"{n} = {str(v).lower() if isinstance(v, bool) else v}" for n, v in self.params)
             lines.append(f"Param {', '.join(pairs)};")
+        lines += [f"Extent {label} = {tensor}[{dim}];" for label, tensor, dim in self.extents]
         lines += [str(d) for d in self.definitions]
         return "\n".join(lines)

@@ -74,6 +74,7 @@ class _Parser:
         params: list[tuple[str, int | bool]] = []
         definitions: list[Definition] = []
         primitives: list[Primitive] = []
+        extents: list[tuple[str, str, int]] = []
         self.declared_at: dict[str, Position] = {}
         while self.token.kind != "end":
             name = self.expect("name", "a declaration, a definition or a schedule statement")
@@ -81,13 +82,15 @@ class _Parser:
                 declared[_DECLARATIONS[name.text]] += self._names()
             elif name.text == "Param" and self.token.kind == "name":
                 params += self._params()
+            elif name.text == "Extent" and self.token.kind == "name":
+                extents.append(self._extent())
             elif self.token.text == "[":
                 definitions.append(self._definition(name))
             elif self.token.text == ".":
                 primitives.append(self.primitive(name))
             else:
                 raise DTError("syntax", found=repr(self.token.text), allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)", at=self.token.pos)
-        algorithm = Algorithm(**{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions))
+        algorithm = Algorithm(**{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents))
         return Program(algorithm, Schedule(tuple(primitives)))
 
     def _declare(self, token: Token) -> str:
@@ -114,6 +117,17 @@ class _Parser:
             if not self.accept(","):
                 self.expect(";")
                 return found
+
+    def _extent(self) -> tuple[str, str, int]:
+        """``Extent j = K[1];``: label j is as long as dimension 1 of input K."""
+        label = self.expect("name", "a label").text
+        self.expect("=")
+        tensor = self.expect("name", "an input").text
+        self.expect("[")
+        dim = self.integer("a dimension")
+        self.expect("]")
+        self.expect(";")
+        return label, tensor, dim
 
     def _param_value(self) -> int | bool:
         for word, value in (("true", True), ("false", False)):

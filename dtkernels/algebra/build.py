@@ -1,0 +1,86 @@
+"""Building expressions with the trivial cases already done: 0 + a, 1 * a, a / 1, - - a."""
+
+from __future__ import annotations
+
+from ..lang import expr as ex
+
+ZERO, ONE = ex.Const(0), ex.Const(1)
+
+
+def is_zero(e: ex.Expr) -> bool:
+    return isinstance(e, ex.Const) and not isinstance(e.value, bool) and e.value == 0
+
+
+def is_one(e: ex.Expr) -> bool:
+    return isinstance(e, ex.Const) and not isinstance(e.value, bool) and e.value == 1
+
+
+def negate(a: ex.Expr) -> ex.Expr:
+    if is_zero(a):
+        return a
+    return a.arg if isinstance(a, ex.Unary) and a.op == "-" else ex.Unary("-", a)
+
+
+def add(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    if is_zero(a):
+        return b
+    if is_zero(b):
+        return a
+    if isinstance(b, ex.Unary) and b.op == "-":
+        return ex.Binary("-", a, b.arg)
+    return ex.Binary("+", a, b)
+
+
+def multiply(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    if is_zero(a) or is_zero(b):
+        return ZERO
+    if is_one(a):
+        return b
+    if is_one(b):
+        return a
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, ex.Unary) and one.op == "-":
+            return negate(multiply(one.arg, other) if one is a else multiply(other, one.arg))
+    return ex.Binary("*", a, b)
+
+
+def divide(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    if is_zero(a) or is_one(b):
+        return a
+    if isinstance(a, ex.Unary) and a.op == "-":
+        return negate(divide(a.arg, b))
+    return ex.Binary("/", a, b)
+
+
+def where(condition: ex.Expr, a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    if isinstance(condition, ex.Const):
+        return a if condition.value else b
+    return a if a == b else ex.Call("where", (condition, a, b))
+
+
+def simplify(e: ex.Expr) -> ex.Expr:
+    """``e`` rebuilt by the functions above, comparisons of constants decided."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Unary("-", arg):
+                return negate(arg)
+            case ex.Binary("+", a, b):
+                return add(a, b)
+            case ex.Binary("-", a, b):
+                return add(a, negate(b))
+            case ex.Binary("*", a, b):
+                return multiply(a, b)
+            case ex.Binary("/", a, b):
+                return divide(a, b)
+            case ex.Binary("==", ex.Const(a), ex.Const(b)):
+                return ex.Const(a == b)
+            case ex.Call("where", (c, a, b)):
+                return where(c, a, b)
+            case ex.Reduce("sum", arg, _) if is_zero(arg):
+                return ZERO
+            case ex.Dot(a, b, _) if is_zero(a) or is_zero(b):
+                return ZERO
+        return node
+
+    return e.transform(change)

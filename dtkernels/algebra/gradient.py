@@ -1,0 +1,214 @@
+"""The gradient of an algorithm, as Funcs.
+
+Reverse accumulation over the Funcs: the adjoint of a Func is the sum of what its uses contribute. A contribution is
+summed over the labels of the use that the accessed element does not have; where such a sum is over a product it is a
+matrix product again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.errors import DTError
+from .build import ZERO, add, is_zero, negate, simplify, where
+from .derivative import Contribution, contributions
+from .normalize import fresh_name
+from .saved import Saved, choose_saved
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Forward that also returns what backward needs, and backward.
+
+    ``forward`` computes ``forward_outputs``: the outputs, then the saved extras. ``backward`` takes the inputs and saved
+    values it mentions and the adjoint of each output (``adjoints``: output -> input name); it computes ``grads``
+    (input or scalar -> Func).
+    """
+
+    forward: Algorithm
+    forward_outputs: tuple[str, ...]
+    backward: Algorithm
+    adjoints: dict[str, str]
+    grads: dict[str, str]
+
+
+def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:
+    """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
+
+    Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(A[x] > 0, d_y[x], 0);`` with ``d_y`` an input.
+    Raises DTError where something wanted does not enter the outputs differentiably.
+    """
+    r = _Reverse(algorithm, outputs)
+    r.run()
+    grads = {name: r.collect(name) for name in wanted}
+    backward = r.algorithm_of(tuple(grads.values()))
+    saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()))
+    return Gradient(saved.forward, outputs + saved.extra, saved.backward, r.adjoint_inputs, grads)
+
+
+class _Reverse:
+    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
+        self.algorithm, self.outputs = algorithm, outputs
+        self.taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+        self.received: dict[str, list[Contribution]] = {}
+        self.adjoint_inputs = {o: fresh_name(f"d_{o}", self.taken) for o in outputs}
+        self.new: list[Definition] = []
+        self.new_labels: list[str] = []
+        self.new_extents: list[tuple[str, str, int]] = []
+
+    def run(self) -> None:
+        """Visit Funcs last to first; each passes its adjoint to what it accesses."""
+        for d in reversed(self.algorithm.definitions):
+            if d.name not in self.algorithm.needed_by(self.outputs):
+                continue
+            adjoint = self._adjoint(d)
+            if adjoint is None:
+                continue
+            value = ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
+            for c in contributions(d.expr, adjoint, d.labels, value):
+                self.received.setdefault(c.tensor, []).append(c)
+
+    def _adjoint(self, d: Definition) -> ex.Expr | None:
+        """The adjoint of a Func over its own labels: an input, a new Func, or both."""
+        own = tuple(ex.Label(label) for label in d.labels)
+        total: ex.Expr = ex.Access(self.adjoint_inputs[d.name], own) if d.name in self.adjoint_inputs else ZERO
+        for c in self.received.get(d.name, []):
+            total = add(total, self._gathered(c, d.labels))
+        if is_zero(total):
+            return None
+        if isinstance(total, ex.Access):
+            return total
+        name = fresh_name(f"d_{d.name}", self.taken)
+        self.new.append(Definition(name, d.labels, simplify(total), d.pos))
+        return ex.Access(name, own)
+
+    def collect(self, name: str) -> str:
+        """The Func that is the gradient of input or scalar ``name``."""
+        found = self.received.get(name, [])
+        labels = self._labels_of(name, found)
+        total: ex.Expr = ZERO
+        for c in found:
+            total = add(total, self._gathered(c, labels))
+        func = fresh_name(f"d_{name}", self.taken)
+        if is_zero(total):
+            raise DTError("no gradient", found=f"{name!r} does not enter {', '.join(self.outputs)} differentiably")
+        self.new.append(Definition(func, labels, simplify(total)))
+        return func
+
+    def _labels_of(self, name: str, found: list[Contribution]) -> tuple[str, ...]:
+        """A label for each dimension of an input: the one that indexes it by itself, else a new one of that extent."""
+        rank = len(found[0].index) if found else 0
+        labels: list[str] = []
+        for dim in range(rank):
+            plain = [c.index[dim].name for c in found if isinstance(c.index[dim], ex.Label)]
+            label = next((p for p in plain if p not in labels), None)
+            if label is None:
+                label = fresh_name(f"{name}_{dim}", self.taken)
+                self.new_labels.append(label)
+                self.new_extents.append((label, name, dim))
+            labels.append(label)
+        return tuple(labels)
+
+    def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
+        """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
+        over = set(c.labels)
+        adjoint, conditions, names = c.adjoint, [], {}
+        clash = {label for label in over if label in target}
+        for label in sorted(clash):  # labels of the use that bear a target's name get out of the way first
+            names[label] = self._twin(label)
+        rename = {label: ex.Label(name) for label, name in names.items()}
+        adjoint = ex.substitute(_rename_bound(adjoint, names), rename)
+        index = tuple(ex.substitute(i, rename) for i in c.index)
+        over = {names.get(label, label) for label in over}
+        solved: dict[str, ex.Expr] = {}
+        for label, i in zip(target, index):
+            if isinstance(i, ex.Label) and i.name in over and i.name not in solved:
+                solved[i.name] = ex.Label(label)
+            else:
+                conditions.append(ex.Binary("==", _as_value(i), ex.Label(label)))
+        adjoint = ex.substitute(adjoint, solved)
+        left = tuple(label for label in (names.get(x, x) for x in c.labels) if label in over and label not in solved)
+        for condition in conditions:
+            adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
+        return self._restore(self._summed(adjoint, left), names, target)
+
+    def _twin(self, label: str) -> str:
+        return f"{label}'"
+
+    def _restore(self, e: ex.Expr, names: dict[str, str], target: tuple[str, ...]) -> ex.Expr:
+        """Give renamed labels that are still summed a declared name of the same extent."""
+        back = {}
+        for label, twin in names.items():
+            if any(isinstance(n, ex.Label) and n.name == twin or isinstance(n, (ex.Reduce, ex.Dot)) and twin in n.labels for n in e.walk()):
+                back[twin] = fresh_name(f"{label}_", self.taken)
+                self.new_labels.append(back[twin])
+                source = self.algorithm.extent_source(label)
+                assert source is not None
+                self.new_extents.append((back[twin], *source))
+        return _rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
+
+    def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """The sum over ``labels``: of each addend alone; of a product of two that both have the label, as a rdot."""
+        if not labels:
+            return e
+        match e:
+            case ex.Unary("-", arg):
+                return negate(self._summed(arg, labels))
+            case ex.Call("where", (c, a, b)) if is_zero(b) and not ex.free_labels(c) & set(labels):
+                return where(c, self._summed(a, labels), ZERO)
+            case ex.Binary("*", a, b):
+                if not ex.free_labels(a) & set(labels):
+                    return ex.Binary("*", a, self._summed(b, labels))
+                if not ex.free_labels(b) & set(labels):
+                    return ex.Binary("*", self._summed(a, labels), b)
+                return self._product(a, b, labels)
+            case ex.Binary("/", a, b) if not ex.free_labels(b) & set(labels):
+                return ex.Binary("/", self._summed(a, labels), b)
+        return ex.Reduce("sum", e, labels)
+
+    def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """A sum of products is a matrix product if each side has a label that the other lacks."""
+        left, right = ex.free_labels(a), ex.free_labels(b)
+        inner = tuple(label for label in labels if label in left and label in right)
+        if inner and left - right and right - left and not (set(labels) - set(inner)):
+            return ex.Dot(a, b, labels)
+        return ex.Reduce("sum", ex.Binary("*", a, b), labels)
+
+    def algorithm_of(self, grads: tuple[str, ...]) -> Algorithm:
+        """Forward and backward Funcs together, of which only what the gradients need stays."""
+        a = self.algorithm
+        adjoints = tuple(self.adjoint_inputs.values())
+        definitions = a.definitions + tuple(self.new)
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=a.extents + tuple(self.new_extents))
+        whole = whole.with_definitions(definitions)
+        needed = whole.needed_by(grads)
+        return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def _rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
+    """Labels bound by reductions inside ``e`` under their new names, with their uses."""
+    if not names:
+        return e
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, (ex.Reduce, ex.Dot)) and set(node.labels) & set(names):
+            inside = {label: ex.Label(names[label]) for label in node.labels if label in names}
+            node = node.rebuild(lambda child: ex.substitute(child, inside))
+            return replace(node, labels=tuple(names.get(label, label) for label in node.labels))
+        return node
+
+    return e.transform(change)
+
+
+def _as_value(index: ex.Expr) -> ex.Expr:
+    """Index arithmetic as a value: division rounds down."""
+    match index:
+        case ex.Binary("/", a, b):
+            return ex.Call("floor", (ex.Binary("/", _as_value(a), _as_value(b)),))
+        case ex.Binary(op, a, b):
+            return ex.Binary(op, _as_value(a), _as_value(b))
+        case ex.Unary(op, a):
+            return ex.Unary(op, _as_value(a))
+    return index
