@@ -1,0 +1,7 @@
+"""``python -m dtkernels``."""
+
+import sys
+
+from .cli import main
+
+sys.exit(main())

@@ -1,0 +1,229 @@
+"""``python -m dtkernels``: show, compile, explain, doctor. Bad input ends in one line on stderr and exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import stat
+import sys
+import tempfile
+from pathlib import Path
+
+from . import __version__, doctor, show
+from .codegen.target import TARGETS, target
+from .lang.errors import DTError
+
+_SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
+changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
+A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
+_COMPILE = "Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func."
+_EXPLAIN = "Say which schedule an op gets at a shape, why, and what its kernels launch."
+_DOCTOR = "One line each: OK, or WARN and what to do."
+_SHAPE = f"""extents: the output's labels, then the other labels in order of declaration; the last one repeats.
+Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
+_VALUE = "a compile-time parameter (causal=true) or a scalar input; may be repeated"
+
+
+class Refused(ValueError):
+    """What the command line says no to; one line."""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise Refused(f"{self.prog}: {message}; see {self.prog} --help")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 0, or 2 after one line on stderr where the input is refused."""
+    try:
+        args = _parser().parse_args(argv)
+        args.run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader had enough; what is still buffered goes nowhere
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except DTError as error:
+        return _refuse(str(error))
+    except Refused as error:
+        return _refuse(str(error))
+    except OSError as error:
+        return _refuse(f"{error.filename or 'dtkernels'}: {error.strerror or error}")
+    except RecursionError:
+        return _refuse("dtkernels: the program is nested too deeply")
+    return 0
+
+
+def _refuse(message: str) -> int:
+    print(" ".join(message.split()), file=sys.stderr)
+    return 2
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _compile(args: argparse.Namespace) -> None:
+    if Path(args.file).suffix != ".dt":
+        raise Refused(f"{args.file}: compile takes a .dt program; for an op or a spec: python -m dtkernels show {args.file}")
+    output = Path(args.output) if args.output else None
+    if output and output.exists() and Path(args.file).exists() and output.samefile(args.file):
+        raise Refused(f"{output}: the output would replace the program")
+    source = show.Subject(show.read(args.file), args.gpu, given=dict(args.param)).text("triton")
+    if output:
+        write_whole(output, source)
+    else:
+        sys.stdout.write(source)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write ``text`` to ``path`` all at once: whoever reads sees the old file or the new one. Permissions are kept."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        if path.is_dir():
+            raise Refused(f"{path}: is a folder")
+        path.write_text(text, encoding="utf-8")  # a pipe or a device
+        return
+    mask = os.umask(0)
+    os.umask(mask)
+    mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~mask
+    if not path.parent.is_dir():
+        raise Refused(f"{path.parent}: no such folder")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as f:
+            f.write(text)
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
+def _subject(args: argparse.Namespace) -> show.Subject:
+    return show.Subject(show.read(args.what), args.gpu, args.shape, args.dtype, dict(args.param))
+
+
+def _show(args: argparse.Namespace) -> None:
+    subject = _subject(args)
+    text = _machine_code(lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage)
+    sys.stdout.write(text)
+
+
+def _machine_code(make):
+    """``make()``, with whatever the toolchain raises told in one line."""
+    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+        raise Refused("dtkernels: machine code needs Triton's compiler: unset TRITON_INTERPRET")
+    try:
+        return make()
+    except ImportError as error:
+        raise Refused(f"dtkernels: machine code needs torch and triton: {error}") from None
+    except (DTError, OSError, KeyboardInterrupt):
+        raise
+    except Exception as error:  # Triton raises what its passes raise; there is no common class
+        said = str(error).strip().splitlines() or ["no message"]
+        raise Refused(f"dtkernels: Triton does not compile this: {type(error).__name__}: {said[-1]}") from error
+
+
+def _explain(args: argparse.Namespace) -> None:
+    subject = _subject(args)
+    gpu = subject.target
+    lines = [subject.title()]
+    if not subject.written.scheduled:
+        lines += [f"schedule: by formula, from the sizes and what {gpu.name} has; nothing is tuned, no table is looked at"]
+    elif subject.written.program.schedule.primitives:
+        lines += ["schedule: the program's own"]
+    else:
+        lines += ["schedule: none is given, so that one program loops over single elements"]
+    lines += [f"  {line}" for line in str(subject.program.schedule).splitlines()]
+    made = {}
+    if args.build:
+        made = {compiled.metadata.name: compiled for _, compiled in _machine_code(lambda: show.machine_code(subject))}
+    for k in subject.kernels():
+        blocks = {g.label: -(-subject.sizes[g.label] // g.block) for g in k.grid}
+        count = math.prod(blocks.values())
+        cut = " x ".join(f"{n} of {label}" for label, n in blocks.items()) or "one"
+        lines += [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]
+        lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
+        lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}"]
+        for name, compiled in made.items():
+            if name == f"{k.name}_kernel":
+                lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]
+    print("\n".join(lines))
+
+
+def _doctor(args: argparse.Namespace) -> None:
+    for line in doctor.report():
+        print(line)
+
+
+# -- arguments --------------------------------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(prog="dtkernels", description="Look at the kernels that dtkernels makes. Needs no GPU.")
+    parser.add_argument("--version", action="version", version=f"dtkernels {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
+    _about(one)
+    one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
+    one.set_defaults(run=_show)
+
+    one = commands.add_parser("compile", help="a .dt program to a Python file", description=_COMPILE)
+    one.add_argument("file", metavar="FILE.dt")
+    one.add_argument("-o", "--output", metavar="FILE.py", help="replaced whole or not at all; default: standard output")
+    _gpu(one)
+    _param(one)
+    one.set_defaults(run=_compile)
+
+    one = commands.add_parser("explain", help="which schedule is used, and why", description=_EXPLAIN)
+    _about(one)
+    one.add_argument("--build", action="store_true", help="compile the kernels and say what they take")
+    one.set_defaults(run=_explain)
+
+    one = commands.add_parser("doctor", help="what is installed here, and known traps", description=_DOCTOR)
+    one.set_defaults(run=_doctor)
+    return parser
+
+
+def _about(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say what is looked at."""
+    parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
+    parser.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
+    parser.add_argument("--dtype", choices=show.DTYPES, default="bf16", help="of the inputs; default: bf16")
+    _gpu(parser)
+    _param(parser)
+
+
+def _gpu(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gpu", type=_known_gpu, default="h200", metavar="NAME", help=f"{', '.join(TARGETS)}; default: h200")
+
+
+def _param(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--param", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help=_VALUE)
+
+
+def _known_gpu(name: str) -> str:
+    try:
+        return target(name).name
+    except DTError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    parts = text.replace(",", "x").split("x")
+    if not all(p.isascii() and p.isdigit() and 0 < int(p[:20]) < 2**31 for p in parts):
+        raise argparse.ArgumentTypeError(f"a shape is extents from 1 to 2^31 - 1 with x between them, such as 4096x4096; found {text!r}")
+    return tuple(map(int, parts))
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    if name.isidentifier() and value in ("true", "false"):
+        return name, value == "true"
+    for kind in (int, float):
+        try:
+            if name.isidentifier() and value.isascii():
+                return name, kind(value)
+        except ValueError:
+            continue
+    raise argparse.ArgumentTypeError(f"a parameter is name=value with true, false or a number; found {text!r}")

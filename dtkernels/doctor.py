@@ -1,0 +1,116 @@
+"""What is installed here, and whether anything of it is known to be in the way."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata, util
+from pathlib import Path
+
+from . import __version__
+
+OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
+OPTIONAL = ("transformers",)
+
+
+def report() -> Iterator[str]:
+    """One line a fact, each beginning with OK or WARN."""
+    for good, text in _facts():
+        yield f"{'OK  ' if good else 'WARN'} {text}"
+
+
+def _facts() -> Iterator[tuple[bool, str]]:
+    yield True, f"dtkernels {__version__}, in {Path(__file__).parent}"
+    recent = sys.version_info >= (3, 10)
+    yield recent, f"python {sys.version.split()[0]}" + ("" if recent else ": 3.10 or newer is needed")
+    for name in OLDEST:
+        yield _installed(name)
+    yield _gpu()
+    yield _cache()
+    yield _interpreter()
+    yield _ptxas()
+    yield _compiler()
+    yield from _traps()
+
+
+def version(package: str) -> tuple[int, ...] | None:
+    """The numbers of an installed package's version, None if it is not installed."""
+    try:
+        found = metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+    numbers = []
+    for part in found.split("+")[0].split("."):
+        digits = "".join(c for c in part if c.isdigit())
+        if not digits:
+            break
+        numbers.append(int(digits))
+    return tuple(numbers)
+
+
+def _installed(name: str) -> tuple[bool, str]:
+    found, oldest = version(name), ".".join(map(str, OLDEST[name]))
+    if found is None:
+        return name in OPTIONAL, f"{name} is not installed" + (": optional" if name in OPTIONAL else f": {oldest} or newer is needed")
+    text = f"{name} {metadata.version(name)}"
+    return (True, text) if found >= OLDEST[name] else (False, f"{text}: {oldest} or newer is needed")
+
+
+def _gpu() -> tuple[bool, str]:
+    if version("torch") is None:
+        return False, "GPU: cannot be looked for without torch"
+    import torch
+
+    if not torch.cuda.is_available():
+        return False, "GPU: none found; ops run the torch reference"
+    p = torch.cuda.get_device_properties(0)
+    more = f" and {torch.cuda.device_count() - 1} more" if torch.cuda.device_count() > 1 else ""
+    return True, f"GPU: {p.name}{more}, compute capability {p.major}.{p.minor}, {p.multi_processor_count} multiprocessors"
+
+
+def _cache() -> tuple[bool, str]:
+    if version("torch") is None:
+        return False, "cache folder: not looked at without torch"
+    from .runtime import cache
+
+    wanted = Path(os.environ.get("DTKERNELS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels")
+    silent, cache.log.disabled = cache.log.disabled, True  # its warning is this line
+    found = cache.cache_dir()
+    cache.log.disabled = silent
+    if found == wanted:
+        return True, f"cache folder: {found}"
+    return False, f"cache folder: {wanted} cannot be written, using {found}; set DTKERNELS_CACHE"
+
+
+def _interpreter() -> tuple[bool, str]:
+    on = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    return not on, f"TRITON_INTERPRET: {'set; kernels run in the interpreter, slowly' if on else 'not set'}"
+
+
+def _ptxas() -> tuple[bool, str]:
+    spec = util.find_spec("triton")
+    if spec is None or spec.origin is None:
+        return False, "ptxas: comes with triton, which is not installed"
+    tools = Path(spec.origin).parent / "backends" / "nvidia" / "bin"
+    asked = os.environ.get("TRITON_PTXAS_PATH")
+    found = asked if asked and os.access(asked, os.X_OK) else next(map(str, sorted(tools.glob("ptxas*"))), shutil.which("ptxas"))
+    return bool(found), f"ptxas: {found or f'none in {tools} nor on PATH; no machine code for NVIDIA GPUs'}"
+
+
+def _compiler() -> tuple[bool, str]:
+    found = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    return bool(found), f"C compiler: {found or 'none found; Triton needs one to launch a kernel it compiled here'}"
+
+
+def _traps() -> Iterator[tuple[bool, str]]:
+    triton, numpy = version("triton"), version("numpy")
+    if triton is not None and numpy is not None:
+        bad = triton[:2] == (3, 6) and numpy >= (2, 4)
+        what = f"triton {_dotted(triton)} with numpy {_dotted(numpy)}"
+        yield not bad, what + (": the interpreter crashes on range(tl.cdiv(...)); use numpy < 2.4" if bad else "")
+
+
+def _dotted(numbers: tuple[int, ...]) -> str:
+    return ".".join(map(str, numbers))

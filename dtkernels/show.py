@@ -1,0 +1,234 @@
+"""One program at each stage of its way to machine code, as text. Torch and Triton are imported for machine code only."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+
+from .algebra import prepare as rules
+from .algebra.fold import bind_parameters
+from .codegen.formula import formula
+from .codegen.lower import lower
+from .codegen.nest import Kernel, nest_text
+from .codegen.target import Target, target
+from .codegen.triton_module import emit, plain_labels, value_inputs
+from .lang import expr as ex
+from .lang import parse
+from .lang.algorithm import Algorithm
+from .lang.errors import DTError
+from .lang.schedule import Program
+from .lang.spec import load_spec
+
+SPECS = Path(__file__).resolve().parent / "specs"
+STAGES = ("algorithm", "algebra", "schedule", "nest", "triton", "ptx")
+DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes an element
+DEFAULT_EXTENT = 4096
+
+
+@dataclass(frozen=True)
+class Written:
+    """A program as someone wrote it. Of a spec the algorithm counts: its schedule is made to fit."""
+
+    name: str
+    program: Program
+    scheduled: bool  #: brings its own schedule
+    usual: tuple[tuple[str, int], ...] = ()  #: extents to show it at where none are asked for
+
+
+def shipped() -> tuple[str, ...]:
+    """Names of the ops that come with the package."""
+    return tuple(sorted(p.stem for p in SPECS.glob("*.yaml")))
+
+
+def read(what: str) -> Written:
+    """A shipped op, a ``.yaml`` spec or a ``.dt`` program. Raises DTError, one line naming the file, and OSError."""
+    path = SPECS / f"{what}.yaml" if what in shipped() else Path(what)
+    if path.suffix not in (".dt", ".yaml", ".yml"):
+        raise DTError("no such op", found=repr(what), allowed=", ".join(shipped()) + ", a .yaml spec or a .dt program")
+    try:
+        if path.suffix == ".dt":
+            return Written(path.stem, parse(path.read_text(encoding="utf-8"), str(path)), scheduled=True)
+        spec = load_spec(path)
+    except UnicodeDecodeError as error:
+        raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
+    except DTError as error:
+        raise error if str(path) in str(error) else _named(path, error) from None
+    usual = spec.shapes[0] if spec.shapes else {}
+    return Written(spec.op, spec.program, scheduled=False, usual=tuple((k, v) for k, v in usual.items() if isinstance(v, int)))
+
+
+def _named(path: Path, error: DTError) -> DTError:
+    """The same error for a rule that looks at no one place of the text."""
+    return DTError(f"{path}: {error.rule}", found=error.found, allowed=error.allowed)
+
+
+class Subject:
+    """A program with its parameters bound, for one GPU, size and element type."""
+
+    def __init__(
+        self,
+        written: Written,
+        gpu: str = "h200",
+        shape: tuple[int, ...] | None = None,
+        dtype: str = "bf16",
+        given: dict[str, object] | None = None,
+    ):
+        self.written, self.name, self.dtype = written, written.name, dtype
+        self.target: Target = target(gpu)
+        self.outputs = written.program.outputs()
+        params, self.scalars = _parted(written.program.algorithm, given or {})
+        self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
+        if written.scheduled:
+            self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
+            self.program = rules.prepare(self.bound)
+            self.sizes = self._extents(self.program.algorithm, shape)
+        else:
+            self.inline = None
+            algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
+            self.sizes = self._extents(algorithm, shape)
+            self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
+
+    @property
+    def algorithm(self) -> Algorithm:
+        """What is lowered: the algorithm after the last rule."""
+        return self.program.algorithm
+
+    def _extents(self, algorithm: Algorithm, shape: tuple[int, ...] | None) -> dict[str, int]:
+        """Extents from a plain tuple: the output's labels, then the others in order of declaration; the last one repeats."""
+        own = algorithm[self.outputs[0]].labels
+        order = own + tuple(label for label in algorithm.labels if label not in own)
+        if shape is None:
+            usual = dict(self.written.usual)
+            return {label: usual.get(label, DEFAULT_EXTENT) for label in order}
+        if not max(1, len(own)) <= len(shape) <= max(1, len(order)):
+            few = f"{len(own)} to {len(order)}" if len(own) < len(order) else str(len(own))
+            found, allowed = "x".join(map(str, shape)), f"{few} extents: {', '.join(order)}"
+            raise DTError(f"a shape of {self.name} has an extent for each label", found=found, allowed=allowed)
+        return dict(zip(order, (*shape, *(shape[-1:] * len(order)))))
+
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The loop nests, in the order they run."""
+        return lower(self.program)
+
+    def title(self) -> str:
+        """Name, sizes, element type and GPU on one line."""
+        sizes = ", ".join(f"{label} {size}" for label, size in self.sizes.items())
+        return f"{self.name}: {sizes}; {self.dtype}; {self.target.name}"
+
+    def text(self, stage: str) -> str:
+        """The program at ``stage``, one of STAGES."""
+        return {
+            "algorithm": lambda: str(self.written.program.algorithm),
+            "algebra": self._algebra,
+            "schedule": self._schedule,
+            "nest": lambda: "\n\n".join(nest_text(k) for k in self.kernels()),
+            "triton": lambda: emit(self.program),
+            "ptx": lambda: "\n".join(_listing(self, *made) for made in machine_code(self)),
+        }[stage]().rstrip("\n") + "\n"  # fmt: skip
+
+    def _algebra(self) -> str:
+        before = self.written.program.algorithm
+        parts = [f"# as written\n{before}"]
+        for rule, after in rules.stages(self.bound.algorithm, self.outputs, inline=self.inline):
+            if str(after) != str(before):
+                meaning = inspect.getdoc(getattr(rules, rule, None)) or ""
+                parts.append(f"# {rule}: {meaning.splitlines()[0] if meaning else 'no description'}\n{after}")
+                before = after
+        return "\n\n".join(parts)
+
+    def _schedule(self) -> str:
+        if self.written.scheduled:
+            return str(self.program.schedule) or "# no statement: one program that loops over single elements"
+        return f"# by formula for {self.title()}\n{self.program.schedule}"
+
+
+def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
+    """Compile-time parameters and scalar inputs among ``given``."""
+    params = [name for name, _ in algorithm.params]
+    for name in given:
+        if name not in params and name not in algorithm.scalars:
+            raise DTError("unknown parameter", found=repr(name), allowed=", ".join([*params, *algorithm.scalars]) or "none")
+    return {n: v for n, v in given.items() if n in params}, {n: v for n, v in given.items() if n not in params}
+
+
+# -- machine code -----------------------------------------------------------------------------------------------------
+
+
+def arguments(subject: Subject) -> tuple:
+    """What to call the wrapper with: tensors without storage of the shapes that ``sizes`` imply, then scalars."""
+    import torch
+
+    a = subject.algorithm
+    scalars = scalar_values(a, subject.scalars)
+    element = getattr(torch, ex.DTYPES[subject.dtype])
+    values = value_inputs(a, list(a.inputs))
+    shapes = input_shapes(a, subject.sizes, scalars)
+    tensors = [torch.empty(shapes[t], dtype=element if t in values else torch.bool, device="meta") for t in a.inputs]
+    return (*tensors, *scalars.values())
+
+
+def scalar_values(algorithm: Algorithm, given: dict[str, object]) -> dict[str, int | float]:
+    """A number for each scalar input: the one given, else 1 inside an index and 0.5 elsewhere."""
+    indices = [i for d in algorithm.definitions for access in ex.accesses(d.expr) for i in access.index]
+    integers = {node.name for index in indices for node in index.walk() if isinstance(node, ex.Scalar)}
+    return {s: int(given.get(s, 1)) if s in integers else float(given.get(s, 0.5)) for s in algorithm.scalars}
+
+
+def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str, int | float]) -> dict[str, tuple[int, ...]]:
+    """The shape of each input: extents of plain labels, the largest index plus one where an index is computed."""
+    shapes = {}
+    for tensor in algorithm.inputs:
+        labels = plain_labels(algorithm, tensor)
+        uses = [access.index for d in algorithm.definitions for access in ex.accesses(d.expr) if access.tensor == tensor]
+        reach = [max(_range(index[dim], sizes, scalars)[1] for index in uses) + 1 for dim in range(len(labels))]
+        shapes[tensor] = tuple(sizes[label] if label else max(1, n) for label, n in zip(labels, reach))
+    return shapes
+
+
+def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float]) -> tuple[int, int]:
+    """The least and the largest value of an index."""
+    match index:
+        case ex.Label(name):
+            return 0, sizes[name] - 1
+        case ex.Len(name):
+            return sizes[name], sizes[name]
+        case ex.Const(value):
+            return value, value
+        case ex.Scalar(name):
+            return int(scalars[name]), int(scalars[name])
+        case ex.Unary("-", arg):
+            low, high = _range(arg, sizes, scalars)
+            return -high, -low
+        case ex.Binary(op, left, right):
+            a, b = _range(left, sizes, scalars), _range(right, sizes, scalars)
+            if op == "+":
+                return a[0] + b[0], a[1] + b[1]
+            if op == "-":
+                return a[0] - b[1], a[1] - b[0]
+            if op == "/" and b[0] <= 0 <= b[1]:
+                raise DTError("an index is divided by what is not 0", found=str(index), at=index.pos)
+            ends = [x * y if op == "*" else x // y for x in a for y in b]
+            return min(ends), max(ends)
+    raise DTError("the extent of a computed index", found=str(index), allowed="labels, integers, SIn, len() and + - * /", at=index.pos)
+
+
+def machine_code(subject: Subject) -> list[tuple]:
+    """(launch, compiled kernel) of each kernel that the wrappers launch. Needs Triton's compiler, no GPU."""
+    from .runtime.build import build, record_launches
+    from .runtime.cache import load_module
+
+    module = load_module(emit(subject.program), subject.name)
+    wrappers = [o for o in subject.program.outputs() if callable(getattr(module, o, None))]
+    values = arguments(subject)
+    launches = [launch for w in wrappers for launch in record_launches(module, w, values)]
+    return [(launch, build(launch, subject.target)) for launch in launches]
+
+
+def _listing(subject: Subject, launch, compiled) -> str:
+    """Machine code as text, with a comment on how it is launched."""
+    comment, stage = (";", "amdgcn") if subject.target.backend == "hip" else ("//", "ptx")
+    grid = "x".join(map(str, launch.grid))
+    m = compiled.metadata
+    facts = f"{comment} {m.name}: {grid} programs of {m.num_warps} warps, {m.shared} bytes of shared memory"
+    return f"{facts}\n{compiled.asm[stage]}"
