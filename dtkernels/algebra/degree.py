@@ -41,6 +41,8 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
             return _sum(degree(left, known), degree(right, known), 1 if op == "+" else -1)
         case ex.Binary("*" | "/" as op, left, right):
             return _product(op, left, right, known)
+        case ex.Cast(arg, "fp32") | ex.Reshape(arg, _):
+            return degree(arg, known)
         case ex.Call("exp", (arg,)):
             d = degree(arg, known)
             return None if d is None or d.times else Degree(times=d.plus)
@@ -67,7 +69,7 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
 def guarded_shift(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     """``where(mu > -inf, mu, 0)``: mu itself, made safe for a row in which nothing is finite."""
     match expr:
-        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))) if a == b and isinstance(a, ex.Access):
+        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))) if a == b and isinstance(a, (ex.Access, ex.Cast)):
             d = degree(a, known)
             return d if d is not None and d.plus and not d.times else None
     return None

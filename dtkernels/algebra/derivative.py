@@ -48,7 +48,7 @@ def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], valu
         case ex.Reduce("sum", arg, over):
             yield from contributions(arg, adjoint, labels + over)
         case ex.Reduce("max" | "min", arg, over):
-            yield from contributions(arg, _extremum(expr, adjoint), labels + over)
+            yield from contributions(arg, _extremum(expr, adjoint, expr if value is None else value), labels + over)
         case ex.Dot(left, right, over):
             yield from contributions(left, multiply(adjoint, right), labels + over)
             yield from contributions(right, multiply(adjoint, left), labels + over)
@@ -112,9 +112,9 @@ def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.
     return tuple(where(ex.Binary(wins, x, y), adjoint, where(tie, half, ZERO)) for x, y in ((a, b), (b, a)))
 
 
-def _extremum(reduction: ex.Reduce, adjoint: ex.Expr) -> ex.Expr:
+def _extremum(reduction: ex.Reduce, adjoint: ex.Expr, value: ex.Expr) -> ex.Expr:
     """The row's maximum passes its adjoint to the elements that equal it, in even parts."""
-    is_it = ex.Binary("==", reduction.arg, reduction)
+    is_it = ex.Binary("==", reduction.arg, value)
     count = ex.Reduce("sum", where(is_it, ONE, ZERO), reduction.labels)
     return where(is_it, divide(adjoint, count), ZERO)
 

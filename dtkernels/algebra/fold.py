@@ -52,7 +52,9 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
     used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     used |= {label for d in algorithm.definitions for label in d.labels} | set(keep)
+    used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
     kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars", "vars", "rvars")}
+    kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
     return replace(algorithm, **kept)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from ..lang.errors import DTError
 from .build import ZERO, add, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .normalize import fresh_name
@@ -38,11 +37,11 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(A[x] > 0, d_y[x], 0);`` with ``d_y`` an input.
-    Raises DTError where something wanted does not enter the outputs differentiably.
+    What does not enter the outputs differentiably is left out of ``grads``. Raises DTError for what has no derivative.
     """
     r = _Reverse(algorithm, outputs)
     r.run()
-    grads = {name: r.collect(name) for name in wanted}
+    grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     backward = r.algorithm_of(tuple(grads.values()))
     saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()))
     return Gradient(saved.forward, outputs + saved.extra, saved.backward, r.adjoint_inputs, grads)
@@ -57,6 +56,7 @@ class _Reverse:
         self.new: list[Definition] = []
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
+        self.shared: dict[object, str] = {}  #: labels made so far, by what they stand for
 
     def run(self) -> None:
         """Visit Funcs last to first; each passes its adjoint to what it accesses."""
@@ -84,16 +84,16 @@ class _Reverse:
         self.new.append(Definition(name, d.labels, simplify(total), d.pos))
         return ex.Access(name, own)
 
-    def collect(self, name: str) -> str:
-        """The Func that is the gradient of input or scalar ``name``."""
+    def collect(self, name: str) -> str | None:
+        """The Func that is the gradient of input or scalar ``name``; None where it does not enter differentiably."""
         found = self.received.get(name, [])
         labels = self._labels_of(name, found)
         total: ex.Expr = ZERO
         for c in found:
             total = add(total, self._gathered(c, labels))
-        func = fresh_name(f"d_{name}", self.taken)
         if is_zero(total):
-            raise DTError("no gradient", found=f"{name!r} does not enter {', '.join(self.outputs)} differentiably")
+            return None
+        func = fresh_name(f"d_{name}", self.taken)
         self.new.append(Definition(func, labels, simplify(total)))
         return func
 
@@ -104,35 +104,56 @@ class _Reverse:
         for dim in range(rank):
             plain = [c.index[dim].name for c in found if isinstance(c.index[dim], ex.Label)]
             label = next((p for p in plain if p not in labels), None)
-            if label is None:
-                label = fresh_name(f"{name}_{dim}", self.taken)
-                self.new_labels.append(label)
-                self.new_extents.append((label, name, dim))
-            labels.append(label)
+            labels.append(label or self._label(found[0].index[dim], f"{name}_{dim}", name, dim))
         return tuple(labels)
 
     def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
         """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
-        over = set(c.labels)
-        adjoint, conditions, names = c.adjoint, [], {}
-        clash = {label for label in over if label in target}
-        for label in sorted(clash):  # labels of the use that bear a target's name get out of the way first
-            names[label] = self._twin(label)
+        names = {label: self._twin(label) for label in sorted(set(c.labels) & set(target))}  # out of the target's way
         rename = {label: ex.Label(name) for label, name in names.items()}
-        adjoint = ex.substitute(_rename_bound(adjoint, names), rename)
-        index = tuple(ex.substitute(i, rename) for i in c.index)
-        over = {names.get(label, label) for label in over}
+        adjoint = ex.substitute(_rename_bound(c.adjoint, names), rename)
+        over = [names.get(label, label) for label in c.labels]
         solved: dict[str, ex.Expr] = {}
-        for label, i in zip(target, index):
-            if isinstance(i, ex.Label) and i.name in over and i.name not in solved:
-                solved[i.name] = ex.Label(label)
-            else:
+        conditions: list[ex.Expr] = []
+        for label, i in zip(target, (ex.substitute(i, rename) for i in c.index)):
+            name = next((n.name for n in i.walk() if isinstance(n, ex.Label)), None)
+            found = self._solve(i, ex.Label(label), over) if name not in solved else None
+            if found is None:
                 conditions.append(ex.Binary("==", _as_value(i), ex.Label(label)))
+                continue
+            value, new = found
+            over += new
+            solved[name] = value
+            if not isinstance(value, ex.Label) and not _vanishes_outside(adjoint, name):
+                low = ex.Binary(">=", value, ZERO)
+                conditions.append(ex.Binary("and", low, ex.Binary("<", value, ex.Len(name.rstrip("'")))))
         adjoint = ex.substitute(adjoint, solved)
-        left = tuple(label for label in (names.get(x, x) for x in c.labels) if label in over and label not in solved)
         for condition in conditions:
             adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
+        left = tuple(label for label in over if label not in solved)
         return self._restore(self._summed(adjoint, left), names, target)
+
+    def _solve(self, index: ex.Expr, target: ex.Expr, over: list[str]) -> tuple[ex.Expr, list[str]] | None:
+        """The label in ``index`` from ``index = target``, with labels that then still vary; None if it has no one answer."""
+        match index:
+            case ex.Label(name) if name in over:
+                return target, []
+            case ex.Binary("/", ex.Label(name), ex.Const(size)) if name in over:
+                rest = self._label((name, size), f"{name}_in".replace("'", ""), "", int(size))
+                return ex.Binary("+", ex.Binary("*", ex.Const(size), target), ex.Label(rest)), [rest]
+            case ex.Binary("+" | "-" as op, ex.Label(name), offset) if name in over and not ex.free_labels(offset):
+                return ex.Binary("-" if op == "+" else "+", target, offset), []
+            case ex.Binary("+", offset, ex.Label(name)) if name in over and not ex.free_labels(offset):
+                return ex.Binary("-", target, offset), []
+        return None
+
+    def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
+        """A new label with the extent of a dimension (or a constant one), the same for all that stand for the same thing."""
+        if stands_for not in self.shared:
+            self.shared[stands_for] = fresh_name(wish, self.taken)
+            self.new_labels.append(self.shared[stands_for])
+        self.new_extents.append((self.shared[stands_for], tensor, size))
+        return self.shared[stands_for]
 
     def _twin(self, label: str) -> str:
         return f"{label}'"
@@ -166,6 +187,8 @@ class _Reverse:
                 return self._product(a, b, labels)
             case ex.Binary("/", a, b) if not ex.free_labels(b) & set(labels):
                 return ex.Binary("/", self._summed(a, labels), b)
+        if len(labels) > 1 and not ex.free_labels(e) - set(labels):  # down to one number: rows first, then their sums
+            return ex.Reduce("sum", ex.Reduce("sum", e, labels[1:]), labels[:1])
         return ex.Reduce("sum", e, labels)
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
@@ -181,9 +204,9 @@ class _Reverse:
         a = self.algorithm
         adjoints = tuple(self.adjoint_inputs.values())
         definitions = a.definitions + tuple(self.new)
-        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=a.extents + tuple(self.new_extents))
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=a.extents + tuple(dict.fromkeys(self.new_extents)))
         whole = whole.with_definitions(definitions)
-        needed = whole.needed_by(grads)
+        needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
 
 
@@ -200,6 +223,18 @@ def _rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
         return node
 
     return e.transform(change)
+
+
+def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
+    """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product with an element that reads 0 there."""
+    match adjoint:
+        case ex.Access(_, index):
+            return any(isinstance(i, ex.Label) and i.name == label for i in index)
+        case ex.Binary("*", a, b):
+            return _vanishes_outside(a, label) or _vanishes_outside(b, label)
+        case ex.Unary("-", a) | ex.Binary("/", a, _):
+            return _vanishes_outside(a, label)
+    return False
 
 
 def _as_value(index: ex.Expr) -> ex.Expr:

@@ -36,6 +36,12 @@ def prepare_algorithm(algorithm: Algorithm, outputs: tuple[str, ...], params: di
     return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
 
 
+def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
+    algorithm = pull_out(mean_to_sum(bind_parameters(algorithm)), outputs)
+    return hoist_reductions(reduce_invariants(algorithm))
+
+
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
     """Apply every rule to a program and carry its schedule over to the Funcs that result."""
     schedule, outputs = program.schedule, program.outputs()

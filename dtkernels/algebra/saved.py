@@ -37,8 +37,9 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
             shifted = _shift_by(backward, d, argument, name, grads)
             if shifted is not None:
                 backward = shifted
-                extra.append(Definition(name, d.labels, ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))))
-    backward = _needed(_read_outputs(forward, backward, outputs, tuple(e.name for e in extra)), grads)
+                logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
+                extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
+    backward = _needed(_read_outputs(backward, outputs), grads)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
     return Saved(with_extra, backward, tuple(e.name for e in used))
@@ -81,7 +82,7 @@ def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Call) and node.fn == "exp" and (names := matches(argument, node.args[0])) is not None:
             index = tuple(ex.Label(names.get(label, label)) for label in labels)
-            return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(name, index)),))
+            return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(ex.Cast(ex.Access(name, index), "fp32"))),))
         return node
 
     return expr.transform(change)
@@ -101,34 +102,29 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     return algorithm.with_definitions(kept)
 
 
-def _read_outputs(forward: Algorithm, backward: Algorithm, outputs: tuple[str, ...], saved: tuple[str, ...]) -> Algorithm:
+def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Outputs that backward mentions become inputs, and so does any Func or expression that equals one."""
     for output in outputs:
-        if output not in backward and not saved:
+        if output not in backward:
             continue
-        own = tuple(map(ex.Label, forward[output].labels))
-        body = backward[output].expr if output in backward else None
-        as_input = ex.Access(output, own)
-        if isinstance(body, ex.Access) and body.tensor in backward and body.index == own:
-            backward = _as_input(backward, body.tensor, output)  # the output is that Func
-        elif body is not None:
-            backward = _replace_everywhere(backward, output, body, as_input)
-        if output in backward:
-            backward = backward.with_definitions(tuple(d for d in backward.definitions if d.name != output))
-        if output not in backward.inputs:
-            backward = replace(backward, inputs=(*backward.inputs, output))
+        d = backward[output]
+        own = tuple(map(ex.Label, d.labels))
+        if isinstance(d.expr, ex.Access) and d.expr.tensor in backward and d.expr.index == own:
+            backward = _renamed(backward, d.expr.tensor, output)  # the output is that Func
+        else:
+            backward = _replaced(backward, output, d.expr, ex.Access(output, own))
+        backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(tuple(x for x in backward.definitions if x.name != output))
     return backward
 
 
-def _as_input(backward: Algorithm, func: str, output: str) -> Algorithm:
+def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:
     def change(node: ex.Expr) -> ex.Expr:
         return replace(node, tensor=output) if isinstance(node, ex.Access) and node.tensor == func else node
 
-    kept = tuple(replace(d, expr=d.expr.transform(change)) for d in backward.definitions if d.name not in (func, output))
-    return replace(backward, inputs=(*backward.inputs, output)).with_definitions(kept)
+    return backward.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in backward.definitions if d.name != func))
 
 
-def _replace_everywhere(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -> Algorithm:
+def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -> Algorithm:
     def change(node: ex.Expr) -> ex.Expr:
         return value if node == body else node
 

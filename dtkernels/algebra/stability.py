@@ -85,8 +85,8 @@ def _shifted(algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, 
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
 
 
-def shift_value(name: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
-    mu = ex.Access(name, index)
+def shift_value(mu: ex.Expr) -> ex.Expr:
+    """``mu``, made safe for a row in which nothing is finite."""
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
 
@@ -98,19 +98,18 @@ def _replace_exponent(d: Definition, arg: ex.Expr, over: tuple[str, ...], name: 
             names = matches(arg, node.args[0])
             if names is not None:
                 index = tuple(ex.Label(names.get(label, label)) for label in labels)
-                return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(name, index)),), pos=node.pos)
+                return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(ex.Access(name, index))),), pos=node.pos)
         return node
 
     return d.expr.transform(change)
 
 
 def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
-    """The renaming of labels that makes ``pattern`` equal ``node``; None if there is none."""
-    ours = [n.name for n in pattern.walk() if isinstance(n, ex.Label)]
-    theirs = [n.name for n in node.walk() if isinstance(n, ex.Label)]
+    """The renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
+    ours, theirs = ([n.name for n in e.walk() if isinstance(n, ex.Label)] for e in (pattern, node))
     if len(ours) != len(theirs):
         return None
-    names = dict(zip(ours, theirs))
+    names = {a: b for a, b in zip(ours, theirs) if a in ex.free_labels(pattern)}
     renamed = ex.substitute(pattern, {a: ex.Label(b) for a, b in names.items()})
     return names if renamed == node and len(set(names.values())) == len(names) else None
 
@@ -124,7 +123,7 @@ def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: st
         d = degree(node.args[0], known)
         if d is None or not d.times or d.times.denominator != 1 or not set(labels) <= ex.free_labels(node):
             return node
-        mu = shift_value(name, tuple(ex.Label(label) for label in labels))
+        mu = shift_value(ex.Access(name, tuple(ex.Label(label) for label in labels)))
         times = -d.times
         scaled = mu if times == 1 else ex.Binary("*", ex.Const(int(times)), mu) if times > 0 else None
         return node if scaled is None else ex.Binary("+", node, scaled)

@@ -53,16 +53,51 @@ class _Formula:
         return tuple(f for f in self.algorithm.needed_by(self.outputs) if f not in {p.func for p in fused})
 
     def _fused(self, streaming: bool) -> tuple[Primitive, ...]:
-        host: dict[str, str] = {}
-        found = []
+        joined = self._joined_outputs()
+        hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
+        found = [Primitive(o, "fuse_at", place) for o, place in joined.items()]
         for d in reversed(self.algorithm.definitions):
+            if d.name in self.outputs:
+                continue
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
-            hosts = {host.get(u, u) for u in users}
-            place = self._place(d.name, next(iter(hosts)), streaming) if len(hosts) == 1 and d.name not in self.outputs else None
+            roots = set().union(*(hosts.get(u, {u}) for u in users))
+            first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
+            place = self._place(d.name, first, streaming) if len(roots) == 1 or self._recomputed(d.name) else None
+            hosts[d.name] = roots if place else {d.name}
             if place:
-                host[d.name] = place[0]
                 found.append(Primitive(d.name, "fuse_at", place))
         return tuple(reversed(found))
+
+    def _joined_outputs(self) -> dict[str, tuple[str, str]]:
+        """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts."""
+        found: dict[str, tuple[str, str]] = {}
+        for i, o in enumerate(self.outputs):
+            for p in self.outputs[:i]:
+                if p not in found and o not in found and (label := self._joins(o, p)):
+                    found[o] = (p, label)
+        return found
+
+    def _joins(self, output: str, root: str) -> str | None:
+        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
+        reduced, inner = reduction_labels(self.algorithm, output), reduction_labels(self.algorithm, root)
+        extra = [label for label in own if label not in outer]
+        if reduced:
+            narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra)
+            return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
+        parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
+        return own[-1] if own and not extra and parts and parts <= set(self.algorithm.needed_by((root,))) else None
+
+    def _recomputed(self, func: str) -> bool:
+        """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
+        if not reduction_labels(self.algorithm, func):
+            return True
+        return self._elements(self.algorithm[func].labels) > 2 * max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
+
+    def _elements(self, labels: tuple[str | None, ...]) -> int:
+        count = 1
+        for label in labels:
+            count *= self.sizes.get(label, 1) if label else 1
+        return count
 
     def _place(self, func: str, root: str, streaming: bool) -> tuple[str, str] | None:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
@@ -109,7 +144,12 @@ class _Formula:
         reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(self.algorithm, m)))
         tile: dict[str, int] = {}
         width = 1
+        last = self._last_labels(members)
         for r in reduced:
+            if r not in last and labels:  # down columns: the width goes to the label that lies contiguous
+                tile[r] = min(pow2(self.sizes[r]), 32)
+                width *= tile[r]
+                continue
             whole = pow2(self.sizes[r]) * width <= ROW_LIMIT
             tile[r] = 0 if whole else max(1, min(pow2(self.sizes[r]), 4096 // min(width, 4096)))
             width *= pow2(self.sizes[r]) if whole else tile[r]
@@ -142,9 +182,13 @@ class _Formula:
 
     def _contiguous_first(self, labels: tuple[str, ...], members: list[str]) -> list[str]:
         """Labels by how much they need a wide tile: the last index of each tensor first."""
-        last = [a.index[-1].name for m in members for a in ex.accesses(self.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]
+        last = self._last_labels(members)
         ordered = list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
         return ordered
+
+    def _last_labels(self, members: list[str]) -> list[str]:
+        """Labels along which the tensors that these Funcs read lie contiguous, if they are laid out row by row."""
+        return [a.index[-1].name for m in members for a in ex.accesses(self.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]
 
     def _matrix_tiles(self, root: str, members: list[str]) -> tuple[Primitive, ...]:
         labels = self.algorithm[root].labels
@@ -167,7 +211,8 @@ class _Formula:
         stages = max(2, min(4, self.target.shared_bytes // ((bm + bn) * depth * self.itemsize)))
         block = dict(tile)
         for k in reduction_labels(self.algorithm, main):
-            tile[k] = max(16, min(pow2(self.sizes[k]), depth)) if k == dot.labels[-1] else 1
+            longest = max(dot.labels, key=lambda label: self.sizes[label])
+            tile[k] = max(16, min(pow2(self.sizes[k]), depth)) if k == longest else 1
         grouped = (rows[-1], columns[-1]) if rows and columns else None
         return self._statements(root, block, tile, warps, stages, grouped)
 
@@ -200,9 +245,13 @@ class _Formula:
                 block[label] = tile[label] = 1
         narrow_chain = any(self._holds_chain(m, root) for m in members[1:])
         held = {label for m in members[1:] if self._dots(m) and self._holds_chain(m, root) for label in self.algorithm[m].labels}
+        tile |= {label: 0 for m in members for label in self.algorithm[m].labels if label not in labels and m in self.outputs}
         for m in members:
-            for k in reduction_labels(self.algorithm, m):
-                if k in held:
+            own = reduction_labels(self.algorithm, m)
+            for k in own:
+                if len(own) > 1 and k != max(own, key=lambda label: self.sizes[label]):
+                    tile[k] = 1
+                elif k in held:
                     tile[k] = 0
                 elif k not in tile:
                     narrow = self.sizes[k] <= WHOLE_SIDE and m != root and k not in reduction_labels(self.algorithm, root)

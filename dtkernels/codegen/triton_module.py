@@ -123,6 +123,9 @@ class _Wrapper:
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         labels = dict.fromkeys(label for k in self.kernels for label, _ in self._labels_of(k))
         for label in labels:
+            if (constant := self.algorithm.constant_extent(label)) is not None:
+                lines.append(f"    size_{label} = {constant}")
+                continue
             tied = next(t for t in (label, *sorted(self.algorithm.tied_labels(label))) if any(t in plain_labels(self.algorithm, r) for r in self.reads))
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines

@@ -35,7 +35,7 @@ class Algorithm:
     rvars: tuple[str, ...] = ()
     params: tuple[tuple[str, int | bool], ...] = ()
     definitions: tuple[Definition, ...] = ()
-    #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``
+    #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
 
     def __getitem__(self, func: str) -> Definition:
@@ -85,6 +85,11 @@ class Algorithm:
                         found.setdefault((access.tensor, dim), index.name != label)
         return tuple(sorted(found, key=lambda key: (found[key], self.inputs.index(key[0]), key[1])))
 
+    def constant_extent(self, label: str) -> int | None:
+        """The extent of ``label`` where the program gives it as a number."""
+        group = self.tied_labels(label)
+        return next((size for own, tensor, size in self.extents if own in group and not tensor), None)
+
     def tied_labels(self, label: str) -> frozenset[str]:
         """Labels with the extent of ``label`` because a Func defined over one is indexed by the other."""
         group, grown = {label}, True
@@ -123,6 +128,6 @@ class Algorithm:
         if self.params:
             pairs = (f"{n} = {str(v).lower() if isinstance(v, bool) else v}" for n, v in self.params)
             lines.append(f"Param {', '.join(pairs)};")
-        lines += [f"Extent {label} = {tensor}[{dim}];" for label, tensor, dim in self.extents]
+        lines += [f"Extent {label} = {f'{tensor}[{dim}]' if tensor else dim};" for label, tensor, dim in self.extents]
         lines += [str(d) for d in self.definitions]
         return "\n".join(lines)

@@ -104,7 +104,7 @@ def _check_used(algorithm: Algorithm) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label, ex.Param))}
     used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
-    used |= {label for d in algorithm.definitions for label in d.labels}
+    used |= {label for d in algorithm.definitions for label in d.labels} | {tensor for _, tensor, _ in algorithm.extents}
     for word, names in (("In", algorithm.inputs), ("SIn", algorithm.scalars), ("label", algorithm.labels), ("Param", tuple(n for n, _ in algorithm.params))):
         for name in names:
             if name not in used:
@@ -120,7 +120,7 @@ def _check_extents(algorithm: Algorithm) -> None:
     needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
     for label in sorted(needed):
-        if algorithm.extent_source(label) is None:
+        if algorithm.extent_source(label) is None and algorithm.constant_extent(label) is None:
             raise DTError("the extent of a label comes from an input it indexes by itself", found=f"no input with {label!r} as a plain index")
 
 

@@ -119,9 +119,13 @@ class _Parser:
                 return found
 
     def _extent(self) -> tuple[str, str, int]:
-        """``Extent j = K[1];``: label j is as long as dimension 1 of input K."""
+        """``Extent j = K[1];``: label j is as long as dimension 1 of input K; ``Extent r = 4;``: it has 4 values."""
         label = self.expect("name", "a label").text
         self.expect("=")
+        if self.token.kind == "number":
+            size = self.integer("an extent")
+            self.expect(";")
+            return label, "", size
         tensor = self.expect("name", "an input").text
         self.expect("[")
         dim = self.integer("a dimension")

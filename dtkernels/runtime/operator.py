@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 
 from ..algebra.batch import add_batch
 from ..algebra.fold import bind_parameters
-from ..algebra.prepare import prepare_algorithm
+from ..algebra.gradient import Gradient, gradient
+from ..algebra.prepare import differentiable_form, prepare_algorithm
 from ..codegen.formula import formula
 from ..codegen.target import Target, target
 from ..codegen.triton_module import emit, plain_labels
@@ -18,7 +20,7 @@ from ..lang.schedule import Program, Schedule
 from ..lang.spec import Spec
 from .cache import load_module
 from .paths import count
-from .reference import evaluate, extents
+from .reference import evaluate, extents, result_dtype
 from .shapes import fit
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -58,7 +60,7 @@ class Operator:
         if key not in self._variants:
             algorithm = add_batch(bind_parameters(self.spec.algorithm, dict(params)), batched, labels)
             outputs = self.spec.outputs
-            self._variants[key] = _Variant(prepare_algorithm(algorithm, outputs), outputs)
+            self._variants[key] = _Variant(algorithm, outputs)
         return self._variants[key]
 
     def source(self, shape: tuple[int, ...] | None = None, gpu: str = "h200", dtype: torch.dtype = torch.bfloat16, **params) -> str:
@@ -95,11 +97,23 @@ class Operator:
                 raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
 
 
+@dataclass(frozen=True)
+class _Pair:
+    """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
+
+    gradient: Gradient
+    public: tuple[str, ...]
+    forward: _Variant
+    backward: _Variant
+
+
 class _Variant:
     """One algorithm, prepared, with the kernels emitted for it so far."""
 
     def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
-        self.algorithm, self.outputs = algorithm, outputs
+        self.plain, self.outputs = algorithm, outputs
+        self.algorithm = algorithm = prepare_algorithm(algorithm, outputs)
+        self._pairs: dict[tuple[str, ...], _Pair] = {}
         self.dims = {t: plain_labels(algorithm, t) for t in algorithm.inputs}
         self._kernels: dict[tuple, object] = {}
 
@@ -115,10 +129,22 @@ class _Variant:
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs, differentiable where an input asks for it."""
-        values = [*tensors.values(), *(s for s in scalars.values() if isinstance(s, torch.Tensor))]
-        if torch.is_grad_enabled() and any(v.requires_grad for v in values):
-            return _Differentiable.apply(self, op, tuple(tensors), dict(scalars), *tensors.values(), *scalars.values())
-        return self.forward(op, tensors, scalars)
+        given = {**tensors, **scalars}
+        wanted = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor) and v.requires_grad)
+        if not (torch.is_grad_enabled() and wanted):
+            return self.forward(op, tensors, scalars)
+        names = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor))
+        plain = {n: v for n, v in given.items() if n not in names}
+        results = _Differentiable.apply(self.pair(wanted), op, names, plain, *(given[n] for n in names))
+        return results[: len(self.outputs)]
+
+    def pair(self, wanted: tuple[str, ...]) -> _Pair:
+        """Forward and backward for the gradients ``wanted``."""
+        if wanted not in self._pairs:
+            found = gradient(differentiable_form(self.plain, self.outputs), self.outputs, wanted)
+            forward = _Variant(found.forward, found.forward_outputs)
+            self._pairs[wanted] = _Pair(found, self.outputs, forward, _Variant(found.backward, tuple(found.grads.values())))
+        return self._pairs[wanted]
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs by a generated kernel where one can run, else by the reference; counted."""
@@ -134,10 +160,10 @@ class _Variant:
         first = next(iter(tensors.values()))
         key = (first.device, *((t.shape, t.dtype) for t in tensors.values()))
         if key not in self._kernels:
-            itemsize = max(t.element_size() for t in tensors.values() if t.is_floating_point())
+            itemsize = result_dtype(self.algorithm, tensors).itemsize
             program = self.program(extents(self.algorithm, tensors), itemsize, device_target(first.device))
-            module = load_module(emit(program), op)
-            self._kernels[key] = getattr(module, program.outputs()[0])
+            module = load_module(emit(program, "call"), op.replace(" ", "_"))
+            self._kernels[key] = module.call
         return self._kernels[key]
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
@@ -156,29 +182,38 @@ class _Variant:
 
 
 class _Differentiable(torch.autograd.Function):
-    """Forward by kernel; backward by torch's autograd over the reference, until gradients are derived from the spec."""
+    """Forward and backward by the kernels of the derived gradient."""
 
     @staticmethod
-    def forward(ctx, variant: _Variant, op: str, names: tuple[str, ...], scalars: dict[str, object], *values):
-        ctx.variant, ctx.names, ctx.scalars = variant, names, scalars
-        ctx.plain = [v if not isinstance(v, torch.Tensor) else None for v in values]
-        ctx.save_for_backward(*(v for v in values if isinstance(v, torch.Tensor)))
-        tensors = dict(zip(names, values))
-        return variant.forward(op, tensors, dict(zip(scalars, values[len(names) :])))
+    def forward(ctx, pair: _Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
+        given = {**plain, **dict(zip(names, values))}
+        forward = pair.forward
+        results = forward.forward(op, {n: given[n] for n in forward.algorithm.inputs}, {n: given[n] for n in forward.algorithm.scalars})
+        known = {**given, **dict(zip(forward.outputs, results))}
+        kept = [n for n in (*pair.backward.algorithm.inputs, *pair.backward.algorithm.scalars) if n in known]
+        ctx.pair, ctx.op, ctx.names = pair, op, names
+        ctx.kept = tuple(n for n in kept if isinstance(known[n], torch.Tensor))
+        ctx.plain = {n: known[n] for n in kept if n not in ctx.kept}
+        ctx.like = {n: (v.shape, v.dtype) for n, v in zip(names, values) if isinstance(v, torch.Tensor)}
+        ctx.save_for_backward(*(known[n] for n in ctx.kept))
+        ctx.set_materialize_grads(True)
+        ctx.mark_non_differentiable(*results[len(pair.public) :])
+        return results
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        saved = iter(ctx.saved_tensors)
-        values = [next(saved) if v is None else v for v in ctx.plain]
-        wanted = [isinstance(v, torch.Tensor) and ctx.needs_input_grad[i + 4] for i, v in enumerate(values)]
-        values = [v.detach().requires_grad_() if w else v for v, w in zip(values, wanted)]
-        with torch.enable_grad():
-            tensors = dict(zip(ctx.names, values))
-            results = evaluate(ctx.variant.algorithm, tensors, dict(zip(ctx.scalars, values[len(ctx.names) :])), ctx.variant.outputs)
-        asked = [v for v, w in zip(values, wanted) if w]
-        found = iter(torch.autograd.grad(results, asked, grads, allow_unused=True))
-        return (None, None, None, None, *(next(found) if w else None for w in wanted))
+        pair, backward = ctx.pair, ctx.pair.backward
+        known = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
+        known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
+        inputs = {n: known[n] for n in backward.algorithm.inputs}
+        results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
+        found = dict(zip(pair.gradient.grads, results))
+        return (None, None, None, None, *(_like(found.get(n), ctx.like.get(n)) for n in ctx.names))
+
+
+def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
+    return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
 
 
 def choose_path(tensors: dict[str, torch.Tensor]) -> str:

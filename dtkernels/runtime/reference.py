@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..codegen.triton_module import value_inputs
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 
@@ -37,7 +38,9 @@ def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str,
     sizes = {}
     for label in algorithm.labels:
         source = algorithm.extent_source(label)
-        if source is not None:
+        if (constant := algorithm.constant_extent(label)) is not None:
+            sizes[label] = constant
+        elif source is not None:
             sizes[label] = tensors[source[0]].shape[source[1]]
     return sizes
 
@@ -47,14 +50,20 @@ def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: di
     return _Evaluator(algorithm, tensors, scalars).outputs(outputs)
 
 
+def result_dtype(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    """The promoted dtype of the inputs whose values enter the results."""
+    floats = [tensors[name].dtype for name in value_inputs(algorithm, list(tensors)) if tensors[name].is_floating_point()]
+    result = floats[0] if floats else torch.float32
+    for dtype in floats[1:]:
+        result = torch.promote_types(result, dtype)
+    return result
+
+
 class _Evaluator:
     def __init__(self, algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object]):
         self.algorithm, self.tensors, self.scalars = algorithm, tensors, scalars
         self.sizes = extents(algorithm, tensors)
-        floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
-        self.result = floats[0] if floats else torch.float32
-        for dtype in floats[1:]:
-            self.result = torch.promote_types(self.result, dtype)
+        self.result = result_dtype(algorithm, tensors)
         self.compute = torch.float64 if self.result == torch.float64 else torch.float32
         self.device = next(iter(tensors.values())).device
         self.known: dict[str, Named] = {}
@@ -67,6 +76,7 @@ class _Evaluator:
         for name in names:
             cast = self.algorithm[name].expr
             dtype = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else self.result
+            dtype = self.compute if isinstance(cast, ex.Cast) and cast.dtype == "fp32" else dtype  # float64 stays float64
             found.append(self.known[name].data.to(dtype))
         return tuple(found)
 
@@ -119,7 +129,7 @@ class _Evaluator:
                 return self._call(fn, [self.value(a) for a in args])
             case ex.Cast(arg, dtype):
                 v = self.value(arg)
-                return Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
+                return v if dtype == "fp32" else Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
             case ex.Reduce(kind, arg, labels):
                 return self._reduce(kind, self._spread_over(self.value(arg), labels), labels)
             case ex.Dot(left, right, labels):
