@@ -1,8 +1,8 @@
 """The LoopNest: one grammar between the schedule and the printed kernel.
 
     Kernel    = grid of block labels, body of statements
-    Statement = Block | Index | Loop | Let | Accumulator | Assign | Store
-    Tile      = Const | Scalar | Size | Position | Local | Load | Op | Guard | TileReduce | TileDot
+    Statement = Index | Loop | Let | Accumulator | Assign | Store
+    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Op | Guard | TileReduce | TileDot
 
 A tile is a value over a set of axes; an axis is a label advanced by so many elements at once. Nothing here knows a
 GPU or a syntax; printers do.
@@ -106,6 +106,26 @@ class Position(Tile):
 
     def __str__(self) -> str:
         return self.axis.name
+
+
+@dataclass(frozen=True)
+class Start(Tile):
+    """The first index of an axis's current tile."""
+
+    axis: Axis
+
+    def __str__(self) -> str:
+        return f"first({self.axis.name})"
+
+
+@dataclass(frozen=True)
+class Step(Tile):
+    """How far an axis advances at once."""
+
+    axis: Axis
+
+    def __str__(self) -> str:
+        return f"step({self.axis.name})"
 
 
 @dataclass(frozen=True)
@@ -214,13 +234,19 @@ class Index(Statement):
 
 @dataclass(frozen=True)
 class Loop(Statement):
-    """Advance ``axis`` over the whole extent, or over the block."""
+    """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
+
+    A ``tail`` is what is left of an extent after its whole tiles; it is empty where the tile divides the extent.
+    """
 
     axis: Axis
     within: str  # "block" or "extent"
     body: tuple[Statement, ...]
     reduces: bool = False
     options: tuple[tuple[str, int | bool], ...] = ()
+    begin: Tile | None = None
+    end: Tile | None = None
+    tail: bool = False
 
 
 @dataclass(frozen=True)
@@ -329,7 +355,8 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}index {axis} from {start}")
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
-                lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {within}{extra}")
+                where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
+                lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
                 _lines(inner, depth + 1, lines)
             case Let(name, value, axes, origin):
                 lines.append(f"{pad}{name}{_axes(axes)} = {value}" + (f"   # {origin}" if origin else ""))

@@ -7,7 +7,25 @@ from collections import Counter
 from dataclasses import replace
 
 from . import nest
-from .nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce, map_values, statements
+from .nest import (
+    Accumulator,
+    Assign,
+    Const,
+    Guard,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    TileReduce,
+    map_values,
+    statements,
+)
+from .ranges import cut_ranges
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
 
@@ -15,7 +33,7 @@ _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigm
 def finish(body: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
     """(cleaned body, buffers read, scalars read)"""
     body = drop_guards(body)
-    body = share(body)
+    body = cut_ranges(share(body))
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]
@@ -143,7 +161,7 @@ def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tu
             count += 1
             name = f"{wish}_{count}"
         taken.add(name)
-        axes = tuple(sorted(nest.axes_of(node), key=lambda a: _first_use(body, a)))
+        axes = natural_order(node)
         local = Local(name, axes)
         first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
         replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))
@@ -166,12 +184,12 @@ def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[State
     return tuple(result)
 
 
-def _first_use(body: tuple[Statement, ...], axis: nest.Axis) -> int:
-    """Where ``axis`` stands in the widest named value that has it, so that shared values keep that order."""
-    for s in statements(body):
-        if isinstance(s, (Let, Store)) and axis in s.axes:
-            return s.axes.index(axis)
-    return 0
+def natural_order(node: Tile) -> tuple[nest.Axis, ...]:
+    """The order of dimensions in which ``node`` comes cheapest: that of its largest named part."""
+    axes = nest.axes_of(node)
+    own = [tuple(a for a in n.axes if a in axes) for n in node.walk() if isinstance(n, Local)]
+    best = max(own, key=len, default=())
+    return best + tuple(sorted(axes - set(best), key=lambda a: a.name))
 
 
 def _worth(node: Tile, moving: set[str]) -> bool:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from ..lang.expr import COMPARISONS, DTYPES
 from . import nest
-from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Tile, TileDot, TileReduce
+from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
+from .passes import natural_order
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
@@ -18,6 +20,8 @@ _CALLS = {
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "largest": "tl.maximum({0}, {1})",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "min({0}, {1})", "max": "max({0}, {1})", "cdiv": "tl.cdiv({0}, {1})",
+    "floor_to_int": "floor_to_int({0})", "ceil_to_int": "ceil_to_int({0})",
 }  # fmt: skip
 
 #: helpers a kernel may need: name -> text
@@ -38,6 +42,16 @@ def floor_divide(a, b):
     # Triton's // rounds toward zero
     return (a - (a % b + b) % b) // b
 ''',
+    "floor_to_int": '''
+@triton.jit
+def floor_to_int(x):
+    return tl.floor(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+''',
+    "ceil_to_int": '''
+@triton.jit
+def ceil_to_int(x):
+    return tl.ceil(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+''',
     "nan_max": '''
 @triton.jit
 def nan_max(a, b):
@@ -54,8 +68,10 @@ def nan_min(a, b):
 class ExpressionPrinter:
     """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers we wrote."""
 
-    def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str]):
+    def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str],
+                 start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str]):  # fmt: skip
         self.raw, self.loads, self.made = raw, loads, made
+        self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
         self.helpers: set[str] = set()
 
     def text(self, tile: Tile, order: tuple[Axis, ...]) -> str:
@@ -69,7 +85,11 @@ class ExpressionPrinter:
             case Scalar(name):
                 return name, _ATOM
             case Size(label):
-                return f"size_{label}", _ATOM
+                return self.size_of(label), _ATOM
+            case Start(axis):
+                return self.start_of(axis), _ATOM
+            case Step(axis):
+                return self.step_of(axis), _ATOM
             case Position(axis):
                 return arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
             case Local(name, axes, boolean):
@@ -122,21 +142,14 @@ class ExpressionPrinter:
 
     def _float(self, tile: Tile, order: tuple[Axis, ...], fn: str) -> str:
         text = self.text(tile, order)
-        return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//") else text
+        return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "min", "max", "cdiv") else text
 
     def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
         inside = " & ".join(arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)
         return f"tl.where({inside}, {self.text(guard.arg, order)}, {_constant(guard.neutral)[0]})", _ATOM
 
-    def _natural(self, tile: Tile) -> tuple[Axis, ...]:
-        """The order of dimensions in which ``tile`` comes cheapest: that of its largest named part."""
-        axes = nest.axes_of(tile)
-        locals_ = [n.axes for n in tile.walk() if isinstance(n, Local)]
-        best = max((tuple(a for a in own if a in axes) for own in locals_), key=len, default=())
-        return best + tuple(sorted(axes - set(best), key=lambda a: a.name))
-
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
-        inner = self._natural(tile.arg)
+        inner = natural_order(tile.arg)
         text = self.text(tile.arg, inner)
         for axis in tile.axes:
             at = inner.index(axis)
@@ -216,24 +229,26 @@ def is_integer(tile: Tile) -> bool:
     match tile:
         case Const(value):
             return type(value) is int
-        case Position() | Size():
+        case Position() | Size() | Start() | Step() | Op("floor_to_int" | "ceil_to_int", _):
             return True
         case Scalar(_, integer):
             return integer
         case Op(fn, args):
-            return fn in ("+", "-", "*", "//", "neg", "maximum", "minimum", "abs") and all(is_integer(a) for a in args)
+            return fn in ("+", "-", "*", "//", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(is_integer(a) for a in args)
     return False
 
 
 def never_negative(tile: Tile) -> bool:
     """Whether an index is known to be at least 0. A scalar that divides is taken to be positive."""
     match tile:
-        case Position() | Size():
+        case Position() | Size() | Start() | Step():
             return True
         case Const(value):
             return value >= 0
-        case Op("+" | "*", args):
+        case Op("+" | "*" | "min", args):
             return all(never_negative(a) for a in args)
+        case Op("max", args):
+            return any(never_negative(a) for a in args)
         case Op("//", (a, b)):
             return never_negative(a) and (isinstance(b, Scalar) or never_negative(b))
     return False

@@ -8,7 +8,29 @@ from dataclasses import dataclass, field
 from ..lang.algorithm import Algorithm
 from ..lang.expr import Label, accesses
 from . import nest
-from .nest import WHOLE, Accumulator, Assign, Axis, GridStep, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Size, Statement, Store, Tile, TileDot, statements
+from .nest import (
+    WHOLE,
+    Accumulator,
+    Assign,
+    Axis,
+    GridStep,
+    Guard,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Size,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    statements,
+)
 from .triton_expr import ExpressionPrinter, arrange, never_negative
 
 LINE = 120
@@ -53,7 +75,8 @@ class _KernelPrinter:
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)}
         made = frozenset(t for t in kernel.reads if t in algorithm)
         self.upcast = self._arithmetic_only(loads, made)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self._first, self._tile, self._size)
+        self.started = self._started_axes()
 
     def run(self) -> KernelText:
         self._grid()
@@ -93,6 +116,10 @@ class _KernelPrinter:
     def _size(self, label: str) -> str:
         self.sizes[label] = None
         return f"size_{label}"
+
+    def _first(self, axis: Axis) -> str:
+        """The name of the first index of the current tile of ``axis``."""
+        return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
 
     def _tile(self, axis: Axis) -> str:
         """The compile-time constant that holds how far ``axis`` advances."""
@@ -195,6 +222,9 @@ class _KernelPrinter:
         if start in ("block", "block+loop") and self.blocks[axis.label] != 1:
             base = f"block_{axis.label} * {self._block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else ""
+        if axis in self.started and not axis.scalar and start != "loop":
+            self._line(depth, f"{self._first(axis)} = {base}")
+            base = self._first(axis)
         if axis.scalar:
             if start != "loop":  # the loop counts in the axis itself
                 self._line(depth, f"{axis.name} = {base}")
@@ -216,10 +246,14 @@ class _KernelPrinter:
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis
         counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
-        end = self._size(axis.label) if loop.within == "extent" else self._block(axis.label)
+        begin = "0" if loop.begin is None else self.expr.text(loop.begin, ())
+        end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self._block(axis.label)
         step = "" if axis.scalar else f", {self._tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
-        self._line(depth, f"for {counter} in {'tl.range' if extra else 'range'}(0, {end}{step}{extra}):")
+        if loop.tail:
+            self._line(depth, f"if not {self._even(axis)}:")
+            depth += 1
+        self._line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         self._body(loop.body, depth + 1)
 
     def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
@@ -242,9 +276,6 @@ class _KernelPrinter:
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
         parts = [f"{buffer}_ptr"]
-        for node in (n for i in index for n in i.walk()):
-            if isinstance(node, Size):
-                self._size(node.label)
         for i, d in zip(index, dimension_names(self.algorithm, buffer)):
             text = self.expr.text(i, axes)
             parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
@@ -300,6 +331,12 @@ class _KernelPrinter:
             if isinstance(s, Store):
                 found |= _inexact(s.index)
         return found
+
+    def _started_axes(self) -> set[Axis]:
+        """Axes the first index of whose tile is asked for, and is no loop's counter."""
+        values = [s.value for s in statements(self.kernel.body) if isinstance(s, (Let, Assign, Store))]
+        asked = {n.axis for v in values for n in v.walk() if isinstance(n, Start)}
+        return asked - {s.axis for s in statements(self.kernel.body) if isinstance(s, Index) and s.start == "loop"}
 
     def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
         """Loads widened to float32 at once: all but those that a matrix product takes as they are."""

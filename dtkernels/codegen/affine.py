@@ -1,0 +1,120 @@
+"""Affine conditions on axes: ``a*x + b*y + c >= 0`` read off comparisons, and their extremes over a tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from .nest import Axis, Const, Op, Position, Scalar, Size, Start, Step, Tile
+
+_ATOMS = (Position, Size, Scalar, Start, Step)
+
+
+@dataclass(frozen=True)
+class Affine:
+    """``constant`` plus a whole multiple of each tile in ``terms``."""
+
+    terms: dict[Tile, int] = field(default_factory=dict)
+    constant: int = 0
+
+    def __add__(self, other: Affine) -> Affine:
+        terms = dict(self.terms)
+        for tile, k in other.terms.items():
+            terms[tile] = terms.get(tile, 0) + k
+        return Affine({t: k for t, k in terms.items() if k}, self.constant + other.constant)
+
+    def scaled(self, k: int) -> Affine:
+        return Affine({t: k * c for t, c in self.terms.items()} if k else {}, k * self.constant)
+
+    def plus(self, constant: int) -> Affine:
+        return Affine(self.terms, self.constant + constant)
+
+    def without(self, tile: Tile) -> Affine:
+        return Affine({t: k for t, k in self.terms.items() if t != tile}, self.constant)
+
+    @property
+    def axes(self) -> frozenset[Axis]:
+        return frozenset(t.axis for t in self.terms if isinstance(t, Position))
+
+    def never_negative(self) -> bool:
+        """Whether the value is at least 0 because nothing in it can be less (scalars can)."""
+        return self.constant >= 0 and all(k > 0 and not isinstance(t, (Scalar, Op)) for t, k in self.terms.items())
+
+    def tile(self) -> Tile:
+        """As an expression, what is added before what is subtracted."""
+        result: Tile | None = None
+        for t, k in sorted(self.terms.items(), key=lambda item: item[1] < 0):
+            term = t if abs(k) == 1 else Op("*", (Const(abs(k)), t))
+            result = (term if k > 0 else Op("neg", (term,))) if result is None else Op("+" if k > 0 else "-", (result, term))
+        if result is None:
+            return Const(self.constant)
+        return Op("+" if self.constant > 0 else "-", (result, Const(abs(self.constant)))) if self.constant else result
+
+
+def affine(tile: Tile) -> Affine | None:
+    """``tile`` as an affine form; None if it is not one over the integers (and at most one other scalar)."""
+    match tile:
+        case Const(value):
+            return Affine({}, value) if type(value) is int else None
+        case Position() | Size() | Scalar() | Start() | Step():
+            return Affine({tile: 1})
+        case Op("neg", (a,)):
+            inner = affine(a)
+            return inner and inner.scaled(-1)
+        case Op("+" | "-" as op, (a, b)):
+            left, right = affine(a), affine(b)
+            return None if left is None or right is None else left + right.scaled(1 if op == "+" else -1)
+        case Op("*", (a, b)):
+            left, right = affine(a), affine(b)
+            for one, other in ((left, right), (right, left)):
+                if one is not None and other is not None and not one.terms:
+                    return other.scaled(one.constant)
+    return None
+
+
+def inequalities(comparison: Tile) -> tuple[Affine, ...]:
+    """Forms that are all at least 0 exactly where ``comparison`` holds; none if it is not affine."""
+    if not (isinstance(comparison, Op) and comparison.fn in ("<", "<=", ">", ">=", "==")):
+        return ()
+    a, b = (affine(x) for x in comparison.args)
+    if a is None or b is None:
+        return ()
+    up, down = b + a.scaled(-1), a + b.scaled(-1)
+    forms = {"<": [(up, True)], "<=": [(up, False)], ">": [(down, True)], ">=": [(down, False)], "==": [(up, False), (down, False)]}[comparison.fn]
+    found = [_whole(form, strict) for form, strict in forms]
+    return tuple(f for f in found if f is not None) if None not in found else ()
+
+
+def _whole(form: Affine, strict: bool) -> Affine | None:
+    """``form >= 0`` (or > 0) over the integers: a scalar that is a float is rounded so that nothing changes."""
+    floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer]
+    if len(floats) > 1 or any(abs(k) != 1 for _, k in floats):
+        return None
+    for scalar, k in floats:
+        up = (k > 0) == strict  # I + f > 0 is I + ceil(f) - 1 >= 0; I + f >= 0 is I + floor(f) >= 0
+        rounded = Op("ceil_to_int" if up else "floor_to_int", (scalar,))
+        form = form.without(scalar) + Affine({rounded: k})
+    return form.plus(-1) if strict else form
+
+
+def extreme(form: Affine, largest: bool, inside: Callable[[Axis], bool]) -> Affine:
+    """The largest (or smallest) value of ``form`` over the current tile; ``inside`` tells which axes have a current tile."""
+    result = Affine({}, form.constant)
+    for t, k in form.terms.items():
+        if not isinstance(t, Position) or (t.axis.scalar and inside(t.axis)):
+            result += Affine({t: k})
+        elif (k > 0) == largest:
+            result += _last(t.axis, inside).scaled(k)
+        else:
+            result += _first(t.axis, inside).scaled(k)
+    return result
+
+
+def _first(axis: Axis, inside: Callable[[Axis], bool]) -> Affine:
+    return Affine({Start(axis): 1}) if inside(axis) and axis.tile else Affine()
+
+
+def _last(axis: Axis, inside: Callable[[Axis], bool]) -> Affine:
+    if inside(axis) and axis.tile:
+        return Affine({Start(axis): 1, Step(axis): 1}, -1)
+    return Affine({Size(axis.label): 1}, -1)

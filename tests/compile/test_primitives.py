@@ -1,0 +1,36 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Every schedule primitive beyond the published ones, compiled to machine code for GPUs that need not be there."""
+
+import pytest
+import torch
+
+from dtkernels.algebra.prepare import prepare
+from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang import parse
+from dtkernels.runtime.build import build, record_launches
+from dtkernels.runtime.cache import load_module
+
+GPUS = ("h200", "a100", "mi300x")
+MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); mm.block(x:64, y:64); mm.tensorize(x:64, y:64, k:32); "
+CAUSAL = """Func s, e, total, att; In Q, K, V; Var m, n; RVar l, d;
+s[m, l] = where(l <= m, rdot(Q[m, d], K[l, d], d), -inf); e[m, l] = exp(s[m, l]); total[m] = rsum(e[m, l], l);
+att[m, n] = rdot(e[m, l], V[l, n], l) / total[m];
+s.fuse_at(att, l); e.fuse_at(att, l); total.fuse_at(att, l); att.block(m:64); att.tensorize(m:64, n:0, d:0, l:64);
+"""
+WINDOW = CAUSAL.replace("l <= m,", "l <= m and m - l < 100,")
+
+
+def binaries(text, shapes, gpu, dtype=torch.bfloat16):
+    """The compiled kernels of a program for inputs of ``shapes``."""
+    program = parse(text)
+    module = load_module(emit(prepare(program)), "test")
+    args = [torch.empty(s, dtype=dtype, device="meta") for s in shapes]
+    return [build(launch, target(gpu)) for launch in record_launches(module, program.outputs()[0], tuple(args))]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("text", [CAUSAL, WINDOW], ids=["causal", "window"])
+@pytest.mark.parametrize("length", [1024, 1000])
+def test_mask_ranges(text, length, gpu):
+    assert binaries(text, [(length, 64)] * 3, gpu)
