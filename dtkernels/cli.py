@@ -104,12 +104,12 @@ def _subject(args: argparse.Namespace) -> show.Subject:
 
 def _show(args: argparse.Namespace) -> None:
     subject = _subject(args)
-    text = _machine_code(lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage)
-    sys.stdout.write(text)
+    sys.stdout.write(_machine_code(subject, lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage))
 
 
-def _machine_code(make):
+def _machine_code(subject: show.Subject, make):
     """``make()``, with whatever the toolchain raises told in one line."""
+    subject.text("triton")  # what is wrong before Triton sees it is not Triton's
     if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
         raise Refused("dtkernels: machine code needs Triton's compiler: unset TRITON_INTERPRET")
     try:
@@ -136,7 +136,7 @@ def _explain(args: argparse.Namespace) -> None:
     lines += [f"  {line}" for line in str(subject.program.schedule).splitlines()]
     made = {}
     if args.build:
-        made = {compiled.metadata.name: compiled for _, compiled in _machine_code(lambda: show.machine_code(subject))}
+        made = {compiled.metadata.name: compiled for _, compiled in _machine_code(subject, lambda: show.machine_code(subject))}
     for k in subject.kernels():
         blocks = {g.label: -(-subject.sizes[g.label] // g.block) for g in k.grid}
         count = math.prod(blocks.values())

@@ -162,7 +162,9 @@ def arguments(subject: Subject) -> tuple:
     a = subject.algorithm
     scalars = scalar_values(a, subject.scalars)
     element = getattr(torch, ex.DTYPES[subject.dtype])
-    values = value_inputs(a, list(a.inputs))
+    nodes = [n for d in a.definitions for n in d.expr.walk()]
+    cast = {n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
+    values = {*value_inputs(a, list(a.inputs)), *cast}  # the rest are masks
     shapes = input_shapes(a, subject.sizes, scalars)
     tensors = [torch.empty(shapes[t], dtype=element if t in values else torch.bool, device="meta") for t in a.inputs]
     return (*tensors, *scalars.values())
@@ -181,7 +183,7 @@ def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str,
     for tensor in algorithm.inputs:
         labels = plain_labels(algorithm, tensor)
         uses = [access.index for d in algorithm.definitions for access in ex.accesses(d.expr) if access.tensor == tensor]
-        reach = [max(_range(index[dim], sizes, scalars)[1] for index in uses) + 1 for dim in range(len(labels))]
+        reach = [max((_range(index[dim], sizes, scalars)[1] for index in uses), default=0) + 1 for dim in range(len(labels))]
         shapes[tensor] = tuple(sizes[label] if label else max(1, n) for label, n in zip(labels, reach))
     return shapes
 
