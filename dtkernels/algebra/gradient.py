@@ -187,7 +187,11 @@ class _Reverse:
                 return self._product(a, b, labels)
             case ex.Binary("/", a, b) if not ex.free_labels(b) & set(labels):
                 return ex.Binary("/", self._summed(a, labels), b)
-        if len(labels) > 1 and not ex.free_labels(e) - set(labels):  # down to one number: rows first, then their sums
+        return self._plain_sum(e, labels)
+
+    def _plain_sum(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """A sum in one go; down to a single number, rows first and then their sums, so that many programs share the work."""
+        if len(labels) > 1 and not ex.free_labels(e) - set(labels):
             return ex.Reduce("sum", ex.Reduce("sum", e, labels[1:]), labels[:1])
         return ex.Reduce("sum", e, labels)
 
@@ -197,7 +201,7 @@ class _Reverse:
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
-        return ex.Reduce("sum", ex.Binary("*", a, b), labels)
+        return self._plain_sum(ex.Binary("*", a, b), labels)
 
     def algorithm_of(self, grads: tuple[str, ...]) -> Algorithm:
         """Forward and backward Funcs together, of which only what the gradients need stays."""

@@ -103,7 +103,7 @@ class _Formula:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._costs_again(func, root):
+        if self._costs_again(func, root) or not outer:  # a root without labels is one program: rows of it want many
             return None
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
@@ -207,14 +207,26 @@ class _Formula:
         bm, bn, warps = self._product_tile(m, n, batch)
         for label in labels:
             tile[label] = bm if label in rows[-1:] else bn if label in columns[-1:] else 1
-        depth = 128 // self.itemsize
-        stages = max(2, min(4, self.target.shared_bytes // ((bm + bn) * depth * self.itemsize)))
+        depth, stages = self._depth(bm * self._tiles_read(dot.left, members), bn * self._tiles_read(dot.right, members))
         block = dict(tile)
         for k in reduction_labels(self.algorithm, main):
             longest = max(dot.labels, key=lambda label: self.sizes[label])
             tile[k] = max(16, min(pow2(self.sizes[k]), depth)) if k == longest else 1
         grouped = (rows[-1], columns[-1]) if rows and columns else None
         return self._statements(root, block, tile, warps, stages, grouped)
+
+    def _tiles_read(self, side: ex.Expr, members: list[str]) -> int:
+        """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
+        if isinstance(side, ex.Access) and side.tensor in self.algorithm and side.tensor in members:
+            side = self.algorithm[side.tensor].expr
+        return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
+
+    def _depth(self, rows: int, columns: int) -> tuple[int, int]:
+        """(elements, stages) of the reduced label: 128 bytes deep and up to 4 stages, as far as shared memory holds them."""
+        depth = 128 // self.itemsize
+        while depth > 16 and 2 * (rows + columns) * depth * self.itemsize > self.target.shared_bytes:
+            depth //= 2
+        return depth, max(2, min(4, self.target.shared_bytes // ((rows + columns) * depth * self.itemsize)))
 
     def _product_tile(self, m: int, n: int, batch: int) -> tuple[int, int, int]:
         """(rows, columns, warps) of a matrix tile: large, halved while it leaves multiprocessors without work."""
@@ -233,7 +245,8 @@ class _Formula:
         wide = max((pow2(self.sizes[c]) for c in columns), default=1)
         tile: dict[str, int] = {}
         block: dict[str, int] = {}
-        bm = 64 if self.itemsize == 4 or wide > 128 else 128
+        sums = 1 + sum(1 for m in members[1:] if m in self.outputs and self._dots(m))  # accumulators that a program holds at once
+        bm = 64 if self.itemsize == 4 or wide * sums > 128 else 128
         for label in labels:
             if label in rows[-1:]:
                 block[label] = tile[label] = min(bm, max(16, pow2(self.sizes[label])))
