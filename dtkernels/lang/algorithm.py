@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from .errors import Position
-from .expr import Access, Expr, Label, accesses
+from .expr import Expr, Label, accesses
 
 
 @dataclass(frozen=True)
@@ -91,16 +92,13 @@ class Algorithm:
         return next((size for own, tensor, size in self.extents if own in group and not tensor), None)
 
     def tied_labels(self, label: str) -> frozenset[str]:
-        """Labels with the extent of ``label`` because a Func defined over one is indexed by the other."""
+        """Labels with the extent of ``label``: both index one dimension, of an input or of a Func defined over one of them."""
+        pairs = set(self._plain_pairs())
         group, grown = {label}, True
         while grown:
-            grown = False
-            for d in self.definitions:
-                for access in accesses(d.expr):
-                    for own, used in self._plain_pairs(access):
-                        if (own in group) != (used in group):
-                            group |= {own, used}
-                            grown = True
+            more = {name for pair in pairs if group & set(pair) for name in pair} - group
+            group |= more
+            grown = bool(more)
         return frozenset(group)
 
     def plain_labels(self, tensor: str) -> tuple[str | None, ...]:
@@ -114,11 +112,14 @@ class Algorithm:
             found = [None] * (1 + max(told))
         return tuple(label or told.get(dim) for dim, label in enumerate(found))
 
-    def _plain_pairs(self, access: Access):
-        if access.tensor in self:
-            for own, index in zip(self[access.tensor].labels, access.index):
+    def _plain_pairs(self) -> Iterator[tuple[str, str]]:
+        """Pairs of labels that stand for the same dimension of something."""
+        first = {(tensor, dim): label for label, tensor, dim in self.extents if tensor}
+        for access in (a for d in self.definitions for a in accesses(d.expr)):
+            own = self[access.tensor].labels if access.tensor in self else (None,) * len(access.index)
+            for dim, (label, index) in enumerate(zip(own, access.index)):
                 if isinstance(index, Label):
-                    yield own, index.name
+                    yield label or first.setdefault((access.tensor, dim), index.name), index.name
 
     def __str__(self) -> str:
         lines = []

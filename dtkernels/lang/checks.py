@@ -4,31 +4,35 @@ from __future__ import annotations
 
 from . import expr as ex
 from .algorithm import Algorithm, Definition
-from .errors import DTError
+from .errors import DTError, Position
 from .schedule import Program
 from .schedule_checks import check_schedule
 
 
-def check_program(program: Program) -> None:
-    """Raise DTError for the first rule broken."""
-    check_algorithm(program.algorithm)
+#: where each name is declared; "" is the start of the text
+Places = dict[str, Position]
+
+
+def check_program(program: Program, declared_at: Places | None = None) -> None:
+    """Raise DTError for the first rule broken; ``declared_at`` tells it where names are declared."""
+    check_algorithm(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
 
 
-def check_algorithm(algorithm: Algorithm) -> None:
+def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
     """Every rule about the algorithm alone."""
     if not algorithm.definitions:
-        raise DTError("a program defines at least one Func", found="no definition")
-    _check_definitions(algorithm)
+        raise DTError("a program defines at least one Func", found="no definition", at=declared_at.get(""))
+    _check_definitions(algorithm, declared_at)
     for definition in algorithm.definitions:
         _check_accesses(algorithm, definition)
         _check_labels(algorithm, definition)
         kind_of(definition.expr)
-    _check_used(algorithm)
-    _check_extents(algorithm)
+    _check_used(algorithm, declared_at)
+    _check_extents(algorithm, declared_at)
 
 
-def _check_definitions(algorithm: Algorithm) -> None:
+def _check_definitions(algorithm: Algorithm, declared_at: Places) -> None:
     seen: set[str] = set()
     for d in algorithm.definitions:
         if d.name not in algorithm.funcs:
@@ -44,7 +48,7 @@ def _check_definitions(algorithm: Algorithm) -> None:
         seen.add(d.name)
     for func in algorithm.funcs:
         if func not in seen:
-            raise DTError("a declared Func is defined", found=f"no definition of {func!r}")
+            raise DTError("a declared Func is defined", found=f"no definition of {func!r}", at=declared_at.get(func))
 
 
 def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
@@ -100,7 +104,7 @@ def _check_reductions(algorithm: Algorithm, node: ex.Expr, bound: frozenset[str]
         _check_reductions(algorithm, child, bound)
 
 
-def _check_used(algorithm: Algorithm) -> None:
+def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label, ex.Param))}
     used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
@@ -108,20 +112,24 @@ def _check_used(algorithm: Algorithm) -> None:
     for word, names in (("In", algorithm.inputs), ("SIn", algorithm.scalars), ("label", algorithm.labels), ("Param", tuple(n for n, _ in algorithm.params))):
         for name in names:
             if name not in used:
-                raise DTError("what is declared is used", found=f"{word} {name!r} is not")
+                raise DTError("what is declared is used", found=f"{word} {name!r} is not", at=declared_at.get(name))
     reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
     for label in algorithm.rvars:
         if label not in reduced:
-            raise DTError("an RVar is reduced somewhere", found=f"{label!r} is not", allowed=f"Var {label}")
+            raise DTError("an RVar is reduced somewhere", found=f"{label!r} is not", allowed=f"Var {label}", at=declared_at.get(label))
+    results = {label for d in algorithm.definitions for label in d.labels}
+    for label in algorithm.vars:
+        if label not in results:
+            raise DTError("a Var is a dimension of a Func", found=f"{label!r} is not", allowed=f"RVar {label}", at=declared_at.get(label))
 
 
-def _check_extents(algorithm: Algorithm) -> None:
+def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
     for label in sorted(needed):
         if algorithm.extent_source(label) is None and algorithm.constant_extent(label) is None:
-            raise DTError("the extent of a label comes from an input it indexes by itself", found=f"no input with {label!r} as a plain index")
+            raise DTError("the extent of a label comes from an input it indexes by itself", found=f"no input with {label!r} as a plain index", at=declared_at.get(label))
 
 
 def kind_of(expr: ex.Expr) -> str:

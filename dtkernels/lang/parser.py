@@ -17,8 +17,9 @@ _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars
 
 def parse(text: str, source: str = "<string>") -> Program:
     """The program written in ``text``; ``source`` names it in error messages. Raises DTError."""
-    program = resolve_names(_Parser(text, source).program())
-    check_program(program)
+    parser = _Parser(text, source)
+    program = resolve_names(parser.program())
+    check_program(program, {**parser.declared_at, "": Position(1, 1, source)})
     return program
 
 
@@ -231,13 +232,13 @@ class _Parser:
         self.expect(close)
         return tuple(found)
 
-    def _labels(self) -> tuple[str, ...]:
+    def _labels(self, example: str) -> tuple[str, ...]:
         labels = []
         while self.accept(","):
             labels.append(self.expect("name", "a label to reduce over").text)
         self.expect(")", "',' and a label to reduce over" if not labels else "')'")
         if not labels:
-            raise DTError("a reduction names the label it runs over", found="none", allowed="rsum(e, k)", at=self.token.pos)
+            raise DTError("a reduction names the label it runs over", found="none", allowed=example, at=self.token.pos)
         return tuple(labels)
 
     def _call(self, name: Token) -> ex.Expr:
@@ -248,12 +249,12 @@ class _Parser:
             return ex.Len(label, pos=name.pos)
         if name.text in ex.REDUCTIONS:
             arg = self.expression()
-            return ex.Reduce(ex.REDUCTIONS[name.text], arg, self._labels(), pos=name.pos)
+            return ex.Reduce(ex.REDUCTIONS[name.text], arg, self._labels(f"{name.text}(e, k)"), pos=name.pos)
         if name.text == "rdot":
             left = self.expression()
-            self.expect(",")
+            self.expect(",", "',' and the second factor: rdot(a, b, k)")
             right = self.expression()
-            return ex.Dot(left, right, self._labels(), pos=name.pos)
+            return ex.Dot(left, right, self._labels("rdot(a, b, k)"), pos=name.pos)
         if name.text == "cast":
             arg = self.expression()
             self.expect(",")
