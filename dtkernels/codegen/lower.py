@@ -14,6 +14,7 @@ from ..lang.schedule import Grouped, Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile
+from .options import Options
 from .passes import finish
 from .reduce import Reducer
 from .scope import Scope
@@ -51,6 +52,7 @@ class _Lowering:
         self.whole: dict[str, Axis] = {}
         self.top = Scope()
         self.reducer = Reducer(self)
+        self.options = Options(program, root)
 
     # -- the kernel, step by step ---------------------------------------------------------------------------------
 
@@ -63,16 +65,27 @@ class _Lowering:
             raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused", allowed="fuse_at a loop inside which its labels are bound")
         body, reads, scalars = finish(tuple(self.top.body))
         grid = tuple(GridLabel(label, self.blocks[label]) for label in definition.labels if label in self.blocks)
-        warps = self.schedule.number(self.root, "num_warps") or 4
-        stages = self.schedule.number(self.root, "num_stages") or 3
         reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs) if t in reads)
         scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
         writes = tuple(dict.fromkeys((self.root, *self.stored)))
-        return Kernel(self.root, reads, writes, scalars, grid, self._grid_order(grid), body, warps, stages)
+        self.options.check(body)
+        return Kernel(self.root, reads, writes, scalars, grid, self._grid_order(grid), body, **self.options.of_kernel(reads))
 
     def _loop_order(self, definition: Definition) -> tuple[str, ...]:
-        asked = tuple(a for a in self.schedule.names(self.root, "reorder") if a in definition.labels)
-        return asked + tuple(label for label in definition.labels if label not in asked)
+        """Labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""
+        asked = self.schedule.names(self.root, "reorder")
+        for i, label in enumerate(asked):
+            inside = next((a for a in asked[i + 1 :] if a in definition.labels and self._has_loop(a)), None)
+            if label not in definition.labels and inside:
+                raise DTError("a reduction is finished before the loops of the output go on", found=f"reorder: {label} outside the loop over {inside}",
+                              allowed=f"tensorize({inside}:0), or {inside} before {label}", at=self.schedule.of(self.root, "reorder")[-1].pos)  # fmt: skip
+        named = tuple(a for a in asked if a in definition.labels)
+        return named + tuple(label for label in definition.labels if label not in named)
+
+    def _has_loop(self, label: str) -> bool:
+        """Whether an output label is advanced by a loop inside the block."""
+        tile, block = self.tile_size(self.root, label), self.blocks.get(label)
+        return tile not in (WHOLE, block)
 
     def _grid_order(self, grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
         """Steps of the walk over blocks, slowest first; labels that ``map`` leaves out come slowest, in their order."""
@@ -109,7 +122,7 @@ class _Lowering:
         self.place(definition.name, labels[0], env, inner)
         self._levels(definition, labels[1:], env, inner)
         if within:
-            scope.body.append(Loop(axis, within, tuple(inner.body)))
+            scope.body.append(Loop(axis, within, tuple(inner.body), options=self.options.of_loop(definition.name, labels[0])))
 
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
         """Outputs that nothing in this kernel uses are computed last, when the reductions they need are finished."""

@@ -317,7 +317,9 @@ class Kernel:
     num_warps: int = 4
     num_stages: int = 3
     persistent: bool = False
-    options: tuple[tuple[str, object], ...] = ()
+    options: tuple[tuple[str, int], ...] = ()  #: further launch options
+    evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
+    constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -326,6 +328,16 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
         yield s
         if isinstance(s, Loop):
             yield from statements(s.body)
+
+
+def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
+    """Every tile expression of the body that is no index."""
+    return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store)))
+
+
+def any_product(body: tuple[Statement, ...]) -> bool:
+    """Whether the matrix units are used."""
+    return any(isinstance(n, TileDot) for value in values(body) for n in value.walk())
 
 
 def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> tuple[Statement, ...]:
@@ -342,7 +354,9 @@ def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> t
 def nest_text(kernel: Kernel) -> str:
     """The nest as indented text, for people."""
     grid = ", ".join(f"{g.label}:{g.block}" for g in kernel.grid) or "one program"
-    lines = [f"kernel {kernel.name}: grid {grid}; num_warps {kernel.num_warps}, num_stages {kernel.num_stages}"]
+    extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
+    extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]
+    lines = ["; ".join([f"kernel {kernel.name}: grid {grid}", f"num_warps {kernel.num_warps}, num_stages {kernel.num_stages}", *extra])]
     _lines(kernel.body, 1, lines)
     return "\n".join(lines)
 

@@ -98,14 +98,15 @@ class Reducer:
 
     def _by_loop(self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
         members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
-        scopes, axes = self._open(d, labels, scope)
+        asked = self.l.schedule.names(d.name, "reorder")
+        scopes, axes = self._open(d, tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked))), scope)
         inner = scopes[-1]
         bound = {a.label: Position(a) for a in axes}
         step = _Step(self, members, axes, scope, inner, bound)
         for member in members:
             step.accumulate(member)
         step.close()
-        self._wrap(scopes, axes, scope)
+        self._wrap(scopes, axes, scope, [m.definition.name for m in reversed(members)])
         results: dict[ex.Expr, Tile] = {}
         for member in members:
             finished = step.finished(member)
@@ -133,11 +134,12 @@ class Reducer:
             axes.append(axis)
         return scopes, tuple(axes)
 
-    def _wrap(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope) -> None:
+    def _wrap(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope, members: list[str]) -> None:
         looped = [a for a in axes if a.tile != WHOLE]
         for i in reversed(range(len(scopes))):
             outer = scopes[i - 1] if i else scope
-            outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True))
+            options = next(filter(None, (self.l.options.of_loop(m, looped[i].label) for m in members)), ())
+            outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True, options=options))
 
     def _sharers(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_Member]:
         """Funcs fused into this loop (or into a loop that shares it) that reduce over just its labels."""

@@ -13,7 +13,6 @@ from .nest import (
     Accumulator,
     Assign,
     Axis,
-    GridStep,
     Guard,
     Index,
     Kernel,
@@ -29,9 +28,11 @@ from .nest import (
     Store,
     Tile,
     TileDot,
+    any_product,
     statements,
 )
 from .triton_expr import ExpressionPrinter, arrange, never_negative
+from .triton_grid import grid_lines, grid_size
 
 LINE = 120
 
@@ -46,6 +47,7 @@ class KernelText:
     constants: list[tuple[str, str]] = field(default_factory=list)
     helpers: frozenset[str] = frozenset()
     grid: str = "(1,)"
+    labels: tuple[str, ...] = ()  #: whose extents it is passed
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
@@ -75,12 +77,13 @@ class _KernelPrinter:
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)}
         made = frozenset(t for t in kernel.reads if t in algorithm)
         self.upcast = self._arithmetic_only(loads, made)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self._first, self._tile, self._size)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self._first, self._tile, self.size)
         self.started = self._started_axes()
 
     def run(self) -> KernelText:
-        self._grid()
-        self._body(self.kernel.body, 1)
+        lines, depth = grid_lines(self.kernel, self)
+        self.lines += lines
+        self._body(self.kernel.body, depth)
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers))
         self._parameters(text)
@@ -91,7 +94,7 @@ class _KernelPrinter:
         signature = textwrap.fill(", ".join(n.replace(" ", glue) for n in names), LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         signature = signature.replace(glue, " ")
         text.source = "\n".join(["@triton.jit", f"def {name}(", signature + ",", "):", *prologue, code]) + "\n"
-        text.grid = self._grid_size()
+        text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
     # -- parameters -------------------------------------------------------------------------------------------------
@@ -101,19 +104,21 @@ class _KernelPrinter:
         buffers = tuple(dict.fromkeys(k.reads + k.writes))
         text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
-        text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes]
+        text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
         text.arguments += [(f"{t}_size_{d}", f"{t if t in self.algorithm.inputs else f'{t}_out'}.shape[{d}]") for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
             text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(dimension_names(self.algorithm, t))]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
+        text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
         text.constants += [(f"EVEN_{label}", value) for label, value in self.even.items()]
         text.constants.append(("INDEX", f"index_type({', '.join(t if t in self.algorithm.inputs else f'{t}_out' for t in buffers)})"))
-        if any(isinstance(n, TileDot) for s in statements(k.body) if isinstance(s, (Let, Assign, Store)) for n in s.value.walk()):
+        if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
 
-    def _size(self, label: str) -> str:
+    def size(self, label: str) -> str:
+        """The extent of ``label`` in the kernel."""
         self.sizes[label] = None
         return f"size_{label}"
 
@@ -124,7 +129,7 @@ class _KernelPrinter:
     def _tile(self, axis: Axis) -> str:
         """The compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
-            return self._block(axis.label)
+            return self.block(axis.label)
         value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
         name, count = f"TILE_{axis.label}", 0
         while self.tiles.get(name, value) != value:
@@ -132,59 +137,13 @@ class _KernelPrinter:
             name = f"TILE_{axis.label}_{count}"
         self.tiles[name] = value
         if axis.tile == WHOLE:
-            self._size(axis.label)
+            self.size(axis.label)
         return name
 
-    def _block(self, label: str) -> str:
+    def block(self, label: str) -> str:
+        """The compile-time constant that holds the block of ``label``."""
         self.tiles[f"BLOCK_{label}"] = str(self.blocks[label])
         return f"BLOCK_{label}"
-
-    # -- grid -------------------------------------------------------------------------------------------------------
-
-    def _grid_size(self) -> str:
-        counts = [f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in self.kernel.grid]
-        return f"({' * '.join(counts) or '1'},)"
-
-    def _grid(self) -> None:
-        """From the flat program id to the block of each label, slowest step first."""
-        steps = self.kernel.order
-        if not steps:
-            return
-        add = self.lines.append
-        if len(steps) == 1 and steps[0].part == "all":
-            add(f"    block_{steps[0].label} = tl.program_id(0).to(INDEX)")
-            return
-        add("    pid = tl.program_id(0).to(INDEX)")
-        counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group")]
-        for label in dict.fromkeys(counted):
-            size = self._size(label)
-            add(f"    blocks_{label} = {size if self.blocks[label] == 1 else f'tl.cdiv({size}, {self._block(label)})'}")
-        for i, step in enumerate(steps):
-            self._grid_step(step, steps[i + 1 :], last=i == len(steps) - 1)
-
-    def _grid_step(self, step: GridStep, rest: tuple[GridStep, ...], last: bool) -> None:
-        add = self.lines.append
-        counts = []
-        for s in rest:
-            opened = not any(r.label == s.label and r.part == "group" for r in rest)
-            if s.part == "inside" and s.label == step.label:
-                counts.append(f"GROUP_{s.label}")
-            elif s.part == "inside" and opened:
-                counts.append(f"in_group_{s.label}")
-            elif s.part != "inside":
-                counts.append(f"blocks_{s.label}")
-        width = " * ".join(counts)
-        value = "pid" if last else f"pid // ({width})" if len(counts) > 1 else f"pid // {width}"
-        if step.part == "group":
-            self.tiles[f"GROUP_{step.label}"] = str(step.size)
-            add(f"    first_{step.label} = {value} * GROUP_{step.label}")
-            add(f"    in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
-        elif step.part == "inside":
-            add(f"    block_{step.label} = first_{step.label} + {value}  # {step.name}")
-        else:
-            add(f"    block_{step.label} = {value}")
-        if not last:
-            add(f"    pid = pid % ({width})" if len(counts) > 1 else f"    pid = pid % {width}")
 
     # -- statements -------------------------------------------------------------------------------------------------
 
@@ -220,7 +179,7 @@ class _KernelPrinter:
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
         if start in ("block", "block+loop") and self.blocks[axis.label] != 1:
-            base = f"block_{axis.label} * {self._block(axis.label)}"
+            base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else ""
         if axis in self.started and not axis.scalar and start != "loop":
             self._line(depth, f"{self._first(axis)} = {base}")
@@ -232,7 +191,7 @@ class _KernelPrinter:
             steps = f"tl.arange(0, {self._tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
             self._line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in self.masked:
-            self._line(depth, f"{axis.name}_ok = ({axis.name} < {self._size(axis.label)}) | {self._even(axis)}")
+            self._line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
 
     def _even(self, axis: Axis) -> str:
         """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
@@ -247,7 +206,7 @@ class _KernelPrinter:
         axis = loop.axis
         counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
         begin = "0" if loop.begin is None else self.expr.text(loop.begin, ())
-        end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self._block(axis.label)
+        end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self._tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
         if loop.tail:
@@ -301,6 +260,7 @@ class _KernelPrinter:
         if mask:
             other = 'float("-inf")' if load.other else "0.0"
             args += [f"mask={mask}", f"other={other}"]
+        args += [f'eviction_policy="evict_{policy}"' for t, policy in self.kernel.evict if t == load.buffer]
         tail = ".to(tl.float32)" if name in self.upcast else ""
         self._call(depth, f"{name} = tl.load", args, tail)
 

@@ -27,6 +27,16 @@ def dot_precision():
     """float32 products follow torch's TF32 setting."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 ''',
+    "programs": '''
+def programs(tensor, each):
+    """How many programs the GPU runs at once, ``each`` a multiprocessor."""
+    return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
+''',
+    "nvidia_only": '''
+def nvidia_only(**options):
+    """Launch options that only NVIDIA GPUs have."""
+    return {} if torch.version.hip else options
+''',
     "extents": '''
 def extents(func, tensors):
     """The extent of each label, after checking that the tensors agree on it."""
@@ -121,7 +131,7 @@ class _Wrapper:
             labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
             tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
-        labels = dict.fromkeys(label for k in self.kernels for label, _ in self._labels_of(k))
+        labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
         for label in labels:
             if (constant := self.algorithm.constant_extent(label)) is not None:
                 lines.append(f"    size_{label} = {constant}")
@@ -130,11 +140,8 @@ class _Wrapper:
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
 
-    def _labels_of(self, kernel: Kernel) -> list[tuple[str, None]]:
-        own = [label for w in kernel.writes for label in self.algorithm[w].labels]
-        text = self.texts[kernel.name]
-        own += [value[len("size_") :] for _, value in text.arguments if value.startswith("size_")]
-        return [(label, None) for label in dict.fromkeys(own)]
+    def _labels_of(self, kernel: Kernel) -> list[str]:
+        return [*(label for w in kernel.writes for label in self.algorithm[w].labels), *self.texts[kernel.name].labels]
 
     def _scalars(self, name: str) -> list[str]:
         lines = []
@@ -168,6 +175,7 @@ class _Wrapper:
         text = self.texts[kernel.name]
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
         args += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        args += [f"**nvidia_only({name}={value})" for name, value in kernel.options]
         lines = [f"    with torch.cuda.device_of({self.reads[0]}):"]
         if kernel.grid:
             lines = [f"    if {kernel.writes[0]}_out.numel():", "    " + lines[0]]

@@ -34,3 +34,11 @@ def binaries(text, shapes, gpu, dtype=torch.bfloat16):
 @pytest.mark.parametrize("length", [1024, 1000])
 def test_mask_ranges(text, length, gpu):
     assert binaries(text, [(length, 64)] * 3, gpu)
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("more", ["mm.stages(k:3); mm.unroll(k:2); mm.maxnreg(168); mm.evict(A:first); mm.specialize(k);", "mm.persistent(); mm.map(x:x1/4, y, x1);", "mm.reorder(y, x);"])
+def test_options(more, gpu):
+    (binary,) = binaries(MM + more, [(200, 256), (256, 200)], gpu)
+    if "maxnreg" in more and gpu != "mi300x":
+        assert ".maxnreg 168" in binary.asm["ptx"]

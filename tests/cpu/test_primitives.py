@@ -83,3 +83,90 @@ def test_window_has_two_ends():
 
 def test_reductions_whose_masked_terms_count_are_not_cut():
     assert source("Func f; In A; Var x; RVar y; f[x] = rsum(where(y < x, A[x, y], 1), y); f.block(x:4); f.tensorize(x:4, y:8);").count("for y_start") == 1
+
+
+# -- one loop's pipelining, launch options, constants -------------------------------------------------------------------
+
+MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); "
+TILED = "mm.block(x:16, y:32); mm.tensorize(x:16, y:32, k:16); "
+ROWS = "Func total, f; In A; Var x; RVar y; total[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / total[x]; total.fuse_at(f, x); "
+ATT = MASKED.format(condition="l <= m + o", scalars="", m=16, l=8)
+MM_SIZES = [(32, 64, 48), (37, 41, 19), (1, 1, 1), (100, 33, 0)]
+
+
+def check_mm(schedule, sizes):
+    m, n, k = sizes
+    check(MM + schedule, *random((m, k), (k, n)))
+
+
+@pytest.mark.parametrize("sizes", MM_SIZES)
+@pytest.mark.parametrize("more", ["mm.stages(k:3);", "mm.unroll(k:2);", "mm.stages(k:2); mm.unroll(k:4);", "mm.maxnreg(168);", "mm.evict(A:first, B:last);",
+                                  "mm.specialize(k);", "mm.specialize(x, y, k);", "mm.stages(k:4); mm.specialize(y); mm.evict(B:first); mm.maxnreg(64);"])  # fmt: skip
+def test_options_change_no_value(more, sizes):
+    check_mm(TILED + more, sizes)
+
+
+def test_options_are_in_the_text():
+    text = source(MM + TILED + "mm.stages(k:3); mm.unroll(k:2); mm.maxnreg(168); mm.evict(A:first); mm.specialize(k);")
+    assert "tl.range(0, size_k, TILE_k, num_stages=3, loop_unroll_factor=2)" in text
+    assert text.count('eviction_policy="evict_first"') == 1 and "maxnreg=168" in text and "size_k: tl.constexpr" in text
+
+
+def test_options_of_a_fused_func_reach_the_loop_they_share():
+    assert source(ATT + "e.stages(l:4);").count("num_stages=4)") == 2
+
+
+@pytest.mark.parametrize("statement", ["stages(k:3)", "unroll(k:2)"])
+def test_a_word_about_a_loop_that_is_not_there_is_refused(statement):
+    with pytest.raises(dtkernels.DTError, match="names a loop: found k, which is done at once"):
+        source(MM + f"mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:0); mm.{statement};")
+
+
+@pytest.mark.parametrize("order", ["x, y", "y, x", "y", "x"])
+@pytest.mark.parametrize("sizes", MM_SIZES)
+def test_reorder(order, sizes):
+    check_mm(f"mm.block(x:16, y:32); mm.tensorize(x:4, y:8, k:8); mm.reorder({order});", sizes)
+
+
+def test_reorder_sets_the_order_of_loops():
+    text = source(MM + "mm.block(x:16, y:32); mm.tensorize(x:4, y:8, k:8); mm.reorder(y, x);")
+    assert text.index("for y_start") < text.index("for x_start") < text.index("for k_start")
+
+
+def test_reduction_outside_an_output_loop_is_refused_unless_that_is_done_at_once():
+    with pytest.raises(dtkernels.DTError, match="k outside the loop over y"):
+        source(MM + "mm.block(x:16, y:32); mm.tensorize(x:16, y:8, k:8); mm.reorder(k, y);")
+    check_mm("mm.block(x:16); mm.tensorize(x:16, y:0, k:8); mm.reorder(k, y);", (20, 30, 40))
+
+
+@pytest.mark.parametrize("order", ["y, z", "z, y"])
+def test_reorder_of_two_reduced_labels(order):
+    text = f"Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:2); f.reorder({order});"
+    check(text, random((2, 7, 5)))
+    first, second = (f"for {label}_start" for label in order.split(", "))
+    assert source(text).index(first) < source(text).index(second)
+
+
+# -- persistent programs ------------------------------------------------------------------------------------------------
+
+PERSISTENT = [
+    (MM + TILED + "mm.persistent();", [(37, 70), (70, 41)]),
+    (MM + TILED + "mm.map(x:x1/2, y, x1); mm.persistent();", [(97, 70), (70, 99)]),
+    (MM + TILED + "mm.map(x:x1/3, y:y1/2, y1, x1); mm.persistent(); mm.specialize(k);", [(97, 32), (32, 99)]),
+    (ROWS + "f.block(x:2); f.tensorize(x:2, y:8); f.persistent();", [(23, 19)]),
+    (ROWS + "f.block(x:1); f.tensorize(y:0); f.persistent(); f.stages(x:2);".replace(" f.stages(x:2);", ""), [(5, 19)]),
+    (ATT + "att.persistent();", [(50, 16), (33, 16), (33, 16)]),
+    ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.block(x:4, y:8); f.tensorize(y:8, x:2); f.map(y, x); f.persistent();", [(19, 21)]),
+    ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.tensorize(y:8, x:2); f.persistent();", [(19, 21)]),
+]
+
+
+@pytest.mark.parametrize("text, shapes", PERSISTENT)
+def test_persistent(text, shapes):
+    found = random(*shapes)
+    check(text, *(found if isinstance(found, list) else [found]))
+
+
+def test_persistent_launches_no_more_programs_than_blocks():
+    text = source(MM + TILED + "mm.persistent();")
+    assert "(min(triton.cdiv(size_x, 16) * triton.cdiv(size_y, 32), programs(A, 2)),)" in text and "flatten=True" in text

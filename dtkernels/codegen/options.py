@@ -1,0 +1,76 @@
+"""What a schedule says of a kernel and of its loops beyond how the work is cut."""
+
+from __future__ import annotations
+
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+from ..lang.schedule import Primitive, Program
+from .nest import Loop, Statement, statements
+
+#: primitive on a loop -> what Triton calls it
+LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
+
+
+class Options:
+    """The words of a schedule on the kernel of ``root``.
+
+    ===============================  ==========================================  ====================================================
+    primitive                        before                                      after
+    ===============================  ==========================================  ====================================================
+    ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
+    ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
+    ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
+    ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
+    ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
+    ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
+    ===============================  ==========================================  ====================================================
+    """
+
+    def __init__(self, program: Program, root: str):
+        self.algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+        self.schedule = program.schedule
+        self.fused = self.schedule.fused()
+        self.root = root
+
+    def of_loop(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
+        """Options of the loop over ``label`` where ``func`` is computed: its own word, its consumers', or that of what is fused there."""
+        asked = [func]
+        while asked[-1] != self.root and asked[-1] in self.fused:
+            asked.append(self.fused[asked[-1]][0])
+        asked += [g for g, place in self.fused.items() if place == (func, label)]
+        found: dict[str, int | bool] = {}
+        for primitive, option in LOOP_OPTIONS.items():
+            sizes = [s[label] for f in asked if label in (s := self.schedule.sizes(f, primitive))]
+            found |= {option: sizes[0]} if sizes else {}
+        return tuple(found.items())
+
+    def of_kernel(self, reads: tuple[str, ...]) -> dict[str, object]:
+        """The fields of Kernel that come from the schedule alone."""
+        number = self.schedule.number
+        maxnreg = number(self.root, "maxnreg")
+        members = [self.root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == self.root)]
+        evict = {a.name: a.choice for m in members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+        return {
+            "num_warps": number(self.root, "num_warps") or 4,
+            "num_stages": number(self.root, "num_stages") or 3,
+            "persistent": bool(self.schedule.of(self.root, "persistent")),
+            "options": (("maxnreg", maxnreg),) if maxnreg else (),
+            "evict": tuple((t, evict[t]) for t in reads if t in evict),
+            "constants": tuple(dict.fromkeys(label for m in members for label in self.schedule.names(m, "specialize"))),
+        }
+
+    def check(self, body: tuple[Statement, ...]) -> None:
+        """Refuse a word about a loop that this kernel does not have."""
+        looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
+        for p in self._of_loops():
+            for label in (a.label for a in p.args):  # type: ignore[union-attr]
+                if label not in looped:
+                    raise DTError(f"{p.name} names a loop", found=f"{label}, which is done at once", allowed=", ".join(sorted(looped)) or "none: nothing loops", at=p.pos)
+
+    def _of_loops(self) -> list[Primitive]:
+        return [p for p in self.schedule.primitives if p.name in LOOP_OPTIONS and self._root_of(p.func) == self.root]
+
+    def _root_of(self, func: str) -> str:
+        while func in self.fused:
+            func = self.fused[func][0]
+        return func

@@ -1,0 +1,90 @@
+"""From the flat program id to blocks, and from extents to the number of programs."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from .nest import GridStep, Kernel, Loop, any_product, statements
+
+
+class Names(Protocol):
+    """What a kernel's printer knows by name; asking for a name makes it a parameter."""
+
+    tiles: dict[str, str]
+    blocks: dict[str, int]
+
+    def size(self, label: str) -> str: ...
+    def block(self, label: str) -> str: ...
+
+
+def grid_size(kernel: Kernel) -> str:
+    """The grid, as an expression in the wrapper.
+
+    ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(A, 2)),)``: no more than the GPU holds at once.
+    """
+    counts = [f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid]
+    blocks = " * ".join(counts) or "1"
+    if not (kernel.persistent and kernel.grid):
+        return f"({blocks},)"
+    return f"(min({blocks}, programs({(kernel.reads + kernel.writes)[0]}, {programs_at_once(kernel)})),)"
+
+
+def programs_at_once(kernel: Kernel) -> int:
+    """How many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
+    return max(1, 32 // kernel.num_warps // (4 if any_product(kernel.body) else 1))
+
+
+def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
+    """(lines that give the block of each label, depth of what follows)"""
+    steps = kernel.order
+    if not steps:
+        return [], 1
+    plain = len(steps) == 1 and steps[0].part == "all"
+    lines = []
+    counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
+    for label in dict.fromkeys(counted):
+        size = names.size(label)
+        lines.append(f"blocks_{label} = {size if names.blocks[label] == 1 else f'tl.cdiv({size}, {names.block(label)})'}")
+    if kernel.persistent:
+        blocks = " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
+        flatten = ", flatten=True" if _one_loop(kernel) else ""
+        lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}):")
+    inner = [f"block_{steps[0].label} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
+    for i, step in enumerate(() if plain else steps):
+        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names)
+    depth = 2 if kernel.persistent else 1
+    return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
+
+
+def _one_loop(kernel: Kernel) -> bool:
+    """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
+    return len(loops) == 1 and loops[0].reduces and any_product(kernel.body)
+
+
+def _program(kernel: Kernel) -> str:
+    return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
+
+
+def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names) -> list[str]:
+    counts = []
+    for s in rest:
+        opened = not any(r.label == s.label and r.part == "group" for r in rest)
+        if s.part == "inside" and s.label == step.label:
+            counts.append(f"GROUP_{s.label}")
+        elif s.part == "inside" and opened:
+            counts.append(f"in_group_{s.label}")
+        elif s.part != "inside":
+            counts.append(f"blocks_{s.label}")
+    width = " * ".join(counts) if len(counts) == 1 else f"({' * '.join(counts)})"
+    value = "pid" if last else f"pid // {width}"
+    lines = []
+    if step.part == "group":
+        names.tiles[f"GROUP_{step.label}"] = str(step.size)
+        lines.append(f"first_{step.label} = {value} * GROUP_{step.label}")
+        lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
+    elif step.part == "inside":
+        lines.append(f"block_{step.label} = first_{step.label} + {value}  # {step.name}")
+    else:
+        lines.append(f"block_{step.label} = {value}")
+    return lines if last else [*lines, f"pid = pid % {width}"]
