@@ -7,17 +7,20 @@ accumulated by that loop (streaming.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from ..lang.schedule import Grouped, Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
-from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile
+from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile, Workspace
 from .options import Options
 from .passes import finish
 from .reduce import Reducer
 from .scope import Scope
+from .split import split_reduction
 
 
 def lower(program: Program) -> tuple[Kernel, ...]:
@@ -28,7 +31,7 @@ def lower(program: Program) -> tuple[Kernel, ...]:
     for output in outputs:
         if output in fused and _host(output, fused) not in roots:
             raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {_host(output, fused)}", allowed=f"{_host(output, fused)}.compile()")
-    return tuple(_Lowering(program, root, outputs).kernel() for root in roots)
+    return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
 
 
 def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
@@ -53,23 +56,40 @@ class _Lowering:
         self.top = Scope()
         self.reducer = Reducer(self)
         self.options = Options(program, root)
+        self.split = self.options.split()
 
     # -- the kernel, step by step ---------------------------------------------------------------------------------
 
-    def kernel(self) -> Kernel:
+    def kernels(self) -> tuple[Kernel, ...]:
+        """The kernel; where a reduction in it is split, first those that make its parts."""
         definition = self.algorithm[self.root]
-        order = self._loop_order(definition)
-        self._levels(definition, order, {}, self.top)
+        self._levels(definition, self._loop_order(definition), {}, self.top)
         missing = set(self.outputs) - set(self.stored)
         if missing:
-            raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused", allowed="fuse_at a loop inside which its labels are bound")
-        body, reads, scalars = finish(tuple(self.top.body))
-        grid = tuple(GridLabel(label, self.blocks[label]) for label in definition.labels if label in self.blocks)
-        reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs) if t in reads)
-        scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
-        writes = tuple(dict.fromkeys((self.root, *self.stored)))
+            raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused",
+                          allowed="fuse_at a loop inside which its labels are bound")  # fmt: skip
+        body, found = tuple(self.top.body), []
         self.options.check(body)
-        return Kernel(self.root, reads, writes, scalars, grid, self._grid_order(grid), body, **self.options.of_kernel(reads))
+        made: tuple[Workspace, ...] = ()
+        while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
+            parts, spaces, body = cut
+            name = f"{self.root}_part" + (str(len(found) + 1) if found else "")
+            found.append(self._kernel(name, parts, made + spaces, tuple(w.name for w in spaces)))
+            made += spaces
+        return (*found, self._kernel(self.root, body, made, tuple(dict.fromkeys((self.root, *self.stored)))))
+
+    def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
+        body, reads, scalars = finish(body)
+        blocked = {s.axis.label for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
+        grid = tuple(GridLabel(label, self.blocks[label]) for label in self.algorithm[self.root].labels if label in blocked)
+        order = self._grid_order(grid)
+        part = next((w for w in spaces if w.name in writes), None)
+        if part is not None:
+            grid, order = (GridLabel(part.part, 1, part.parts), *grid), (GridStep(part.part), *order)
+        reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs, *(w.name for w in spaces)) if t in reads)
+        scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
+        spaces = tuple(w for w in spaces if w.name in reads + writes)
+        return Kernel(name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads), workspaces=spaces)
 
     def _loop_order(self, definition: Definition) -> tuple[str, ...]:
         """Labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""
@@ -154,6 +174,10 @@ class _Lowering:
         axes = tuple(i.axis for i in index if isinstance(i, Position) and not i.axis.scalar)
         scope.body.append(Store(definition.name, index, value, axes, str(definition)))
         self.stored.append(definition.name)
+
+    def splits(self, labels: Iterable[str]) -> bool:
+        """Whether the loop over ``labels`` is one that several programs share."""
+        return self.split is not None and self.split.label in labels
 
     # -- Funcs ----------------------------------------------------------------------------------------------------
 

@@ -11,212 +11,27 @@ GPU or a syntax; printers do.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
-
-WHOLE = 0  #: tile size meaning the whole extent at once
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A label inside a kernel: its index variable and how many elements it advances by (WHOLE: the extent)."""
-
-    name: str
-    label: str
-    tile: int
-    exact: bool = False  #: never passes the extent, so that it needs no mask
-
-    @property
-    def scalar(self) -> bool:
-        return self.tile == 1
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.tile or 'all'}"
-
-
-@dataclass(frozen=True)
-class Tile:
-    """Base of tile expressions."""
-
-    def children(self) -> tuple[Tile, ...]:
-        found: list[Tile] = []
-        for f in fields(self):
-            value = getattr(self, f.name)
-            found += [value] if isinstance(value, Tile) else [v for v in value if isinstance(v, Tile)] if isinstance(value, tuple) else []
-        return tuple(found)
-
-    def walk(self) -> Iterator[Tile]:
-        yield self
-        for child in self.children():
-            yield from child.walk()
-
-    def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
-        new = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if isinstance(value, Tile):
-                new[f.name] = change(value)
-            elif isinstance(value, tuple) and any(isinstance(v, Tile) for v in value):
-                new[f.name] = tuple(change(v) if isinstance(v, Tile) else v for v in value)
-        return replace(self, **new) if any(new[n] is not getattr(self, n) for n in new) else self
-
-    def transform(self, change: Callable[[Tile], Tile]) -> Tile:
-        return change(self.rebuild(lambda child: child.transform(change)))
-
-
-@dataclass(frozen=True)
-class Const(Tile):
-    value: int | float | bool
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Const) and type(other.value) is type(self.value) and other.value == self.value
-
-    def __hash__(self) -> int:
-        return hash((type(self.value), self.value))
-
-    def __str__(self) -> str:
-        return str(self.value)
-
-
-@dataclass(frozen=True)
-class Scalar(Tile):
-    """A scalar input."""
-
-    name: str
-    integer: bool = False
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class Size(Tile):
-    """The extent of a label."""
-
-    label: str
-
-    def __str__(self) -> str:
-        return f"len({self.label})"
-
-
-@dataclass(frozen=True)
-class Position(Tile):
-    """The index vector (or number) of an axis."""
-
-    axis: Axis
-
-    def __str__(self) -> str:
-        return self.axis.name
-
-
-@dataclass(frozen=True)
-class Start(Tile):
-    """The first index of an axis's current tile."""
-
-    axis: Axis
-
-    def __str__(self) -> str:
-        return f"first({self.axis.name})"
-
-
-@dataclass(frozen=True)
-class Step(Tile):
-    """How far an axis advances at once."""
-
-    axis: Axis
-
-    def __str__(self) -> str:
-        return f"step({self.axis.name})"
-
-
-@dataclass(frozen=True)
-class Local(Tile):
-    """A named value; ``axes`` in the order of its dimensions, scalar axes left out."""
-
-    name: str
-    axes: tuple[Axis, ...]
-    boolean: bool = False
-
-    def __str__(self) -> str:
-        return self.name
-
-
-@dataclass(frozen=True)
-class Load(Tile):
-    """Elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0."""
-
-    buffer: str
-    index: tuple[Tile, ...]
-    checked: tuple[int, ...] = ()
-    other: float = 0
-
-    def __str__(self) -> str:
-        other = f" else {self.other}" if self.other else ""
-        return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
-
-
-@dataclass(frozen=True)
-class Op(Tile):
-    """An elementwise function or operator; ``cast:bf16`` and the like are casts."""
-
-    fn: str
-    args: tuple[Tile, ...]
-
-    def __str__(self) -> str:
-        if len(self.args) == 2 and not self.fn[0].isalpha():
-            return f"({self.args[0]} {self.fn} {self.args[1]})"
-        return f"{self.fn}({', '.join(map(str, self.args))})"
-
-
-@dataclass(frozen=True)
-class Guard(Tile):
-    """``arg`` where all ``axes`` are inside their extents, ``neutral`` elsewhere."""
-
-    arg: Tile
-    axes: tuple[Axis, ...]
-    neutral: float
-
-    def __str__(self) -> str:
-        return f"guard({self.arg}, {', '.join(a.name for a in self.axes)}, {self.neutral})"
-
-
-@dataclass(frozen=True)
-class TileReduce(Tile):
-    kind: str  # sum, max or min
-    arg: Tile
-    axes: tuple[Axis, ...]
-    keeps_nan: bool = True  #: a maximum that is only a guarded shift need not: what it is subtracted from does
-
-    def __str__(self) -> str:
-        return f"{self.kind}({self.arg}, {', '.join(a.name for a in self.axes)})"
-
-
-@dataclass(frozen=True)
-class TileDot(Tile):
-    """Matrix product of two tiles over ``axes``, for the matrix units."""
-
-    left: Tile
-    right: Tile
-    axes: tuple[Axis, ...]
-
-    def __str__(self) -> str:
-        return f"dot({self.left}, {self.right}, {', '.join(a.name for a in self.axes)})"
-
-
-def axes_of(tile: Tile) -> frozenset[Axis]:
-    """The axes a tile has more than one element along."""
-    match tile:
-        case Position(axis):
-            return frozenset() if axis.scalar else frozenset({axis})
-        case Local(_, axes):
-            return frozenset(axes)
-        case TileReduce(_, arg, axes):
-            return axes_of(arg) - frozenset(axes)
-        case TileDot(left, right, axes):
-            return (axes_of(left) | axes_of(right)) - frozenset(axes)
-    return frozenset().union(*(axes_of(c) for c in tile.children()))
-
-
-# -- statements -------------------------------------------------------------------------------------------------------
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from .tiles import (  # noqa: F401 (the grammar is one: its expressions are imported from here)
+    WHOLE,
+    Axis,
+    Const,
+    Guard,
+    Load,
+    Local,
+    Op,
+    Position,
+    Scalar,
+    Size,
+    Start,
+    Step,
+    Tile,
+    TileDot,
+    TileReduce,
+    axes_of,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -259,12 +74,17 @@ class Let(Statement):
 
 @dataclass(frozen=True)
 class Accumulator(Statement):
-    """A value that a loop changes, with what it starts from."""
+    """A value that a loop changes, with what it starts from and the operator that two parts of it combine by.
+
+    ``moves``: (accumulator, degree) for each running maximum that the parts are relative to.
+    """
 
     name: str
     axes: tuple[Axis, ...]
     start: float
     origin: str = ""
+    combine: str = "+"
+    moves: tuple[tuple[str, Fraction], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -287,10 +107,11 @@ class Store(Statement):
 
 @dataclass(frozen=True)
 class GridLabel:
-    """A label whose blocks are programs."""
+    """A label whose blocks are programs; or the ``parts`` that a reduction is cut into."""
 
     label: str
     block: int
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -304,10 +125,21 @@ class GridStep:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One kernel: what it reads, what it writes, its grid, slowest step first, and its body."""
+class Workspace:
+    """A float32 buffer between two kernels: first dimension the parts, then one for each label."""
 
     name: str
+    part: str
+    parts: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: what it reads, what it writes, its grid, slowest step first, and its body. ``func`` is what it is for."""
+
+    name: str
+    func: str
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     scalars: tuple[str, ...]
@@ -320,6 +152,7 @@ class Kernel:
     options: tuple[tuple[str, int], ...] = ()  #: further launch options
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
+    workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:

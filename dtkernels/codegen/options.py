@@ -6,6 +6,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program
 from .nest import Loop, Statement, statements
+from .split import Split
 
 #: primitive on a loop -> what Triton calls it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
@@ -22,6 +23,7 @@ class Options:
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
     ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
+    ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
     """
@@ -59,9 +61,20 @@ class Options:
             "constants": tuple(dict.fromkeys(label for m in members for label in self.schedule.names(m, "specialize"))),
         }
 
+    def split(self) -> Split | None:
+        """The one reduction of this kernel that several programs share, if any."""
+        asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and self._root_of(p.func) == self.root for a in p.args]
+        if len({a.label for a, _ in asked}) > 1:  # type: ignore[union-attr]
+            found = " and ".join(dict.fromkeys(a.label for a, _ in asked))  # type: ignore[union-attr]
+            raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)  # type: ignore[union-attr]
+        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None  # type: ignore[union-attr]
+
     def check(self, body: tuple[Statement, ...]) -> None:
         """Refuse a word about a loop that this kernel does not have."""
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
+        split = self.split()
+        if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
+            raise split.refuse("no loop that reduces over it", f"a reduction over {split.label} in tiles: tensorize({split.label}:...)")
         for p in self._of_loops():
             for label in (a.label for a in p.args):  # type: ignore[union-attr]
                 if label not in looped:

@@ -40,7 +40,7 @@ def _cut(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str])
             outside |= {s.axis}
         if isinstance(s, Loop):
             s = replace(s, body=_cut(s.body, outside | {s.axis}, names))
-            result += _Cut(s, outside, names).loops() if s.reduces and s.within == "extent" and s.begin is None else [s]
+            result += _Cut(s, outside, names).loops() if s.reduces and s.within == "extent" else [s]
         else:
             result.append(s)
     return tuple(result)
@@ -61,6 +61,7 @@ class _Cut:
     def __init__(self, loop: Loop, outside: frozenset[Axis], names: set[str]):
         self.loop, self.outside, self.names = loop, outside, names
         self.axis = loop.axis
+        self.begin, self.end = loop.begin or Const(0), loop.end or Size(loop.axis.label)
         self.conditions = tuple(self._conditions())
         self.bounds: list[Let] = []
 
@@ -69,28 +70,31 @@ class _Cut:
         upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
         if not self.conditions:
             return self._peeled() if self._guards_a_product() else [self.loop]
-        begin = self._name("begin", self._down(_most([Const(0), *self._extremes(lower, False)]))) if lower else None
-        end = self._name("end", _least([Size(self.axis.label), *self._extremes(upper, True)])) if upper else Size(self.axis.label)
+        begin = self._name("begin", self._down(_most([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
+        end = self._name("end", _least([self.end, *self._extremes(upper, True)])) if upper else self.end
         if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):
             return [*self.bounds, self._unmasked(begin, end)]
         return self._three(lower, upper, begin, end)
 
     def _three(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
         """Masked tiles, whole ones, masked ones; the first only under a lower bound."""
-        whole = _least([Size(self.axis.label), *self._extremes(upper, False)])
-        last = self._down(whole if all(map(self._nonnegative, upper)) else _most([Const(0), whole]))
+        last = self._whole_until(_least([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
         if not lower:
             partial = self._name("partial", last)
-            return [*self.bounds, self._unmasked(None, partial), replace(self.loop, begin=partial, end=end)]
-        full = self._name("full", self._up(_most([Const(0), *self._extremes(lower, True)])))
+            return [*self.bounds, self._unmasked(self.loop.begin, partial), replace(self.loop, begin=partial, end=end)]
+        full = self._name("full", self._up(_most([self.begin, *self._extremes(lower, True)])))
         partial = self._name("partial", Op("max", (full, last)))
         before = replace(self.loop, begin=begin, end=Op("min", (full, end)))
         after = replace(self.loop, begin=partial, end=end, tail=not upper)
         return [*self.bounds, before, self._unmasked(full, partial), *([after] if upper or not self.axis.exact else [])]
 
     def _peeled(self) -> list[Statement]:
-        whole = self._name("partial", self._down(Size(self.axis.label)))
-        return [*self.bounds, self._unmasked(None, whole), replace(self.loop, begin=whole, end=Size(self.axis.label), tail=True)]
+        whole = self._name("partial", self._whole_until(self.end, True))
+        return [*self.bounds, self._unmasked(self.loop.begin, whole), replace(self.loop, begin=whole, end=self.end, tail=True)]
+
+    def _whole_until(self, bound: Tile, positive: bool) -> Tile:
+        """Where the whole tiles before ``bound`` end; where the loop begins if there are none."""
+        return self._down(bound) if self.begin == Const(0) and positive else _most([self.begin, self._down(bound)])
 
     # -- conditions -------------------------------------------------------------------------------------------------
 

@@ -170,6 +170,7 @@ class _Step:
         self.running: dict[str, _Running] = {}
         self.results: dict[str, dict[ex.Expr, Tile]] = {}
         self.late: list[Assign] = []
+        self.moving: dict[str, str] = {}  #: Func -> its accumulator, where it is nothing more than that
 
     def accumulate(self, member: _Member) -> None:
         """Emit the accumulators of ``member`` and their change in one step."""
@@ -183,11 +184,12 @@ class _Step:
         for node in member.nodes:
             kind = self.r.kind(member.definition, node)
             terms = self.r._terms(node, env, self.inner, self.axes)
-            factors = self._factors(member, node, kind)
-            at_end = not (watched or factors or isinstance(terms, TileDot))
+            moves = self._moves(member, node, kind)
+            factors = [self._moved(*move) for move in moves]
+            at_end = not (watched or factors or isinstance(terms, TileDot) or self.l.splits(self.bound))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = _reduced(kind, terms, self.axes)
-            acc = self._accumulator(member, node, kind, terms, at_end)
+            acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
             older: Tile = acc
             for factor in factors:
                 older = Op("*", (older, factor))
@@ -198,6 +200,8 @@ class _Step:
             else:
                 self.inner.body.append(Assign(acc.name, acc.axes, new))
             results[node] = _reduced(kind, acc, self.axes) if at_end else acc
+            if member.definition.expr == node:
+                self.moving[name] = acc.name
         self.results[name] = results
         if watched:
             self._run(member, results, after, env)
@@ -221,7 +225,7 @@ class _Step:
         """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""
         return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
 
-    def _accumulator(self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool) -> Local:
+    def _accumulator(self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]) -> Local:
         d = member.definition
         alone = len(member.nodes) == 1
         wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
@@ -230,7 +234,7 @@ class _Step:
         ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
         name = self.inner.fresh(wish)
         self.outer.names.add(name)
-        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d)))
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))
         return Local(name, ordered)
 
     # -- values that move while the loop runs -----------------------------------------------------------------------
@@ -257,9 +261,9 @@ class _Step:
         self.inner.know((d.name, member.index), new)
         self.running[d.name] = _Running(old, new)
 
-    def _factors(self, member: _Member, node: ex.Expr, kind: str) -> list[Tile]:
-        """What the older part of an accumulator is multiplied by, for each value that moved."""
-        factors = []
+    def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
+        """Each Func by whose movement the older part of an accumulator must be scaled, and the degree it has in it."""
+        moves = []
         inlined = self._inlined(node)
         for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
             found = degree(inlined, {name: Degree(plus=Fraction(1))})
@@ -268,22 +272,27 @@ class _Step:
             if found is None or found.plus or found.times >= 0 or kind != "sum":
                 raise DTError("a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
                               found=f"{name} in {member.definition.name}", allowed=f"{name} fused outside the loop over {', '.join(self.bound)}", at=member.definition.pos)  # fmt: skip
-            factors.append(self._moved(name, found.times))
-        return factors
+            moves.append((name, found.times))
+        return moves
 
     def _moved(self, name: str, times: Fraction) -> Tile:
         """exp(times * (new - old)), the same for every accumulator of that degree; 0 while nothing was seen."""
         run = self.running[name]
-        safe = Op("where", (Op(">", (run.after, nest.Const(-math.inf))), run.after, nest.Const(0)))
-        difference: Tile = Op("-", (run.before, safe))
-        if times != -1:
-            difference = Op("*", (difference, nest.Const(float(-times))))
         key = ("moved", name, times)
         known = self.inner.find(key)
         if known is None:
-            known = self.l.let(f"{name}_rescale", Op("exp", (difference,)), self.inner)
+            known = self.l.let(f"{name}_rescale", rescale(run.before, run.after, times), self.inner)
             self.inner.know(key, known)
         return known
+
+
+def rescale(before: Tile, after: Tile, times: Fraction) -> Tile:
+    """exp(times * (after - before)) for a value that only grows; 0 while nothing was seen."""
+    safe = Op("where", (Op(">", (after, nest.Const(-math.inf))), after, nest.Const(0)))
+    difference: Tile = Op("-", (before, safe))
+    if times != -1:
+        difference = Op("*", (difference, nest.Const(float(-times))))
+    return Op("exp", (difference,))
 
 
 def _outermost(expr: ex.Expr) -> list[ex.Expr]:

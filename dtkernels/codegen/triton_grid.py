@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .nest import GridStep, Kernel, Loop, any_product, statements
+from .nest import GridLabel, GridStep, Kernel, Loop, any_product, statements
 
 
 class Names(Protocol):
     """What a kernel's printer knows by name; asking for a name makes it a parameter."""
 
     tiles: dict[str, str]
-    blocks: dict[str, int]
 
     def size(self, label: str) -> str: ...
     def block(self, label: str) -> str: ...
+    def block_index(self, label: str) -> str: ...
 
 
 def grid_size(kernel: Kernel) -> str:
     """The grid, as an expression in the wrapper.
 
-    ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(A, 2)),)``: no more than the GPU holds at once.
+    ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
-    counts = [f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid]
+    counts = [str(g.parts) if g.parts else f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid]
     blocks = " * ".join(counts) or "1"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
-    return f"(min({blocks}, programs({(kernel.reads + kernel.writes)[0]}, {programs_at_once(kernel)})),)"
+    return f"(min({blocks}, programs({kernel.writes[0]}_out, {programs_at_once(kernel)})),)"
 
 
 def programs_at_once(kernel: Kernel) -> int:
@@ -43,17 +43,23 @@ def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
     lines = []
     counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
     for label in dict.fromkeys(counted):
-        size = names.size(label)
-        lines.append(f"blocks_{label} = {size if names.blocks[label] == 1 else f'tl.cdiv({size}, {names.block(label)})'}")
+        lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
         blocks = " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
         flatten = ", flatten=True" if _one_loop(kernel) else ""
         lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}):")
-    inner = [f"block_{steps[0].label} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
+    inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
         inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names)
     depth = 2 if kernel.persistent else 1
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
+
+
+def _count(label: GridLabel, names: Names) -> str:
+    if label.parts:
+        return str(label.parts)
+    size = names.size(label.label)
+    return size if label.block == 1 else f"tl.cdiv({size}, {names.block(label.label)})"
 
 
 def _one_loop(kernel: Kernel) -> bool:
@@ -84,7 +90,7 @@ def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names) 
         lines.append(f"first_{step.label} = {value} * GROUP_{step.label}")
         lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
     elif step.part == "inside":
-        lines.append(f"block_{step.label} = first_{step.label} + {value}  # {step.name}")
+        lines.append(f"{names.block_index(step.label)} = first_{step.label} + {value}  # {step.name}")
     else:
-        lines.append(f"block_{step.label} = {value}")
+        lines.append(f"{names.block_index(step.label)} = {value}")
     return lines if last else [*lines, f"pid = pid % {width}"]

@@ -73,9 +73,10 @@ class _KernelPrinter:
         self.tiles: dict[str, str] = {}
         self.even: dict[str, str] = {}
         self.bounds: dict[tuple[str, int], None] = {}
+        self.spaces = {w.name for w in kernel.workspaces}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)}
-        made = frozenset(t for t in kernel.reads if t in algorithm)
+        made = frozenset(t for t in kernel.reads if t not in algorithm.inputs)
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self._first, self._tile, self.size)
         self.started = self._started_axes()
@@ -108,7 +109,7 @@ class _KernelPrinter:
         text.arguments += [(f"{t}_size_{d}", f"{t if t in self.algorithm.inputs else f'{t}_out'}.shape[{d}]") for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
-            text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(dimension_names(self.algorithm, t))]
+            text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
@@ -117,10 +118,23 @@ class _KernelPrinter:
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
 
+    def dimensions(self, buffer: str) -> tuple[str, ...]:
+        """A name for each dimension of a buffer."""
+        space = next((w for w in self.kernel.workspaces if w.name == buffer), None)
+        if space is None:
+            return dimension_names(self.algorithm, buffer)
+        names = (space.part, *space.labels)
+        return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
+
     def size(self, label: str) -> str:
         """The extent of ``label`` in the kernel."""
         self.sizes[label] = None
         return f"size_{label}"
+
+    def block_index(self, label: str) -> str:
+        """The name of the index of a block; that of its one element, where a block is one."""
+        axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
+        return axis.name if axis and self.blocks[label] == 1 else f"block_{label}"
 
     def _first(self, axis: Axis) -> str:
         """The name of the first index of the current tile of ``axis``."""
@@ -177,6 +191,8 @@ class _KernelPrinter:
         self.lines.append(pad + text)
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
+        if start == "block" and self.blocks[axis.label] == 1:
+            return  # the block's index is the element's
         base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
         if start in ("block", "block+loop") and self.blocks[axis.label] != 1:
             base = f"block_{axis.label} * {self.block(axis.label)}"
@@ -235,7 +251,7 @@ class _KernelPrinter:
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
         parts = [f"{buffer}_ptr"]
-        for i, d in zip(index, dimension_names(self.algorithm, buffer)):
+        for i, d in zip(index, self.dimensions(buffer)):
             text = self.expr.text(i, axes)
             parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
         return " + ".join(parts)
@@ -261,7 +277,7 @@ class _KernelPrinter:
             other = 'float("-inf")' if load.other else "0.0"
             args += [f"mask={mask}", f"other={other}"]
         args += [f'eviction_policy="evict_{policy}"' for t, policy in self.kernel.evict if t == load.buffer]
-        tail = ".to(tl.float32)" if name in self.upcast else ""
+        tail = ".to(tl.float32)" if name in self.upcast and load.buffer not in self.spaces else ""
         self._call(depth, f"{name} = tl.load", args, tail)
 
     def _store(self, s: Store, depth: int) -> None:

@@ -93,7 +93,7 @@ class _Wrapper:
         self.name, self.outputs, self.several = name, outputs, several
         self.texts = texts
         needed = self.algorithm.needed_by(self.outputs)
-        self.kernels = [k for k in kernels if k.name in needed]
+        self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
@@ -141,7 +141,11 @@ class _Wrapper:
         return lines
 
     def _labels_of(self, kernel: Kernel) -> list[str]:
-        return [*(label for w in kernel.writes for label in self.algorithm[w].labels), *self.texts[kernel.name].labels]
+        return [*(label for w in kernel.writes for label in self._shape(kernel, w)), *self.texts[kernel.name].labels]
+
+    def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
+        """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
+        return next((w.labels for w in kernel.workspaces if w.name == buffer), None) if buffer not in self.algorithm else self.algorithm[buffer].labels
 
     def _scalars(self, name: str) -> list[str]:
         lines = []
@@ -164,7 +168,10 @@ class _Wrapper:
 
     def _allocate(self, kernel: Kernel) -> list[str]:
         lines = []
-        for w in kernel.writes:
+        for space in (w for w in kernel.workspaces if w.name in kernel.writes):
+            shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
+            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
+        for w in (w for w in kernel.writes if w in self.algorithm):
             d = self.algorithm[w]
             shape = ", ".join(f"size_{label}" for label in d.labels) + ("," if len(d.labels) == 1 else "")
             dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs else "torch.float32"

@@ -42,3 +42,9 @@ def test_options(more, gpu):
     (binary,) = binaries(MM + more, [(200, 256), (256, 200)], gpu)
     if "maxnreg" in more and gpu != "mi300x":
         assert ".maxnreg 168" in binary.asm["ptx"]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("text, shapes", [(MM + "mm.split(k:4);", [(200, 1024), (1024, 200)]), (WINDOW + "att.split(l:3); att.persistent();", [(1000, 64)] * 3)], ids=["product", "window"])
+def test_split(text, shapes, gpu):
+    assert len(binaries(text, shapes, gpu)) == 2

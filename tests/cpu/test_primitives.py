@@ -169,4 +169,70 @@ def test_persistent(text, shapes):
 
 def test_persistent_launches_no_more_programs_than_blocks():
     text = source(MM + TILED + "mm.persistent();")
-    assert "(min(triton.cdiv(size_x, 16) * triton.cdiv(size_y, 32), programs(A, 2)),)" in text and "flatten=True" in text
+    assert "(min(triton.cdiv(size_x, 16) * triton.cdiv(size_y, 32), programs(mm_out, 2)),)" in text and "flatten=True" in text
+
+
+# -- a reduction over several programs ------------------------------------------------------------------------------------
+
+DECODE = """Func s, e, total, att; In Q, K, V; SIn group; Var b, h, m, n; RVar l, d;
+s[b, h, m, l] = rdot(Q[b, h, m, d], K[b, h / group, l, d], d); e[b, h, m, l] = exp(s[b, h, m, l]); total[b, h, m] = rsum(e[b, h, m, l], l);
+att[b, h, m, n] = rdot(e[b, h, m, l], V[b, h / group, l, n], l) / total[b, h, m];
+s.fuse_at(att, l); e.fuse_at(att, l); total.fuse_at(att, l);
+att.block(b:1, h:1, m:16); att.tensorize(m:16, n:0, d:0, l:16);
+"""
+SPLIT = [
+    (MM + TILED + "mm.split(k:{});", [(20, 50), (50, 33)]),
+    (MM + TILED + "mm.split(k:{}); mm.map(x:x1/2, y, x1); mm.persistent();", [(60, 50), (50, 33)]),
+    (MM + "mm.block(x:16, y:32); mm.tensorize(x:4, y:8, k:8); mm.split(k:{});", [(20, 50), (50, 33)]),
+    (MM + "mm.block(x:16, y:32); mm.tensorize(x:16, y:32, k:1); mm.split(k:{});", [(20, 5), (5, 33)]),
+    (MM.replace("rdot(A[x, k], B[k, y], k)", "exp(rdot(A[x, k], B[k, y], k) / 9) * A[x, x / 99]") + TILED + "mm.split(k:{});", [(20, 50), (50, 33)]),
+    (ATT + "att.split(l:{});", [(50, 16), (40, 16), (40, 16)]),
+    (ATT + "total.split(l:{}); att.persistent();", [(50, 16), (40, 16), (40, 16)]),
+    (MASKED.format(condition="m - l < w and l <= m", scalars="", m=16, l=8) + "att.split(l:{});", [(50, 16), (40, 16), (40, 16)]),
+    (MASKED.format(condition="l > m", scalars="", m=16, l=8) + "att.split(l:{});", [(50, 16), (47, 16), (47, 16)]),
+    (ROWS + "f.block(x:2, y:16); f.tensorize(x:2, y:8); f.split(y:{});", [(5, 45)]),
+    (ROWS + "f.block(x:1); f.tensorize(y:8); f.split(y:{});", [(3, 45)]),
+    (ROWS + "f.tensorize(x:2, y:8); f.split(y:{});", [(3, 45)]),
+    ("Func f; In A; Var x; RVar y; f[x] = rmax(A[x, y], y) - rmin(A[x, y], y) + rmean(A[x, y], y); f.block(x:2); f.tensorize(x:2, y:4); f.split(y:{});", [(5, 29)]),
+    ("Func f; In A; Var x; RVar y; f[x] = log(rsum(exp(A[x, y]), y)); f.block(x:2); f.tensorize(x:2, y:4); f.split(y:{});", [(5, 29)]),
+    ("Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:2); f.split(z:{});", [(3, 7, 9)]),
+    ("Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:0); f.split(y:{});", [(3, 7, 9)]),
+    ("Func f; In A; RVar y; f[] = rsum(A[y], y); f.tensorize(y:8); f.split(y:{});".replace("f[]", "f[x]").replace("In A;", "In A, B; Var x;").replace("rsum(A[y], y)", "B[x] * rsum(A[y], y)"), [(77,), (3,)]),
+    ("Func mean, f; In A; Var x; RVar y; mean[x] = rmean(A[x, y], y); f[x] = rmean((A[x, y] - mean[x]) * (A[x, y] - mean[x]), y); mean.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:8); f.split(y:{});", [(5, 45)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [1, 3, 5])
+@pytest.mark.parametrize("text, shapes", SPLIT)
+def test_split(text, shapes, parts):
+    found = random(*shapes)
+    check(text.format(parts), *(found if isinstance(found, list) else [found]))
+
+
+@pytest.mark.parametrize("parts", [2, 7])
+def test_split_of_decoding(parts):
+    check(DECODE + f"att.split(l:{parts});", *random((2, 4, 3, 16), (2, 2, 70, 16), (2, 2, 70, 16)), 2)
+
+
+@pytest.mark.parametrize("size", [0, 1, 3, 16, 17])
+def test_split_of_any_extent_has_empty_parts(size):
+    check(MM + "mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:16); mm.split(k:4);", *random((5, size), (size, 7)))
+    check("Func f; In A; Var x; RVar y; f[x] = rmax(A[x, y], y); f.block(x:2); f.tensorize(x:2, y:4); f.split(y:5);", random((3, size)))
+
+
+def test_split_gives_the_same_bits_every_time():
+    program = dtkernels.compile(ATT + "att.split(l:3);")
+    args = random((50, 16), (40, 16), (40, 16))
+    assert all(torch.equal(program(*args), program(*args)) for _ in range(3))
+
+
+@pytest.mark.parametrize("text, found", [
+    (MM + "mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:0); mm.split(k:2);", "no loop that reduces over it"),
+    (MM + TILED + "mm.split(x:2);", "no loop that reduces over it"),
+    ("Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:2); f.split(y:2, z:2);", "one label of a kernel is split"),
+    ("Func mm, f; In A, B, C; Var m, n; RVar k, l; mm[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = rdot(mm[m, l], C[l, n], l); mm.fuse_at(f, l);"
+     "f.block(m:16, n:16); f.tensorize(m:16, n:16, k:16, l:16); f.split(k:2);", "starts anew inside the loop over l"),
+])  # fmt: skip
+def test_splits_that_are_refused(text, found):
+    with pytest.raises(dtkernels.DTError, match=found):
+        source(text)
