@@ -3,12 +3,15 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test lint clean
+.PHONY: help env demo test oldest lint clean
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.dtkernels-installed
+# The oldest Triton that is supported, beside the newest in .venv. Its interpreter needs numpy < 2.4.
+OLDEST ?= triton==3.6.0
+OLD := $(VENV)-oldest
 # Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
 TORCH_CPU ?= torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
@@ -28,14 +31,26 @@ test: $(STAMP) ## run every test; those for a GPU skip themselves where there is
 	tier $(BIN)/python -m pytest tests/unit tests/compile
 	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/cpu
 	tier $(BIN)/python -m pytest tests/gpu
+	tier $(MAKE) --no-print-directory oldest
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 	echo "all tiers passed"
+
+oldest: $(STAMP) ## the tests of generated kernels again, on the oldest Triton supported
+	@if [ ! -e $(OLD)/.installed ]; then
+	    $(BIN)/python -m venv $(OLD)
+	    $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(OLD)/bin/python -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
+	    $(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps "$(OLDEST)" "numpy<2.4" || { echo "SKIPPED: $(OLDEST) could not be installed here"; exit 0; }
+	    touch $(OLD)/.installed
+	fi
+	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
+	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py
+	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/compile/test_targets.py
 
 lint: $(STAMP) ## ruff
 	@$(BIN)/python -m ruff check .
 
 clean: ## remove the environment, caches and build outputs
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLD) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find dtkernels integrations schedule_tables tools tests -name __pycache__ -prune -exec rm -rf {} +
 
 # Three cases: no GPU; a GPU whose python3 already has torch (kept, also without a network); a GPU and a bare python3.

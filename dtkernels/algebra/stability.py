@@ -80,6 +80,8 @@ def _shifted(algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, 
         definitions.append(replace(d, expr=expr))
     if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
         return None
+    if not any(a.tensor == name for d in definitions for a in ex.accesses(d.expr)):
+        return None  # the argument occurs only under another form of its labels
     shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
     first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))

@@ -155,7 +155,7 @@ class _Formula:
             width *= pow2(self.sizes[r]) if whole else tile[r]
         block: dict[str, int] = {}
         # measured on an H200: 1024 elements a program keep pointwise kernels nearest to a copy; rows want 4096
-        room = max(1, (4096 if reduced else 2048 // self.itemsize) // width)
+        room = max(1, (4096 if reduced else 2048 // self.itemsize * self.target.warp_size // 32) // width)
         for label in self._contiguous_first(labels, members):
             if label in tile:
                 continue
@@ -256,6 +256,7 @@ class _Formula:
                 tile[label] = 256 // self.itemsize
             else:
                 block[label] = tile[label] = 1
+        heavy = self.itemsize == 4 and wide >= 128  # float32 operands fill the registers
         narrow_chain = any(self._holds_chain(m, root) for m in members[1:])
         held = {label for m in members[1:] if self._dots(m) and self._holds_chain(m, root) for label in self.algorithm[m].labels}
         tile |= {label: 0 for m in members for label in self.algorithm[m].labels if label not in labels and m in self.outputs}
@@ -268,10 +269,13 @@ class _Formula:
                     tile[k] = 0
                 elif k not in tile:
                     narrow = self.sizes[k] <= WHOLE_SIDE and m != root and k not in reduction_labels(self.algorithm, root)
-                    deepest = 256 // self.itemsize if narrow_chain else 32 if self.itemsize == 4 or wide > 128 else 64
+                    deepest = 256 // self.itemsize if narrow_chain else 16 if heavy else 32 if self.itemsize == 4 or wide > 128 else 64
                     tile[k] = 0 if narrow else min(max(16, pow2(self.sizes[k])), deepest)
         stages = 4 if narrow_chain else 2 if self.itemsize == 4 else 3
-        return self._statements(root, block, tile, 4 if bm == 64 else 8, stages)
+        step = max((tile[k] for k in reduction_labels(self.algorithm, root) if k in tile), default=64) or WHOLE_CHAIN
+        while stages > 1 and (bm + 2 * stages * step) * wide * self.itemsize > self.target.shared_bytes:
+            stages -= 1
+        return self._statements(root, block, tile, 4 if bm == 64 and not heavy else 8, stages)
 
     def _statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str] | None = None) -> tuple[Primitive, ...]:
         found = []

@@ -264,6 +264,8 @@ class _Parser:
                 raise DTError("unknown dtype", found=repr(dtype.text), allowed=", ".join(ex.DTYPES), at=dtype.pos)
             return ex.Cast(arg, dtype.text, pos=name.pos)
         if name.text == "reshape":
+            if self.accept(")"):
+                raise DTError("reshape takes a value and its shape", found="nothing", allowed="reshape(e, x, 1)", at=name.pos)
             arg, *shape = self._expressions(")")
             return ex.Reshape(arg, tuple(shape), pos=name.pos)
         if name.text not in ex.FUNCTIONS:

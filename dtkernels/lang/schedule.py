@@ -92,7 +92,7 @@ class Schedule:
 
     def fused(self) -> dict[str, tuple[str, str]]:
         """func -> (consumer, label) of its ``fuse_at``."""
-        return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at"}  # type: ignore[misc]
+        return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at" and len(p.args) == 2}  # type: ignore[misc]
 
     def __add__(self, other: Schedule) -> Schedule:
         return Schedule(self.primitives + other.primitives)
