@@ -25,7 +25,7 @@ def stages(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int
     yield "reduce_invariants", algorithm
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
-    algorithm = stabilize(algorithm, outputs)
+    algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
     yield "fold_constants", drop_unused(fold_constants(algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))))

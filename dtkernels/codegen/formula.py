@@ -275,7 +275,8 @@ class _Formula:
         step = max((tile[k] for k in reduction_labels(self.algorithm, root) if k in tile), default=64) or WHOLE_CHAIN
         while stages > 1 and (bm + 2 * stages * step) * wide * self.itemsize > self.target.shared_bytes:
             stages -= 1
-        return self._statements(root, block, tile, 4 if bm == 64 and not heavy else 8, stages)
+        held = max((block.get(label, 1) for label in rows[-1:]), default=1)
+        return self._statements(root, block, tile, 4 if held <= 64 and not heavy else 8, stages)
 
     def _statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str] | None = None) -> tuple[Primitive, ...]:
         found = []
@@ -288,7 +289,22 @@ class _Formula:
             rest = tuple(label for label in block if label not in grouped)
             inner = next(name for i in range(1, 99) if (name := f"{row}{i}") not in self.algorithm.labels)
             found.append(Primitive(root, "map", (*rest, Grouped(row, inner, 8), column, inner)))
+        parts = self._parts(root, block, tile)
+        if parts:
+            found.append(Primitive(root, "split", parts))
         return (*found, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
+
+    def _parts(self, root: str, block: dict[str, int], tile: dict[str, int]) -> tuple[Sized, ...]:
+        """A long reduction cut over programs where the blocks alone would leave multiprocessors without work."""
+        programs = 1
+        for label, size in block.items():
+            programs *= -(-self.sizes[label] // size)
+        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
+        if not looped or 2 * programs > self.target.multiprocessors:
+            return ()
+        longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
+        parts = min(2 * self.target.multiprocessors // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
+        return (Sized(longest, 1 << (parts.bit_length() - 1)),) if parts >= 2 else ()
 
 
 def pow2(n: int) -> int:
