@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 
+import bounds  # noqa: F401 (an access outside the tensors raises)
 import numpy as np
 import pytest
 import torch

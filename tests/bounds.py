@@ -1,0 +1,56 @@
+"""Interpreted kernels whose every load and store is checked to hit a tensor they were given.
+
+The interpreter itself reads and writes any address, so that a kernel without a mask it needs is often right, and now
+and then ends the process. Import this before kernels run; from then on such an access raises OutOfBounds.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from triton.runtime import interpreter
+
+
+class OutOfBounds(AssertionError):
+    """A kernel reads or writes outside the tensors it was given."""
+
+
+_ranges: list[tuple[int, int]] = []  #: of the running kernel: first byte, byte after the last
+
+
+def _bytes_of(tensor) -> tuple[int, int]:
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else -1
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+
+
+def _checked(what: str, ptrs, mask) -> None:
+    size = interpreter._get_np_dtype(ptrs.get_element_ty()).itemsize
+    at = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64)
+    inside = np.zeros(at.shape, dtype=bool)
+    for first, end in _ranges:
+        inside |= (at >= first) & (at + size <= end)
+    if not inside.all():
+        away = min((int(a) - end for a in at[~inside] for _, end in _ranges), key=abs, default=0)
+        raise OutOfBounds(f"{what} of {int((~inside).sum())} elements outside every tensor, one {away} bytes past the end of the nearest")
+
+
+def _install() -> None:
+    builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
+    load, store, prepare = builder.create_masked_load, builder.create_masked_store, executor._init_args_hst
+
+    def checked_load(self, ptrs, mask, other, *rest):
+        _checked("load", ptrs, mask)
+        return load(self, ptrs, mask, other, *rest)
+
+    def checked_store(self, ptrs, value, mask, *rest):
+        _checked("store", ptrs, mask)
+        return store(self, ptrs, value, mask, *rest)
+
+    def remembering(self, args, kwargs):
+        found = prepare(self, args, kwargs)
+        _ranges[:] = [_bytes_of(t) for t in (*found[0], *found[1].values()) if hasattr(t, "data_ptr")]
+        return found
+
+    builder.create_masked_load, builder.create_masked_store, executor._init_args_hst = checked_load, checked_store, remembering
+
+
+_install()
