@@ -3,23 +3,31 @@
 Write a value as ``v * exp(j * mu)`` with ``v`` independent of ``mu``: it has multiplicative degree j. Write it as
 ``v + j * mu``: additive degree j. exp turns additive into multiplicative degree, log turns it back, products add,
 quotients subtract, sums and comparisons need equal degrees. Where no rule applies there is no degree.
+
+mu has an index of its own: a value that moves with ``mu[x]`` and one that moves with ``mu[x + 1]`` do not move together,
+and a sum over x of what moves with ``mu[x]`` has no degree.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from ..lang import expr as ex
+from ..lang.algorithm import Definition
 
 
 @dataclass(frozen=True)
 class Degree:
-    """``v * exp(times * mu)`` or ``v + plus * mu``; both zero for a value that does not depend on mu."""
+    """``v * exp(times * mu[at])`` or ``v + plus * mu[at]``; both zero for a value that does not depend on mu.
+
+    ``at`` is None for what is known of a Func at whatever index it is accessed: mu itself, above all.
+    """
 
     times: Fraction = Fraction(0)
     plus: Fraction = Fraction(0)
+    at: tuple[ex.Expr, ...] | None = None
 
     @property
     def free(self) -> bool:
@@ -29,14 +37,27 @@ class Degree:
 FREE = Degree()
 
 
+def degree_of(d: Definition, known: dict[str, Degree | None]) -> Degree | None:
+    """Degree of a Func over its own labels, in the form that ``known`` takes: with its labels as numbers of dimensions."""
+    found = degree(d.expr, known)
+    if found is None or found.free:
+        return found
+    own = {label: _dimension(i) for i, label in enumerate(d.labels)}
+    return replace(found, at=tuple(ex.substitute(i, own) for i in found.at or ()))
+
+
+def _dimension(number: int) -> ex.Label:
+    return ex.Label(f"#{number}")
+
+
 def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     """Degree of ``expr``; ``known`` gives that of each Func (None where it has none, absent where mu does not enter)."""
     match expr:
-        case ex.Access(tensor, _):
-            return known.get(tensor, FREE)
+        case ex.Access(tensor, index):
+            return _accessed(known.get(tensor, FREE), index)
         case ex.Unary("-", arg):
             d = degree(arg, known)
-            return d and Degree(d.times, -d.plus)
+            return d and replace(d, plus=-d.plus)
         case ex.Binary("+" | "-" as op, left, right):
             return _sum(degree(left, known), degree(right, known), 1 if op == "+" else -1)
         case ex.Binary("*" | "/" as op, left, right):
@@ -45,23 +66,27 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
             return degree(arg, known)
         case ex.Call("exp", (arg,)):
             d = degree(arg, known)
-            return None if d is None or d.times else Degree(times=d.plus)
+            return None if d is None or d.times else _degree(d.plus, 0, d.at)
         case ex.Call("log", (arg,)):
             d = degree(arg, known)
-            return None if d is None or d.plus else Degree(plus=d.times)
+            return None if d is None or d.plus else _degree(0, d.times, d.at)
+        case ex.Call("sqrt" | "rsqrt" | "abs" as fn, (arg,)):
+            d = degree(arg, known)
+            power = {"sqrt": Fraction(1, 2), "rsqrt": Fraction(-1, 2), "abs": Fraction(1)}[fn]
+            return None if d is None or d.plus else replace(d, times=d.times * power)
         case ex.Call("maximum" | "minimum", (a, b)):
             return _same(degree(a, known), degree(b, known), (a, b))
         case ex.Call("where", (condition, a, b)):
             return guarded_shift(expr, known) or _where(condition, a, b, known)
         case ex.Binary(op, left, right) if op in ex.COMPARISONS:
             return _comparison(left, right, known)
-        case ex.Reduce("sum", arg, _):
+        case ex.Reduce("sum", arg, labels):
             d = degree(arg, known)
-            return None if d is None or d.plus else d
-        case ex.Reduce("max" | "min", arg, _):
-            return degree(arg, known)
-        case ex.Dot(left, right, _):
-            return _product("*", left, right, known)
+            return None if d is None or d.plus else _reduced(d, labels)
+        case ex.Reduce("max" | "min", arg, labels):
+            return _reduced(degree(arg, known), labels)
+        case ex.Dot(left, right, labels):
+            return _reduced(_product("*", left, right, known), labels)
     below = [degree(c, known) for c in expr.children()]
     return FREE if all(d is not None and d.free for d in below) else None
 
@@ -69,30 +94,54 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
 def guarded_shift(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     """``where(mu > -inf, mu, 0)``: mu itself, made safe for a row in which nothing is finite."""
     match expr:
-        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))) if a == b and isinstance(a, (ex.Access, ex.Cast)):
-            d = degree(a, known)
+        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))):
+            d = degree(a, known) if a == b and isinstance(a, (ex.Access, ex.Cast)) else None
             return d if d is not None and d.plus and not d.times else None
     return None
 
 
+def _degree(times: Fraction | int, plus: Fraction | int, at: tuple[ex.Expr, ...] | None) -> Degree:
+    """A Degree, without an index where mu cancels."""
+    return Degree(Fraction(times), Fraction(plus), at) if times or plus else FREE
+
+
+def _accessed(d: Degree | None, index: tuple[ex.Expr, ...]) -> Degree | None:
+    if d is None or d.free:
+        return d
+    places = {_dimension(i).name: place for i, place in enumerate(index)}
+    return replace(d, at=index if d.at is None else tuple(ex.substitute(i, places) for i in d.at))
+
+
+def _reduced(d: Degree | None, labels: tuple[str, ...]) -> Degree | None:
+    """A reduction keeps the degree of its terms if all of them move with the same element of mu."""
+    if d is None or any(ex.free_labels(i) & set(labels) for i in d.at or ()):
+        return None
+    return d
+
+
+def _together(a: Degree, b: Degree) -> bool:
+    """Whether not both move, or both with the same element of mu."""
+    return a.free or b.free or a.at == b.at
+
+
 def _sum(a: Degree | None, b: Degree | None, sign: int) -> Degree | None:
-    if a is None or b is None:
+    if a is None or b is None or not _together(a, b):
         return None
     if not a.times and not b.times:
-        return Degree(plus=a.plus + sign * b.plus)
+        return _degree(0, a.plus + sign * b.plus, b.at if a.free else a.at)
     return a if a == b and not a.plus else None
 
 
 def _product(op: str, left: ex.Expr, right: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     a, b = degree(left, known), degree(right, known)
-    if a is None or b is None:
+    if a is None or b is None or not _together(a, b):
         return None
     if not a.plus and not b.plus:
-        return Degree(times=a.times + (b.times if op == "*" else -b.times))
+        return _degree(a.times + (b.times if op == "*" else -b.times), 0, b.at if a.free else a.at)
     for one, other, node in ((a, b, right), (b, a, left)):
         factor = _rational(node)
         if one.plus and not one.times and other.free and factor is not None and (op == "*" or node is right):
-            return Degree(plus=one.plus * factor if op == "*" else one.plus / factor)
+            return replace(one, plus=one.plus * factor if op == "*" else one.plus / factor)
     return None
 
 
@@ -115,7 +164,7 @@ def _fits_any(node: ex.Expr, *, additive: bool) -> bool:
 def _same(a: Degree | None, b: Degree | None, nodes: tuple[ex.Expr, ex.Expr]) -> Degree | None:
     if a is None or b is None:
         return None
-    for one, other, node in ((a, b, nodes[1]), (b, a, nodes[0])):
+    for one, node in ((a, nodes[1]), (b, nodes[0])):
         if _fits_any(node, additive=bool(one.plus)):
             return one
     return a if a == b else None

@@ -64,7 +64,9 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     return algorithm.with_definitions(tuple(definitions))
 
 
-def _hoist(node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+def _hoist(
+    node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]
+) -> ex.Expr:
     is_reduction = isinstance(node, (ex.Reduce, ex.Dot))
     lift = is_reduction and (inside or bool(set(node.labels) & set(owner.labels)))
     node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
@@ -77,6 +79,15 @@ def _hoist(node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Defi
     name = fresh_name(f"{owner.name}_{'dot' if isinstance(node, ex.Dot) else node.kind}", taken)
     hoisted.append(Definition(name, labels, node, owner.pos))
     return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
+
+
+def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
+    """What an element of a Func is; None where a label of the index would be taken for one that a reduction inside binds."""
+    d = algorithm[access.tensor]
+    bound = {label for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    if any(ex.free_labels(i) & bound for i in access.index):
+        return None
+    return ex.substitute(d.expr, dict(zip(d.labels, access.index)))
 
 
 def fresh_name(wish: str, taken: set[str]) -> str:

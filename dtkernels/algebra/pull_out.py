@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .normalize import written_out
 
 
 def pull_out(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
@@ -39,8 +40,7 @@ def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) ->
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
     """``node`` as (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
-        d = algorithm[node.tensor]
-        body = ex.substitute(d.expr, dict(zip(d.labels, node.index)))
+        body = written_out(node, algorithm)
         if isinstance(body, ex.Binary) and body.op in "*/":
             inner, outside = _split(body, labels, algorithm, inline)
             if outside:
@@ -54,4 +54,8 @@ def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline:
         if depends[1] and not depends[0] and node.op == "*":
             inner, outside = _split(node.right, labels, algorithm, inline)
             return inner, [*outside, ("*", node.left)]
+        left, left_out = _split(node.left, labels, algorithm, inline)
+        right, right_out = _split(node.right, labels, algorithm, inline) if node.op == "*" else (node.right, [])
+        if left_out or right_out:
+            return replace(node, left=left, right=right), left_out + right_out
     return node, []

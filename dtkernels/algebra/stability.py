@@ -9,37 +9,45 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from .degree import Degree, degree
-from .normalize import fresh_name
+from .degree import Degree, degree, degree_of
+from .normalize import fresh_name, written_out
 
 
 def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Insert ``mu = rmax(argument)`` for every exp whose shift by mu leaves ``outputs`` unchanged.
 
     Before: ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
-    After:  ``s_shift[x] = rmax(A[x, y], y);`` and each ``exp(A[x, y])`` becomes
-    ``exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0))``.
+    After:  ``s_shift[x] = rmax(A[x, y], y);
+    s[x] = rsum(exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)), y);
+    f[x, y] = exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)) / s[x];``
 
     Exact because every output has degree 0 in mu (see degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
+    Where shifting every such exp would change an output, as it does when rows and columns of one matrix are normalized,
+    only those of the sum and of the Funcs that use it are shifted; where that does too, none.
     The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
     *Online normalizer calculation for softmax*, 2018, found here by degree instead of by pattern.
     """
-    tried: set[ex.Expr] = set()
-    while (site := next(_sites(algorithm, outputs, tried), None)) is not None:
-        tried.add(site[1])
-        algorithm = _shifted(algorithm, outputs, *site) or algorithm
+    tried: set[tuple[str, ex.Expr]] = set()
+    while (site := next(_sites(algorithm, tried), None)) is not None:
+        owner, arg, over = site
+        tried.add((owner.name, arg))
+        users = frozenset(d.name for d in algorithm.definitions if any(a.tensor == owner.name for a in ex.accesses(d.expr)))
+        for within in (frozenset(algorithm.funcs), users | {owner.name}):
+            if (shifted := _shifted(algorithm, outputs, owner, arg, over, within)) is not None:
+                algorithm = shifted
+                break
     return algorithm
 
 
-def _sites(algorithm: Algorithm, outputs: tuple[str, ...], tried: set[ex.Expr]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
-    """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, most used first."""
+def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
+    """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
     for d in algorithm.definitions:
         for reduction in d.expr.walk():
             if not isinstance(reduction, ex.Dot) and not (isinstance(reduction, ex.Reduce) and reduction.kind == "sum"):
                 continue
             for arg in _exponents(reduction, algorithm):
                 over = tuple(label for label in reduction.labels if label in ex.free_labels(arg))
-                if over and arg not in tried and not _is_shifted(arg):
+                if over and (d.name, arg) not in tried and not _is_shifted(arg):
                     yield d, arg, over
 
 
@@ -61,29 +69,34 @@ def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
         if isinstance(node, ex.Call) and node.fn == "exp":
             yield node.args[0]
         if isinstance(node, ex.Access) and node.tensor in algorithm:
-            d = algorithm[node.tensor]
-            todo.append(ex.substitute(d.expr, dict(zip(d.labels, node.index))))
+            body = written_out(node, algorithm)
+            todo += [] if body is None else [body]
         todo += node.children()
 
 
-def _shifted(algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, arg: ex.Expr, over: tuple[str, ...]) -> Algorithm | None:
-    """The algorithm with ``exp(arg)`` shifted everywhere, or None if the outputs would change."""
+def _shifted(
+    algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, arg: ex.Expr, over: tuple[str, ...], within: frozenset[str]
+) -> Algorithm | None:
+    """The algorithm with ``exp(arg)`` shifted in the Funcs ``within``, or None if the outputs would change."""
     labels = tuple(label for label in algorithm.labels if label in ex.free_labels(arg) - set(over))
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     name = fresh_name(f"{owner.name}_shift", taken)
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
     definitions: list[Definition] = []
     for d in algorithm.definitions:
-        expr = _replace_exponent(d, arg, over, name, labels)
-        expr = _restore_logarithms(expr, known, name, labels)
-        known[d.name] = degree(expr, known)
-        definitions.append(replace(d, expr=expr))
+        expr = _replace_exponent(d, arg, name, labels) if d.name in within else d.expr
+        expr = _restore_logarithms(expr, known, name)
+        definition = replace(d, expr=expr)
+        known[d.name] = degree_of(definition, known)
+        definitions.append(definition)
     if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
         return None
     if not any(a.tensor == name for d in definitions for a in ex.accesses(d.expr)):
         return None  # the argument occurs only under another form of its labels
     shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
-    first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
+    first = min((i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr))), default=None)
+    if first is None:  # the exp is that of a Func outside ``within``
+        return None
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
 
 
@@ -92,7 +105,7 @@ def shift_value(mu: ex.Expr) -> ex.Expr:
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
 
-def _replace_exponent(d: Definition, arg: ex.Expr, over: tuple[str, ...], name: str, labels: tuple[str, ...]) -> ex.Expr:
+def _replace_exponent(d: Definition, arg: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
     """Shift every ``exp`` in ``d`` whose argument is ``arg`` up to a renaming of labels."""
 
     def change(node: ex.Expr) -> ex.Expr:
@@ -116,16 +129,16 @@ def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
     return names if renamed == node and len(set(names.values())) == len(names) else None
 
 
-def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str, labels: tuple[str, ...]) -> ex.Expr:
+def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str) -> ex.Expr:
     """log(v * exp(j*mu)) = log(v) + j*mu, for sums that the shift scaled by exp(-mu)."""
 
     def change(node: ex.Expr) -> ex.Expr:
         if not (isinstance(node, ex.Call) and node.fn == "log"):
             return node
         d = degree(node.args[0], known)
-        if d is None or not d.times or d.times.denominator != 1 or not set(labels) <= ex.free_labels(node):
+        if d is None or d.at is None or not d.times or d.times.denominator != 1:
             return node
-        mu = shift_value(ex.Access(name, tuple(ex.Label(label) for label in labels)))
+        mu = shift_value(ex.Access(name, d.at))
         times = -d.times
         scaled = mu if times == 1 else ex.Binary("*", ex.Const(int(times)), mu) if times > 0 else None
         return node if scaled is None else ex.Binary("+", node, scaled)
