@@ -12,10 +12,10 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from .build import ONE, simplify
-from .degree import Degree, degree
+from .build import ONE, ZERO, simplify
+from .degree import Degree, degree_of
 from .fold import drop_unused
-from .normalize import fresh_name
+from .normalize import fresh_name, written_out
 from .stability import matches, shift_value
 
 
@@ -49,10 +49,9 @@ def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
     """The argument if ``d`` is a plain sum of exponentials, the exponential possibly a Func of its own."""
     if not (isinstance(d.expr, ex.Reduce) and d.expr.kind == "sum"):
         return None
-    term = d.expr.arg
+    term: ex.Expr | None = d.expr.arg
     while isinstance(term, ex.Access) and term.tensor in algorithm:
-        inner = algorithm[term.tensor]
-        term = ex.substitute(inner.expr, dict(zip(inner.labels, term.index)))
+        term = written_out(term, algorithm)
     return term.args[0] if isinstance(term, ex.Call) and term.fn == "exp" else None
 
 
@@ -64,18 +63,80 @@ def _shift_by(backward: Algorithm, total: Definition, argument: ex.Expr, name: s
         if d.name == total.name:
             known[d.name] = Degree(times=Fraction(-1))
             continue
-        expr = _shifted(d.expr, argument, name, total.labels)
-        known[d.name] = degree(expr, known)
-        definitions.append(replace(d, expr=expr))
+        definition = replace(d, expr=_shifted(d.expr, argument, name, total.labels))
+        known[d.name] = degree_of(definition, known)
+        definitions.append(definition)
     if any(known[g] is None or not known[g].free for g in grads):  # type: ignore[union-attr]
         return None
-
-    def one(node: ex.Expr) -> ex.Expr:
-        return ONE if isinstance(node, ex.Access) and node.tensor == total.name else node
-
-    kept = tuple(replace(d, expr=simplify(d.expr.transform(one))) for d in definitions)
+    vanish = _rows_vanish(list(backward.definitions), total.name, argument, grads)
+    kept = tuple(replace(d, expr=simplify(_with_unit_sum(d.expr, total.name, name, rows_vanish=vanish))) for d in definitions)
     changed = replace(backward, inputs=(*backward.inputs, name)).with_definitions(kept)
     return _inline_copies(changed, grads)
+
+
+def _with_unit_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
+    """``expr`` where ``total`` is 1, but 0 where ``log`` is -inf. If such rows vanish, only comparisons tell the two apart."""
+    match expr:
+        case ex.Access(tensor, index) if tensor == total:
+            return ONE if rows_vanish else _one_or_zero(log, index)
+        case ex.Call("where", (_, _, kept)) if rows_vanish and _is_guard(expr, total):
+            return _with_unit_sum(kept, total, log, rows_vanish=True)
+        case ex.Binary("==" | "!=" as op, ex.Access(tensor, index), ex.Const(0)) if tensor == total:
+            return ex.Binary(op, ex.Access(log, index), ex.NEG_INF)
+        case ex.Binary(op, _, _) if op in ex.COMPARISONS:
+            return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=False))
+    return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=rows_vanish))
+
+
+def _one_or_zero(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
+    return ex.Call("where", (ex.Binary("==", ex.Access(log, index), ex.NEG_INF), ZERO, ONE))
+
+
+def _is_guard(expr: ex.Expr, total: str) -> bool:
+    """Whether ``expr`` is ``where(total == 0, 0, ...)``."""
+    match expr:
+        case ex.Call("where", (ex.Binary("==", ex.Access(tensor, _), ex.Const(0)), ex.Const(0), _)):
+            return tensor == total
+    return False
+
+
+def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, grads: tuple[str, ...]) -> bool:
+    """Whether a row whose ``total`` is 0, all its exponentials being 0, enters ``grads`` through nothing but factors of those.
+
+    Then it does not matter what ``total`` and the values it guards are taken for in that row.
+    """
+    known: dict[str, str] = {total: "any"}
+
+    def kind(e: ex.Expr) -> str:
+        """Of the value in such a row: it is 0, it stays the same, or it is any."""
+        match e:
+            case ex.Access(tensor, _):
+                return known.get(tensor, "same")
+            case ex.Call("exp", (arg,)) if matches(argument, arg) is not None:
+                return "zero"
+            case ex.Call("where", (condition, a, b)):
+                if _is_guard(e, total):
+                    return "zero" if kind(b) == "zero" else "any"
+                below = {kind(a), kind(b)}
+                return "any" if kind(condition) == "any" or "any" in below else "zero" if below == {"zero"} else "same"
+            case ex.Binary("*", a, b) | ex.Dot(a, b, _):
+                below = {kind(a), kind(b)}
+                return "zero" if "zero" in below else "any" if "any" in below else "same"
+            case ex.Binary("/", a, _) if kind(a) == "zero":
+                return "zero"
+            case ex.Binary(op, ex.Access(tensor, _), ex.Const(0)) if op in ex.COMPARISONS and tensor == total:
+                return "same"
+            case ex.Const(0):
+                return "zero"
+            case ex.Binary("+" | "-", _, _) | ex.Unary("-", _) | ex.Reduce("sum", _, _) | ex.Cast() | ex.Reshape():
+                below = {kind(c) for c in e.children()}
+                return "any" if "any" in below else "zero" if below == {"zero"} else "same"
+        return "any" if "any" in {kind(c) for c in e.children()} else "same"
+
+    for d in definitions:
+        if d.name != total:
+            known[d.name] = kind(d.expr)
+    return "any" not in {known[g] for g in grads}
 
 
 def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
@@ -113,7 +174,8 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
             backward = _renamed(backward, d.expr.tensor, output)  # the output is that Func
         else:
             backward = _replaced(backward, output, d.expr, ex.Access(output, own))
-        backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(tuple(x for x in backward.definitions if x.name != output))
+        others = tuple(x for x in backward.definitions if x.name != output)
+        backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(others)
     return backward
 
 
@@ -128,7 +190,8 @@ def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -
     def change(node: ex.Expr) -> ex.Expr:
         return value if node == body else node
 
-    return backward.with_definitions(tuple(d if d.name == output else replace(d, expr=d.expr.transform(change)) for d in backward.definitions))
+    changed = (d if d.name == output else replace(d, expr=d.expr.transform(change)) for d in backward.definitions)
+    return backward.with_definitions(tuple(changed))
 
 
 def _needed(backward: Algorithm, grads: tuple[str, ...]) -> Algorithm:
