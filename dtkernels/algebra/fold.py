@@ -50,7 +50,8 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     """Remove inputs, scalars and labels that no definition mentions any more."""
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
-    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
+    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    used |= {n.label for n in nodes if isinstance(n, ex.Len)}
     used |= {label for d in algorithm.definitions for label in d.labels} | set(keep)
     used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
     kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars", "vars", "rvars")}

@@ -208,7 +208,8 @@ class _Reverse:
         a = self.algorithm
         adjoints = tuple(self.adjoint_inputs.values())
         definitions = a.definitions + tuple(self.new)
-        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=a.extents + tuple(dict.fromkeys(self.new_extents)))
+        extents = a.extents + tuple(dict.fromkeys(self.new_extents))
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents)
         whole = whole.with_definitions(definitions)
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))

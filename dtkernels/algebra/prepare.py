@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from ..lang.algorithm import Algorithm, Definition
 from ..lang.schedule import Primitive, Program, Schedule
+from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants
+from .moments import center_moments
 from .normalize import hoist_reductions, mean_to_sum, reduce_invariants
 from .pull_out import pull_out
 from .stability import stabilize
 
 
-def stages(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None) -> Iterator[tuple[str, Algorithm]]:
-    """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs pull-out looks through."""
+def stages(
+    algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
+) -> Iterator[tuple[str, Algorithm]]:
+    """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
     algorithm = bind_parameters(algorithm, params)
     yield "bind_parameters", algorithm
     algorithm = mean_to_sum(algorithm)
     yield "mean_to_sum", algorithm
+    algorithm = center_moments(algorithm, outputs, inline)
+    yield "center_moments", algorithm
     algorithm = pull_out(algorithm, outputs, inline)
     yield "pull_out", algorithm
     algorithm = reduce_invariants(algorithm)
@@ -28,18 +35,21 @@ def stages(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int
     algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
-    yield "fold_constants", drop_unused(fold_constants(algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))))
+    algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
+    yield "fold_constants", drop_unused(fold_constants(algorithm))
 
 
-def prepare_algorithm(algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None) -> Algorithm:
+def prepare_algorithm(
+    algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
+) -> Algorithm:
     """The algorithm as it is lowered: the last of ``stages``."""
     return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
 
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
-    algorithm = pull_out(mean_to_sum(bind_parameters(algorithm)), outputs)
-    return hoist_reductions(reduce_invariants(algorithm))
+    algorithm = center_moments(mean_to_sum(bind_parameters(algorithm)), outputs)
+    return hoist_reductions(reduce_invariants(pull_out(algorithm, outputs)))
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
@@ -93,10 +103,18 @@ def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm:
     inside = [r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)) and any(a.tensor == func for a in ex.accesses(r))]
     if len(users) > 1:
         return None
-    if inside:
+    if inside and _fits_inside(inside[0], algorithm[func]):
         return (user.name, inside[0].labels[-1])
     shared = [label for label in user.labels if label in algorithm[func].labels]
     return (user.name, shared[-1]) if shared else None
+
+
+def _fits_inside(reduction: ex.Expr, d: Definition) -> bool:
+    """Whether ``d`` can be computed in the loop of ``reduction``: it varies there, or the sum is repaired when it moves."""
+    if reduction.labels[-1] in d.labels:
+        return True
+    found = degree(reduction, {d.name: Degree(plus=Fraction(1))})
+    return found is not None and found.times < 0
 
 
 def _reduces(expr: ex.Expr) -> bool:

@@ -1,0 +1,363 @@
+"""What each rule of the algebra derives, as DT text. Torch is not needed."""
+
+import ast
+import inspect
+import re
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+import dtkernels.algebra as algebra
+from dtkernels.algebra.batch import add_batch
+from dtkernels.algebra.build import simplify
+from dtkernels.algebra.degree import FREE, Degree, degree
+from dtkernels.algebra.fold import bind_parameters, fold_constants
+from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.moments import center_moments
+from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, reduce_invariants
+from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
+from dtkernels.algebra.pull_out import pull_out
+from dtkernels.algebra.stability import stabilize
+from dtkernels.lang import DTError, parse
+from dtkernels.lang.algorithm import Algorithm
+from dtkernels.lang.spec import load_spec
+
+SPECS = Path(__file__).parents[2] / "dtkernels" / "specs"
+PAD = "pad_"
+KNOWN = {"and", "or", "not", "true", "false", "inf", "fp32", "fp16", "bf16"}
+
+
+def read(text: str) -> Algorithm:
+    """The algorithm of statements without declarations: names that stand alone are labels, ``eps`` and ``c0`` scalars.
+
+    One more Func over every label gives each an extent.
+    """
+    params = re.findall(r"Param (\w+) = \w+;", text)
+    names = [n for n in dict.fromkeys(re.findall(r"\b[A-Za-z_]\w*\b(?!\s*[\[(])", re.sub(r"Param [^;]*;", "", text))) if n not in KNOWN]
+    scalars = [n for n in names if n in ("eps", "c0")]
+    labels = [n for n in names if n not in scalars and n not in params]
+    funcs = re.findall(r"(?:^|;)\s*(\w+)\[[^\]]*\]\s*=(?!=)", re.sub(r"Param [^;]*;", "", text))
+    inputs = [t for t in dict.fromkeys(re.findall(r"(\w+)\[", text)) if t not in funcs]
+    lines = [f"Func {PAD}, {', '.join(funcs)};", f"In {PAD}in, {', '.join(inputs)};", f"Var {', '.join(labels)};"]
+    lines += [f"SIn {', '.join(scalars)};"] if scalars else []
+    index = ", ".join(labels)
+    return parse("\n".join([*lines, re.sub(r"(Param [^;]*;)", r"\1\n", text), f"{PAD}[{index}] = {PAD}in[{index}];"])).algorithm
+
+
+def lines(algorithm: Algorithm) -> list[str]:
+    """Its definitions, without the Func that ``read`` adds."""
+    return [str(d) for d in algorithm.definitions if d.name != PAD]
+
+
+def outputs(algorithm: Algorithm) -> tuple[str, ...]:
+    return tuple(d.name for d in algorithm.definitions[-2:])
+
+
+def op(name: str, **params) -> tuple[Algorithm, tuple[str, ...]]:
+    spec = load_spec(SPECS / f"{name}.yaml")
+    return bind_parameters(spec.algorithm, params), spec.outputs
+
+
+def derived(name: str, **params):
+    """The gradient of a shipped op with respect to everything."""
+    a, outs = op(name, **params)
+    return gradient(differentiable_form(a, outs), outs, a.inputs + a.scalars)
+
+
+# -- docstrings ---------------------------------------------------------------------------------------------------------
+
+RULES = {
+    "bind_parameters": (bind_parameters, lambda a: bind_parameters(a)),
+    "fold_constants": (fold_constants, lambda a: fold_constants(a)),
+    "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
+    "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
+    "pull_out": (pull_out, lambda a: pull_out(a, outputs(a))),
+    "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
+    "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
+    "stabilize": (stabilize, lambda a: stabilize(a, outputs(a))),
+    "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
+    "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
+}
+
+
+def documented(rule) -> tuple[list[str], list[str]]:
+    """The texts before and after that a rule's docstring gives, as statements."""
+    doc = inspect.cleandoc(rule.__doc__)
+    found = re.search(r"Before:(.*?)After[^:]*:\s*(``.*?``(?:,\s*``.*?``)*)", doc, re.S)
+    assert found, f"{rule.__name__} has no before and after"
+    sides = [[re.sub(r"\s+", " ", s).strip() for s in re.findall(r"``(.*?)``", part, re.S)] for part in found.groups()]
+    assert len(sides[0]) == len(sides[1]) > 0
+    as_statement = [[s if s.endswith(";") else f"{'f[m, n]' if '[m' in s else 'f[x]'} = {s};" for s in side] for side in sides]
+    return as_statement[0], as_statement[1]
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_docstring_says_what_the_rule_does(name):
+    rule, apply = RULES[name]
+    for before, after in zip(*documented(rule)):
+        assert lines(apply(read(before))) == [s + ";" for s in re.split(r";\s*", after.rstrip(";"))]
+
+
+def test_every_stage_is_a_documented_rule():
+    a, outs = op("attention")
+    assert {name for name, _ in stages(a, outs)} <= set(RULES)
+
+
+def test_no_rule_names_an_op():
+    ops = {p.stem for p in SPECS.glob("*.yaml")} | {"flash", "layernorm", "rmsnorm"}
+    for path in Path(algebra.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} | {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+        texts = {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and "\n" not in n.value}
+        assert not ops & (names | texts), path.name
+
+
+# -- gradients ----------------------------------------------------------------------------------------------------------
+
+
+def test_attention_saves_the_output_and_the_logarithm_of_the_sum():
+    g = derived("attention")
+    assert g.forward_outputs == ("attention", "total_log")
+    assert str(g.forward["total_log"]) == "total_log[b, h, m] = cast(log(total[b, h, m]), fp32);"
+    assert sorted(g.backward.inputs) == ["K", "Q", "V", "attention", "d_attention", "total_log"]
+    assert g.backward.scalars == ("scale",)
+    assert g.grads == {"Q": "d_Q", "K": "d_K", "V": "d_V", "scale": "d_scale"}
+
+
+def test_attention_backward_is_that_of_flash_attention():
+    text = lines(derived("attention").backward)
+    assert "d_total[b, h, m] = -rsum(d_attention[b, h, m, n] * attention[b, h, m, n], n);" in text
+    assert "d_e[b, h, m, l] = rdot(d_attention[b, h, m, n], V[b, h, l, n], n) + d_total[b, h, m];" in text
+    assert "d_scores[b, h, m, l] = d_e[b, h, m, l] * e[b, h, m, l];" in text
+    assert "d_Q[b, h, m, d] = rdot(d_scores[b, h, m, l] * scale, K[b, h, l, d], l);" in text
+    assert "d_K[b, h, l, d] = rdot(d_scores[b, h, m, l] * scale, Q[b, h, m, d], m);" in text
+    assert "d_V[b, h, l, n] = rdot(d_attention[b, h, m, n], e[b, h, m, l], m);" in text
+    assert not any("rmax" in line for line in text)
+
+
+def test_grouped_heads_are_summed():
+    text = "\n".join(lines(derived("attention", group=4).backward))
+    assert "d_V[b, K_1, l, n] = rdot(d_attention[b, 4 * K_1 + h_in, m, n], e[b, 4 * K_1 + h_in, m, l], m, h_in);" in text
+
+
+def test_softmax_backward_reads_only_its_output():
+    g = derived("softmax")
+    assert g.forward_outputs == ("softmax",) and sorted(g.backward.inputs) == ["d_softmax", "softmax"]
+    assert lines(g.backward) == [
+        "d_total[x] = -rsum(d_softmax[x, y] * softmax[x, y], y);",
+        "d_A[x, y] = d_softmax[x, y] * softmax[x, y] + d_total[x] * softmax[x, y];",
+    ]
+
+
+def test_sigmoid_of_a_product_reads_its_output():
+    assert "mmsigmoid" in derived("mmsigmoid").backward.inputs and "rdot(A" not in str(derived("mmsigmoid").backward)
+
+
+def test_sums_to_one_number_go_by_rows_first():
+    assert any(re.match(r"d_alpha\[\] = rsum\(rsum\(.*, y\), x\);", line) for line in lines(derived("dyt").backward))
+
+
+def test_what_does_not_enter_differentiably_has_no_gradient():
+    a = read("y[x] = floor(A[x]) + where(B[x] > 0, C[x], 0);")
+    assert set(gradient(a, ("y",), ("A", "B", "C")).grads) == {"C"}
+
+
+def test_a_row_whose_sum_is_zero_keeps_the_gradient_of_its_branch():
+    a = read("t[x] = rsum(exp(A[x, y]), y);  f[x, y] = where(t[x] == 0, B[x], exp(A[x, y]) * where(t[x] == 0, 0, 1 / t[x]));")
+    text = str(gradient(differentiable_form(a, ("f",)), ("f",), ("A", "B")).backward)
+    assert "d_B[x] = where(t_log[x] == -inf, rsum(d_f[x, y], y), 0);" in text
+
+
+# -- stability ----------------------------------------------------------------------------------------------------------
+
+SHIFT = "where({0} > -inf, {0}, 0)"
+
+
+def shifted(text: str) -> list[str]:
+    a = read(text)
+    return lines(stabilize(a, outputs(a)))
+
+
+def test_the_spec_of_attention_has_neither_a_maximum_nor_a_running_sum():
+    text = (SPECS / "attention.yaml").read_text()
+    assert "max" not in text and "running" not in text
+
+
+def test_published_softmax_and_attention_get_a_maximum():
+    before = parse("""Func _sum, _softmax; In A; Var x; RVar y;
+        _sum[x] = rsum(exp(A[x, y]), y);  _softmax[x, y] = exp(A[x, y]) / reshape(_sum[x], x, 1);""").algorithm
+    mu = SHIFT.format("_sum_shift[x]")
+    assert lines(prepare_algorithm(before, ("_softmax",))) == [
+        "_sum_shift[x] = rmax(A[x, y], y);",
+        f"_sum[x] = rsum(exp(A[x, y] - {mu}), y);",
+        f"_softmax[x, y] = exp(A[x, y] - {mu}) / _sum[x];",
+    ]
+    before = parse("""Func mm, e, dvsr, sm, attention; In A, B, C; Var m, n; RVar k, l;
+        mm[m, l] = rdot(A[m, k], B[k, l], k) / sqrt(len(l));  e[m, l] = exp(mm[m, l]);  dvsr[m] = rsum(e[m, l], l);
+        sm[m, l] = e[m, l] / reshape(dvsr[m], m, 1);  attention[m, n] = rdot(sm[m, l], C[l, n], l);""").algorithm
+    assert lines(prepare_algorithm(before, ("attention",))) == [
+        "mm[m, l] = rdot(A[m, k], B[k, l], k) / sqrt(len(l));",
+        "dvsr_shift[m] = rmax(mm[m, l], l);",
+        f"e[m, l] = exp(mm[m, l] - {SHIFT.format('dvsr_shift[m]')});",
+        "dvsr[m] = rsum(e[m, l], l);",
+        "attention[m, n] = rdot(e[m, l], C[l, n], l) / dvsr[m];",
+    ]
+
+
+def test_logarithms_get_the_shift_back():
+    mu = SHIFT.format("s_shift[x]")
+    assert shifted("s[x] = rsum(exp(A[x, y]), y);  f[x, y] = A[x, y] - log(s[x]);")[2] == f"f[x, y] = A[x, y] - (log(s[x]) + {mu});"
+    mu = SHIFT.format("f_shift[x]")
+    assert shifted("f[x] = log(rsum(exp(A[x, y]), y));")[1] == f"f[x] = log(rsum(exp(A[x, y] - {mu}), y)) + {mu};"
+    text = shifted("s[x] = rsum(exp(A[x, y]), y);  f[z] = log(s[z + 1]);")
+    assert text[2] == f"f[z] = log(s[z + 1]) + {SHIFT.format('s_shift[z + 1]')};"
+
+
+def test_each_softmax_of_a_program_gets_its_own_maximum():
+    text = shifted("s[x] = rsum(exp(A[x, y]), y);  t[x] = rsum(exp(B[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x] - exp(B[x, y]) / t[x];")
+    assert "s_shift[x] = rmax(A[x, y], y);" in text and "t_shift[x] = rmax(B[x, y], y);" in text
+    assert text[4] == f"f[x, y] = exp(A[x, y] - {SHIFT.format('s_shift[x]')}) / s[x] - exp(B[x, y] - {SHIFT.format('t_shift[x]')}) / t[x];"
+
+
+def test_rows_and_columns_of_one_matrix():
+    text = shifted("s[x] = rsum(exp(A[x, y]), y);  t[y] = rsum(exp(A[x, y]), x);  f[x, y] = 2 * A[x, y] - log(s[x]) - log(t[y]);")
+    assert "s_shift[x] = rmax(A[x, y], y);" in text and "t_shift[y] = rmax(A[x, y], x);" in text
+
+
+UNCHANGED = {
+    "exp alone": "f[x] = exp(A[x]);",
+    "the sum is a result": "f[x] = rsum(exp(A[x, y]), y);",
+    "the sum enters a result": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / (1 + s[x]);",
+    "one exp too many": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) * exp(A[x, y]) / s[x];",
+    "sum over rows of sums": "s[x] = rsum(exp(A[x, y]), y);  t[z] = rsum(s[x] * B[z], x);  f[x, y, z] = exp(A[x, y]) / t[z] * B[z];",
+    "another row's sum": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x + 1];",
+    "the sum of the other label": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[y];",
+    "the largest sum": "s[x] = rsum(exp(A[x, y]), y);  f[x, z] = s[x] / rmax(s[x], x) * B[z];",
+    "held against a number": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = where(s[x] > 1, exp(A[x, y]) / s[x], 0);",
+    "inside another function": "s[x] = rsum(exp(A[x, y]), y);  f[x, y] = tanh(s[x]) * A[x, y];",
+}
+
+
+@pytest.mark.parametrize("text", UNCHANGED.values(), ids=UNCHANGED)
+def test_no_shift_where_a_result_would_change(text):
+    a = read(text)
+    assert stabilize(a, outputs(a)) == a
+
+
+# -- degree -------------------------------------------------------------------------------------------------------------
+
+#: with mu and p[x] = p + mu[x], s[x] = v * exp(mu[x]), free A
+DEGREES = {
+    "A[x]": FREE, "s[x]": (1, 0), "p[x]": (0, 1), "-p[x]": (0, -1), "-s[x]": (1, 0),
+    "exp(p[x])": (1, 0), "exp(-p[x])": (-1, 0), "exp(2 * p[x])": (2, 0), "exp(p[x] / 2)": (Fraction(1, 2), 0), "log(s[x])": (0, 1),
+    "exp(s[x])": None, "log(p[x])": None, "exp2(p[x])": None, "tanh(s[x])": None, "tanh(A[x])": FREE,
+    "s[x] * s[x]": (2, 0), "s[x] / s[x]": FREE, "A[x] / s[x]": (-1, 0), "A[x] * s[x]": (1, 0), "s[x] * p[x]": None,
+    "s[x] + s[x]": (1, 0), "s[x] + A[x]": None, "s[x] + p[x]": None, "p[x] - p[x]": FREE, "p[x] + A[x]": (0, 1), "p[x] + p[x]": (0, 2),
+    "p[x] * A[x]": None, "3 * p[x]": (0, 3), "p[x] * 0": None, "1 / p[x]": None, "2 / s[x]": (-1, 0),
+    "maximum(s[x], 0)": (1, 0), "maximum(s[x], 1)": None, "maximum(p[x], -inf)": (0, 1), "minimum(p[x], A[x])": None,
+    "sqrt(s[x])": (Fraction(1, 2), 0), "rsqrt(s[x] * s[x])": (-1, 0), "abs(s[x])": (1, 0), "abs(p[x])": None,
+    "where(A[x] > 0, s[x], 0)": (1, 0), "where(A[x] > 0, p[x], -inf)": (0, 1), "where(A[x] > 0, s[x], 1)": None,
+    "where(s[x] > 1, A[x], 0)": None,
+    "where(s[x] == 0, A[x], 0)": FREE, "where(p[x] > -inf, p[x], 0)": (0, 1), "where(s[x] < s[x], A[x], 0)": FREE,
+    "where(p[x] > 0, p[x], 0)": None,
+    "cast(s[x], fp32)": (1, 0), "cast(s[x], bf16)": None,
+    "rsum(s[x] * B[x, y], y)": (1, 0), "rsum(p[x] * B[x, y], y)": None, "rsum(s[x], x)": None,
+    "rdot(s[x], B[x, y], y)": (1, 0), "rdot(s[y], B[x, y], y)": None,
+    "rmax(p[x] + B[x, y], y)": (0, 1), "rmax(p[x], x)": None, "rmin(s[y], y)": None,
+    "s[x] / s[y]": None, "s[x + 1] / s[x + 1]": FREE, "p[x + 1] - p[x]": None, "s[x] + s[y]": None, "s[x + 1]": (1, 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", DEGREES)
+def test_degree(text):
+    head = "Func s, p, f; In A, B; Var x, y; s[x] = A[x]; p[x] = A[x];"
+    expr = parse(f"{head} f[x, y] = {text} + A[x] * s[x] * p[x] * B[x, y];").algorithm["f"].expr
+    found = degree(expr.left, {"s": Degree(times=Fraction(1)), "p": Degree(plus=Fraction(1))})
+    want = DEGREES[text]
+    assert found == want if want is None else (found.times, found.plus) == ((0, 0) if want is FREE else want)
+
+
+# -- pull-out, means, invariants, moments -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "before,after",
+    [
+        ("f[m] = rsum(2 * A[m, l], l);", "f[m] = rsum(A[m, l], l) * 2;"),
+        ("f[m] = rsum(A[m, l] / d[m] * v[l], l);", "f[m] = rsum(A[m, l] * v[l], l) / d[m];"),
+        ("f[m, n] = rdot(d[m] * A[m, l], V[l, n] * w[n], l);", "f[m, n] = rdot(A[m, l], V[l, n], l) * d[m] * w[n];"),
+        ("f[m] = rsum(d[m] / A[m, l], l);", "f[m] = rsum(d[m] / A[m, l], l);"),
+        ("f[m] = rsum(A[m, l] + d[m], l);", "f[m] = rsum(A[m, l] + d[m], l);"),
+        ("f[m] = rmax(A[m, l] * d[m], l);", "f[m] = rmax(A[m, l] * d[m], l);"),
+        ("s[m, l] = A[m, l] / d[m];  f[m] = rsum(s[m, l] * v[l], l);", "f[m] = rsum(A[m, l] * v[l], l) / d[m];"),
+        ("s[m, l] = A[m, l] / rsum(A[m, k], k);  f[k] = rdot(s[k, l], v[l], l);", None),
+    ],
+)
+def test_pull_out(before, after):
+    a = read(before)
+    assert lines(pull_out(a, outputs(a))) == ([after] if after else lines(a))
+
+
+def test_pull_out_looks_only_through_funcs_it_may():
+    a = read("s[m, l] = A[m, l] / d[m];  f[m, n] = rdot(s[m, l], V[l, n], l);")
+    assert lines(pull_out(a, outputs(a), inline=frozenset())) == lines(a)
+
+
+def test_mean_over_two_labels():
+    assert lines(mean_to_sum(read("f[x] = rmean(A[x, y, z], y, z);"))) == ["f[x] = rsum(A[x, y, z], y, z) / len(y) / len(z);"]
+
+
+def test_a_reduction_over_an_absent_label():
+    a = read("f[x] = rsum(A[x, y], y, z) + rmin(A[x, y], y, z);")
+    assert lines(reduce_invariants(a)) == ["f[x] = rsum(A[x, y], y) * len(z) + where(len(z) > 0, rmin(A[x, y], y), inf);"]
+
+
+def test_equal_reductions_are_hoisted_once():
+    a = read("f[x] = rsum(exp(A[x, y] - rmax(A[x, z], z)) * rmax(A[x, z], z), y);")
+    assert lines(hoist_reductions(a)) == ["f_max[x] = rmax(A[x, z], z);", "f[x] = rsum(exp(A[x, y] - f_max[x]) * f_max[x], y);"]
+
+
+@pytest.mark.parametrize(
+    "before,after",
+    [
+        (
+            "f[x] = rmean(A[x, c] * A[x, c], c) - rmean(A[x, c], c) * rmean(A[x, c], c);",
+            "f[x] = rsum((A[x, c] - MEAN) * (A[x, c] - MEAN), c) / len(c);",
+        ),
+        (
+            "m[x] = rmean(A[x, c], c);  q[x] = rmean(A[x, c] * A[x, c], c);  f[x] = q[x] - m[x] * m[x];",
+            "f[x] = rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c);",
+        ),
+        (
+            "f[x] = (rdot(A[x, c], A[x, c], c) - rsum(A[x, c], c) * rsum(A[x, c], c) / len(c)) / (len(c) - 1);",
+            "f[x] = rdot(A[x, c] - MEAN, A[x, c] - MEAN, c) / (len(c) - 1);",
+        ),
+        (
+            "m[x] = rmean(A[x, c], c);  f[x, y] = rdot(A[x, c], A[y, c], c) / len(c) - m[x] * m[y];",
+            "f[x, y] = rdot(A[x, c] - m[x], A[y, c] - m[y], c) / len(c);",
+        ),
+        (
+            "m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * B[x, c], c) - n[x] * m[x];",
+            "f[x] = rsum((A[x, c] - m[x]) * (B[x, c] - n[x]), c) / len(c);",
+        ),
+        ("m[x] = rmean(A[x, c], c);  n[x] = rmean(B[x, c], c);  f[x] = rmean(A[x, c] * A[x, c], c) - n[x] * m[x];", None),
+        ("f[x] = rsum(A[x, c] * A[x, c], c) - rsum(A[x, c], c) * rsum(A[x, c], c);", None),
+        ("f[x] = rmean(A[x, c] * A[x, c], c) + rmean(A[x, c], c) * rmean(A[x, c], c);", None),
+    ],
+)  # fmt: skip
+def test_moments(before, after):
+    a = mean_to_sum(read(before))
+    text = lines(center_moments(a, outputs(a)))
+    assert text[-1] == (after.replace("MEAN", "rsum(A[x, c], c) / len(c)") if after else lines(a)[-1])
+    assert not any(line.startswith("q[") for line in text)
+
+
+def test_simplify():
+    expr = read("f[x] = 0 + 1 * A[x] / 1 - 0 * B[x] + where(1 == 1, A[x], B[x]) + rsum(0 * C[x, y], y) - -A[x];").definitions[0].expr
+    assert str(simplify(expr)) == "A[x] + A[x] + A[x]"
+
+
+def test_unknown_parameters_are_refused():
+    with pytest.raises(DTError, match="unknown parameter: found 'window'; allowed: causal, masked, biased, group"):
+        op("attention", window=4)
