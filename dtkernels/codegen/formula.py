@@ -300,10 +300,11 @@ class _Formula:
         for label, size in block.items():
             programs *= -(-self.sizes[label] // size)
         looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
-        if not looped or 2 * programs > self.target.multiprocessors:
+        wanted = self.target.multiprocessors * (2 if self._dots(root) else 8)  # what moves memory alone wants more in flight
+        if not looped or 4 * programs > wanted:
             return ()
         longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
-        parts = min(2 * self.target.multiprocessors // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
+        parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
         return (Sized(longest, 1 << (parts.bit_length() - 1)),) if parts >= 2 else ()
 
 
