@@ -37,13 +37,13 @@ def _install() -> None:
     builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
     load, store, prepare = builder.create_masked_load, builder.create_masked_store, executor._init_args_hst
 
-    def checked_load(self, ptrs, mask, other, *rest):
+    def checked_load(self, ptrs, mask, other, *rest, **named):
         _checked("load", ptrs, mask)
-        return load(self, ptrs, mask, other, *rest)
+        return load(self, ptrs, mask, other, *rest, **named)
 
-    def checked_store(self, ptrs, value, mask, *rest):
+    def checked_store(self, ptrs, value, mask, *rest, **named):
         _checked("store", ptrs, mask)
-        return store(self, ptrs, value, mask, *rest)
+        return store(self, ptrs, value, mask, *rest, **named)
 
     def remembering(self, args, kwargs):
         found = prepare(self, args, kwargs)

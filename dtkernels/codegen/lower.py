@@ -15,6 +15,8 @@ from ..lang.errors import DTError
 from ..lang.schedule import Grouped, Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
+from .descriptors import described
+from .kinds import kind_of
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile, Workspace
 from .options import Options
 from .passes import finish
@@ -30,7 +32,9 @@ def lower(program: Program) -> tuple[Kernel, ...]:
     roots = [f for f in needed if f not in fused]
     for output in outputs:
         if output in fused and _host(output, fused) not in roots:
-            raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {_host(output, fused)}", allowed=f"{_host(output, fused)}.compile()")
+            at = next(p.pos for p in program.schedule.primitives if p.func == output and p.name.startswith("compile"))
+            host = _host(output, fused)
+            raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {host}", allowed=f"{host}.compile()", at=at)
     return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
 
 
@@ -69,7 +73,7 @@ class _Lowering:
             raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused",
                           allowed="fuse_at a loop inside which its labels are bound")  # fmt: skip
         body, found = tuple(self.top.body), []
-        self.options.check(body)
+        self.options.check(body, self._touched(body))
         made: tuple[Workspace, ...] = ()
         while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
             parts, spaces, body = cut
@@ -78,8 +82,13 @@ class _Lowering:
             made += spaces
         return (*found, self._kernel(self.root, body, made, tuple(dict.fromkeys((self.root, *self.stored)))))
 
+    def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
+        """Buffers that the body reads or writes."""
+        loads = {s.value.buffer for s in nest.statements(body) if isinstance(s, Let) and isinstance(s.value, nest.Load)}
+        return frozenset(loads | {s.buffer for s in nest.statements(body) if isinstance(s, Store)})
+
     def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
-        body, reads, scalars = finish(body)
+        body, reads, scalars = finish(body, self.options.descriptors())
         blocked = {s.axis.label for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
         grid = tuple(GridLabel(label, self.blocks[label]) for label in self.algorithm[self.root].labels if label in blocked)
         order = self._grid_order(grid)
@@ -89,7 +98,10 @@ class _Lowering:
         reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs, *(w.name for w in spaces)) if t in reads)
         scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
         spaces = tuple(w for w in spaces if w.name in reads + writes)
-        return Kernel(name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads), workspaces=spaces)
+        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads, writes), workspaces=spaces)
+        if kernel.descriptors:
+            described(kernel, self.options.where("descriptor"))  # refused here, or it can be printed
+        return kernel
 
     def _loop_order(self, definition: Definition) -> tuple[str, ...]:
         """Labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""
@@ -137,7 +149,7 @@ class _Lowering:
         inner.open(axis)
         env = {**env, labels[0]: Position(axis)}
         if within:
-            inner.names.add(axis.name)
+            inner.take(axis.name)
             inner.body.append(Index(axis, "block+loop" if within == "block" else "loop"))
         self.place(definition.name, labels[0], env, inner)
         self._levels(definition, labels[1:], env, inner)
@@ -158,12 +170,13 @@ class _Lowering:
         name = scope.fresh(label)
         if block is None:
             return Axis(name, label, tile, exact=tile == 1), "extent"
-        tile = tile or block
+        asked, tile = tile, tile or block
         if tile > block or block % tile or tile & (tile - 1):
-            raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {tile}", allowed=f"a tile that is a power of two and divides {block}")
+            raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
+                          allowed=f"a tile that is a power of two and divides {block}", at=self.schedule.of(self.root, "block")[-1].pos)  # fmt: skip
         axis = Axis(name, label, tile, exact=block == 1)
         if tile == block:
-            self.top.names.add(name)
+            self.top.take(name)
             self.top.open(axis)
             self.top.body.append(Index(axis, "block"))
             return axis, ""
@@ -194,9 +207,9 @@ class _Lowering:
     def whole_axis(self, label: str) -> Axis:
         """The axis over the whole extent of ``label``; one for the kernel."""
         if label not in self.whole:
-            axis = Axis(self.top.fresh(label), label, WHOLE)
+            axis = Axis(self.top.fresh(label, self.top), label, WHOLE)
             self.whole[label] = axis
-            self.top.names.add(axis.name)
+            self.top.take(axis.name)
             self.top.open(axis)
             self.top.body.append(Index(axis, "whole"))
         return self.whole[label]
@@ -267,9 +280,9 @@ class _Lowering:
         axes = nest.axes_of(value)
         ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
         name = scope.fresh(wish)
-        scope.names.add(name)
+        scope.take(name)
         scope.body.append(Let(name, value, ordered, origin))
-        return Local(name, ordered, is_boolean(value))
+        return Local(name, ordered, kind_of(value))
 
     # -- expressions ----------------------------------------------------------------------------------------------
 
@@ -325,26 +338,12 @@ class _Lowering:
             return known
         home = scope.home(index)
         axes = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
-        name = scope.fresh(tensor)
-        home.names.add(name)
+        name = scope.fresh(tensor, home if home is not scope else None)
+        home.take(name)
         home.body.append(Let(name, load, axes))
         local = Local(name, axes)
         home.know(load, local)
         return local
-
-
-def is_boolean(tile: Tile) -> bool:
-    """Whether the elements of ``tile`` are truth values."""
-    match tile:
-        case nest.Const(value):
-            return isinstance(value, bool)
-        case Local(_, _, boolean):
-            return boolean
-        case Op("where", (_, a, _)):
-            return is_boolean(a)
-        case Op(fn, _):
-            return fn in ("and", "or", "not", *ex.COMPARISONS)
-    return False
 
 
 def _integer_scalars(algorithm: Algorithm) -> frozenset[str]:

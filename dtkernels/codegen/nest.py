@@ -1,8 +1,8 @@
 """The LoopNest: one grammar between the schedule and the printed kernel.
 
     Kernel    = grid of block labels, body of statements
-    Statement = Index | Loop | Let | Accumulator | Assign | Store
-    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Op | Guard | TileReduce | TileDot
+    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
+    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot
 
 A tile is a value over a set of axes; an axis is a label advanced by so many elements at once. Nothing here knows a
 GPU or a syntax; printers do.
@@ -18,6 +18,7 @@ from .tiles import (  # noqa: F401 (the grammar is one: its expressions are impo
     WHOLE,
     Axis,
     Const,
+    Fetch,
     Guard,
     Load,
     Local,
@@ -31,7 +32,7 @@ from .tiles import (  # noqa: F401 (the grammar is one: its expressions are impo
     TileDot,
     TileReduce,
     axes_of,
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,18 @@ class Store(Statement):
 
 
 @dataclass(frozen=True)
+class Put(Statement):
+    """Store a box of a buffer through its tensor descriptor."""
+
+    buffer: str
+    start: tuple[Tile, ...]
+    box: tuple[Axis | None, ...]
+    value: Tile
+    axes: tuple[Axis, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
 class GridLabel:
     """A label whose blocks are programs; or the ``parts`` that a reduction is cut into."""
 
@@ -153,6 +166,7 @@ class Kernel:
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
     workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
+    descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
@@ -165,7 +179,7 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
     """Every tile expression of the body that is no index."""
-    return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store)))
+    return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store, Put)))
 
 
 def any_product(body: tuple[Statement, ...]) -> bool:
@@ -179,7 +193,7 @@ def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> t
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=map_values(s.body, change))
-        return replace(s, value=change(s.value)) if isinstance(s, (Let, Assign, Store)) else s
+        return replace(s, value=change(s.value)) if isinstance(s, (Let, Assign, Store, Put)) else s
 
     return tuple(one(s) for s in body)
 
@@ -189,6 +203,7 @@ def nest_text(kernel: Kernel) -> str:
     grid = ", ".join(f"{g.label}:{g.block}" for g in kernel.grid) or "one program"
     extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
     extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]
+    extra += [f"descriptor {', '.join(kernel.descriptors)}"] if kernel.descriptors else []
     lines = ["; ".join([f"kernel {kernel.name}: grid {grid}", f"num_warps {kernel.num_warps}, num_stages {kernel.num_stages}", *extra])]
     _lines(kernel.body, 1, lines)
     return "\n".join(lines)
@@ -211,6 +226,8 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 lines.append(f"{pad}accumulate {name}{_axes(axes)} from {start}" + (f"   # {origin}" if origin else ""))
             case Assign(name, _, value):
                 lines.append(f"{pad}{name} <- {value}")
+            case Put(buffer, start, box, value, _, origin):
+                lines.append(f"{pad}{Fetch(buffer, start, box)} := {value}" + (f"   # {origin}" if origin else ""))
             case Store(buffer, index, value, _, origin):
                 lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] := {value}" + (f"   # {origin}" if origin else ""))
 

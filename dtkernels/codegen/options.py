@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..lang.algorithm import Algorithm
-from ..lang.errors import DTError
+from ..lang.errors import DTError, Position
 from ..lang.schedule import Primitive, Program
 from .nest import Loop, Statement, statements
 from .split import Split
@@ -23,6 +23,9 @@ class Options:
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
     ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
+    ``f.specialize_warps(k)``        ``tl.range(0, size_k, T)``                  ``tl.range(..., warp_specialize=True)``, in the form with descriptors
+    ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
+    ``f.descriptor(A, f)``           loads and stores by pointers                through descriptors where they can: descriptors.py
     ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
@@ -33,6 +36,7 @@ class Options:
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
         self.root = root
+        self.members = (root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == root))
 
     def of_loop(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
         """Options of the loop over ``label`` where ``func`` is computed: its own word, its consumers', or that of what is fused there."""
@@ -44,22 +48,31 @@ class Options:
         for primitive, option in LOOP_OPTIONS.items():
             sizes = [s[label] for f in asked if label in (s := self.schedule.sizes(f, primitive))]
             found |= {option: sizes[0]} if sizes else {}
+        if any(label in self.schedule.names(f, "specialize_warps") for f in asked):
+            found["warp_specialize"] = True
         return tuple(found.items())
 
-    def of_kernel(self, reads: tuple[str, ...]) -> dict[str, object]:
+    def of_kernel(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, object]:
         """The fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
-        maxnreg = number(self.root, "maxnreg")
-        members = [self.root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == self.root)]
-        evict = {a.name: a.choice for m in members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+        evict = {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
         return {
             "num_warps": number(self.root, "num_warps") or 4,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
-            "options": (("maxnreg", maxnreg),) if maxnreg else (),
+            "options": tuple((name, value) for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster"))) if value),
             "evict": tuple((t, evict[t]) for t in reads if t in evict),
-            "constants": tuple(dict.fromkeys(label for m in members for label in self.schedule.names(m, "specialize"))),
+            "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
+            "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
         }
+
+    def where(self, primitive: str) -> Position | None:
+        """Where the schedule says ``primitive`` of this kernel."""
+        return next((p.pos for m in self.members for p in self.schedule.of(m, primitive)), None)
+
+    def descriptors(self) -> tuple[str, ...]:
+        """Tensors that the schedule wants read or written through descriptors."""
+        return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
 
     def split(self) -> Split | None:
         """The one reduction of this kernel that several programs share, if any."""
@@ -69,19 +82,35 @@ class Options:
             raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)  # type: ignore[union-attr]
         return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None  # type: ignore[union-attr]
 
-    def check(self, body: tuple[Statement, ...]) -> None:
-        """Refuse a word about a loop that this kernel does not have."""
+    def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
+        """Refuse a word about a loop or a tensor that this kernel does not have."""
+        for p in (p for m in self.members for name in ("descriptor", "evict") for p in self.schedule.of(m, name)):
+            for tensor in (getattr(a, "name", a) for a in p.args):
+                if tensor not in touched:
+                    raise DTError(f"{p.name} names a tensor of the kernel", found=tensor, allowed=", ".join(sorted(touched)), at=p.pos)  # type: ignore[arg-type]
+        self._check_warps()
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
         if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
             raise split.refuse("no loop that reduces over it", f"a reduction over {split.label} in tiles: tensorize({split.label}:...)")
         for p in self._of_loops():
-            for label in (a.label for a in p.args):  # type: ignore[union-attr]
+            for label in (getattr(a, "label", a) for a in p.args):
                 if label not in looped:
                     raise DTError(f"{p.name} names a loop", found=f"{label}, which is done at once", allowed=", ".join(sorted(looped)) or "none: nothing loops", at=p.pos)
 
+    def _check_warps(self) -> None:
+        """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""
+        at = self.where("specialize_warps")
+        if at is None:
+            return
+        warps = self.schedule.number(self.root, "num_warps") or 4
+        if warps != 4:
+            raise DTError("specialize_warps needs num_warps(4)", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4)", at=at)
+        if not self.descriptors():
+            raise DTError("specialize_warps needs loads through descriptors", found="none", allowed=f"{self.root}.descriptor(...)", at=at)
+
     def _of_loops(self) -> list[Primitive]:
-        return [p for p in self.schedule.primitives if p.name in LOOP_OPTIONS and self._root_of(p.func) == self.root]
+        return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and self._root_of(p.func) == self.root]
 
     def _root_of(self, func: str) -> str:
         while func in self.fused:

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from . import nest
+from .kinds import kind_of
 from .nest import (
     Accumulator,
     Assign,
@@ -30,9 +31,9 @@ from .ranges import cut_ranges
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
 
 
-def finish(body: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
-    """(cleaned body, buffers read, scalars read)"""
-    body = drop_guards(body)
+def finish(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
+    """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents."""
+    body = drop_guards(body, zero_outside)
     body = cut_ranges(share(body))
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
@@ -44,11 +45,12 @@ def finish(body: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], frozense
 # -- guards -----------------------------------------------------------------------------------------------------------
 
 
-def drop_guards(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
     """Remove guards that the value loads give outside the extents makes needless, choosing 0 or -inf for each load."""
-    loads = {s.name: 0.0 for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
+    buffers = {s.name: s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
+    loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
-    for name in loads:
+    for name in [name for name, buffer in buffers.items() if buffer not in zero_outside]:
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left
@@ -147,7 +149,7 @@ def share(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:
     body = tuple(replace(s, body=_share(s.body, moving, taken)) if isinstance(s, Loop) else s for s in body)
-    known = {s.value: Local(s.name, s.axes) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
+    known = {s.value: Local(s.name, s.axes, kind_of(s.value)) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
     body = _reuse(body, known)
     while True:
         counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _worth(n, moving))
@@ -162,7 +164,7 @@ def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tu
             name = f"{wish}_{count}"
         taken.add(name)
         axes = natural_order(node)
-        local = Local(name, axes)
+        local = Local(name, axes, kind_of(node))
         first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
         replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))
         body = (*body[:first], Let(name, node, axes), *replaced)

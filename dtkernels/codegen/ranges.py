@@ -81,16 +81,16 @@ class _Cut:
         last = self._whole_until(_least([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
         if not lower:
             partial = self._name("partial", last)
-            return [*self.bounds, self._unmasked(self.loop.begin, partial), replace(self.loop, begin=partial, end=end)]
+            return [*self.bounds, self._unmasked(self.loop.begin, partial), self._masked(partial, end)]
         full = self._name("full", self._up(_most([self.begin, *self._extremes(lower, True)])))
         partial = self._name("partial", Op("max", (full, last)))
-        before = replace(self.loop, begin=begin, end=Op("min", (full, end)))
-        after = replace(self.loop, begin=partial, end=end, tail=not upper)
+        before = self._masked(begin, Op("min", (full, end)))
+        after = self._masked(partial, end, tail=not upper)
         return [*self.bounds, before, self._unmasked(full, partial), *([after] if upper or not self.axis.exact else [])]
 
     def _peeled(self) -> list[Statement]:
         whole = self._name("partial", self._whole_until(self.end, True))
-        return [*self.bounds, self._unmasked(self.loop.begin, whole), replace(self.loop, begin=whole, end=self.end, tail=True)]
+        return [*self.bounds, self._unmasked(self.loop.begin, whole), self._masked(whole, self.end, tail=True)]
 
     def _whole_until(self, bound: Tile, positive: bool) -> Tile:
         """Where the whole tiles before ``bound`` end; where the loop begins if there are none."""
@@ -142,6 +142,11 @@ class _Cut:
         return Local(name, ())
 
     # -- bodies -----------------------------------------------------------------------------------------------------
+
+    def _masked(self, begin: Tile | None, end: Tile, tail: bool = False) -> Loop:
+        """The loop as it was, over a few tiles: too few for warps to specialise in."""
+        options = tuple(o for o in self.loop.options if o[0] != "warp_specialize")
+        return replace(self.loop, begin=begin, end=end, tail=tail, options=options)
 
     def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
         """The loop over tiles in which every condition is met and no element lies outside the extent."""

@@ -15,6 +15,7 @@ class Scope:
         self.body: list[Statement] = []
         self.axes: set[Axis] = set()
         self.names: set[str] = set(reserved)
+        self.within: set[str] = set()  #: names used here or in a scope inside, open or over
         self._values: dict[object, Tile] = {}
 
     def child(self) -> Scope:
@@ -41,9 +42,20 @@ class Scope:
     def know(self, key: object, value: Tile) -> None:
         self._values[key] = value
 
-    def fresh(self, wish: str) -> str:
-        """A name no open scope uses: ``wish`` itself, else numbered. Loops that are over may have used it."""
+    def take(self, name: str) -> None:
+        """Mark ``name`` as used here."""
+        for scope in self.chain():
+            scope.within.add(name)
+        self.names.add(name)
+
+    def fresh(self, wish: str, home: Scope | None = None) -> str:
+        """A name no open scope uses: ``wish`` itself, else numbered.
+
+        Loops that are over may have used it, but not if it is defined further out, in ``home``: they would change it.
+        """
         taken = {name for scope in self.chain() for name in scope.names}
+        if home is not None:
+            taken |= home.within
         name, count = wish, 0
         while name in taken:
             count += 1

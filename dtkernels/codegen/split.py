@@ -187,7 +187,8 @@ def _index(part: Axis, fixed: tuple[Axis, ...], a: Accumulator) -> tuple[Tile, .
 
 
 def _tiles(s: Statement) -> tuple[Tile, ...]:
-    return (*((s.value,) if isinstance(s, (Let, Assign, Store)) else ()), *(s.index if isinstance(s, Store) else ()))
+    own = (s.value,) if isinstance(s, (Let, Assign, Store, nest.Put)) else ()
+    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, nest.Put) else ())
 
 
 def drop_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -195,7 +196,8 @@ def drop_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     while True:
         nodes = [n for s in statements(body) for v in (*_tiles(s), *_bounds(s)) for n in v.walk()]
         names = {n.name for n in nodes if isinstance(n, Local)}
-        axes = {n.axis for n in nodes if isinstance(n, (Position, nest.Start))} | {a for n in nodes if isinstance(n, nest.Guard) for a in n.axes}
+        axes = {n.axis for n in nodes if isinstance(n, (Position, nest.Start))}
+        axes |= {a for n in nodes if isinstance(n, nest.Guard) for a in n.axes}
         kept = _keep(body, names, axes)
         if kept == body:
             return body

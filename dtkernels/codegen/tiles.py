@@ -126,7 +126,7 @@ class Local(Tile):
 
     name: str
     axes: tuple[Axis, ...]
-    boolean: bool = False
+    kind: str = "number"  #: or "integer", "boolean"
 
     def __str__(self) -> str:
         return self.name
@@ -144,6 +144,18 @@ class Load(Tile):
     def __str__(self) -> str:
         other = f" else {self.other}" if self.other else ""
         return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
+
+
+@dataclass(frozen=True)
+class Fetch(Tile):
+    """A box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
+
+    buffer: str
+    start: tuple[Tile, ...]
+    box: tuple[Axis | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(f'{s}:+{b.tile or b.label}' if b else str(s) for s, b in zip(self.start, self.box))}]"
 
 
 @dataclass(frozen=True)
@@ -201,6 +213,8 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
             return frozenset() if axis.scalar else frozenset({axis})
         case Local(_, axes):
             return frozenset(axes)
+        case Fetch(_, _, box):
+            return frozenset(a for a in box if a is not None)
         case TileReduce(_, arg, axes):
             return axes_of(arg) - frozenset(axes)
         case TileDot(left, right, axes):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from ..lang.expr import COMPARISONS, DTYPES
 from . import nest
+from .kinds import is_boolean, is_integer, never_negative
 from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
 from .passes import natural_order
 
@@ -92,8 +93,8 @@ class ExpressionPrinter:
                 return self.step_of(axis), _ATOM
             case Position(axis):
                 return arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
-            case Local(name, axes, boolean):
-                text = f"{name}.to(tl.float32)" if name in self.raw and not boolean else name
+            case Local(name, axes, kind):
+                text = f"{name}.to(tl.float32)" if name in self.raw and kind == "number" else name
                 return arrange(text, axes, order), _ATOM
             case TileReduce():
                 return self._reduce(tile, order), _ATOM
@@ -115,10 +116,14 @@ class ExpressionPrinter:
         if fn in ("and", "or"):
             symbol, own = ("&", _ATOM) if fn == "and" else ("|", _ATOM)  # & and | bind tighter than comparisons: always in parentheses
             return f"({self._truth(args[0], order)} {symbol} {self._truth(args[1], order)})", own
+        if fn == "not" and not nest.axes_of(args[0]):  # ~ of a Python truth value, which the interpreter has here, is -1 or -2
+            return f"({self._truth(args[0], order)} == 0)", _ATOM
         if fn == "not":
             return f"~{self._truth(args[0], order)}", _UNARY
         if fn == "neg":
             return f"-{self._at(args[0], order, _UNARY)}", _UNARY
+        if fn.startswith("cast:") and not nest.axes_of(args[0]):
+            return f"tl.cast({self.text(args[0], order)}, tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn.startswith("cast:"):
             return f"{self._at(args[0], order, _ATOM)}.to(tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn in HELPERS or fn == "//":
@@ -134,8 +139,6 @@ class ExpressionPrinter:
 
     def _truth(self, tile: Tile, order: tuple[Axis, ...]) -> str:
         """A condition; a loaded element is true where it is not 0."""
-        from .lower import is_boolean
-
         if is_boolean(tile):
             return self._at(tile, order, _ATOM)
         return f"({self._at(tile, order, _COMPARE + 1)} != 0)"
@@ -222,33 +225,3 @@ def _constant(value: int | float | bool) -> tuple[str, int]:
     if isinstance(value, float) and math.isinf(value):
         return ('float("inf")' if value > 0 else 'float("-inf")'), _ATOM
     return repr(value), _UNARY if not isinstance(value, bool) and value < 0 else _ATOM
-
-
-def is_integer(tile: Tile) -> bool:
-    """Whether the elements are integers: indices, extents, integer constants and arithmetic on them."""
-    match tile:
-        case Const(value):
-            return type(value) is int
-        case Position() | Size() | Start() | Step() | Op("floor_to_int" | "ceil_to_int", _):
-            return True
-        case Scalar(_, integer):
-            return integer
-        case Op(fn, args):
-            return fn in ("+", "-", "*", "//", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(is_integer(a) for a in args)
-    return False
-
-
-def never_negative(tile: Tile) -> bool:
-    """Whether an index is known to be at least 0. A scalar that divides is taken to be positive."""
-    match tile:
-        case Position() | Size() | Start() | Step():
-            return True
-        case Const(value):
-            return value >= 0
-        case Op("+" | "*" | "min", args):
-            return all(never_negative(a) for a in args)
-        case Op("max", args):
-            return any(never_negative(a) for a in args)
-        case Op("//", (a, b)):
-            return never_negative(a) and (isinstance(b, Scalar) or never_negative(b))
-    return False

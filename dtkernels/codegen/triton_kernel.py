@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..lang.algorithm import Algorithm
@@ -13,6 +14,7 @@ from .nest import (
     Accumulator,
     Assign,
     Axis,
+    Fetch,
     Guard,
     Index,
     Kernel,
@@ -22,6 +24,7 @@ from .nest import (
     Loop,
     Op,
     Position,
+    Put,
     Size,
     Start,
     Statement,
@@ -31,10 +34,9 @@ from .nest import (
     any_product,
     statements,
 )
-from .triton_expr import ExpressionPrinter, arrange, never_negative
+from .triton_expr import ExpressionPrinter
 from .triton_grid import grid_lines, grid_size
-
-LINE = 120
+from .triton_memory import LINE, MemoryPrinter, inexact
 
 
 @dataclass
@@ -48,6 +50,7 @@ class KernelText:
     helpers: frozenset[str] = frozenset()
     grid: str = "(1,)"
     labels: tuple[str, ...] = ()  #: whose extents it is passed
+    boxes: list[tuple[str, str]] = field(default_factory=list)  #: (buffer, its box) for each descriptor
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
@@ -74,27 +77,33 @@ class _KernelPrinter:
         self.even: dict[str, str] = {}
         self.bounds: dict[tuple[str, int], None] = {}
         self.spaces = {w.name for w in kernel.workspaces}
+        self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
-        loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Load)}
+        loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
         made = frozenset(t for t in kernel.reads if t not in algorithm.inputs)
         self.upcast = self._arithmetic_only(loads, made)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self._first, self._tile, self.size)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size)
         self.started = self._started_axes()
+        self.vectors = {n.axis for n in self._nodes() if isinstance(n, Position)} | self.masked
+        self.memory = MemoryPrinter(self)
 
     def run(self) -> KernelText:
         lines, depth = grid_lines(self.kernel, self)
         self.lines += lines
         self._body(self.kernel.body, depth)
+        descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers))
         self._parameters(text)
         code = "\n".join(self.lines)
         prologue = [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
+        prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         glue = "\0"  # keeps "name: tl.constexpr" on one line
         signature = textwrap.fill(", ".join(n.replace(" ", glue) for n in names), LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
         signature = signature.replace(glue, " ")
         text.source = "\n".join(["@triton.jit", f"def {name}(", signature + ",", "):", *prologue, code]) + "\n"
+        text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
@@ -113,8 +122,9 @@ class _KernelPrinter:
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
-        text.constants += [(f"EVEN_{label}", value) for label, value in self.even.items()]
-        text.constants.append(("INDEX", f"index_type({', '.join(t if t in self.algorithm.inputs else f'{t}_out' for t in buffers)})"))
+        text.constants += [*self.even.items()]
+        names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
+        text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
 
@@ -136,11 +146,11 @@ class _KernelPrinter:
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
         return axis.name if axis and self.blocks[label] == 1 else f"block_{label}"
 
-    def _first(self, axis: Axis) -> str:
+    def first(self, axis: Axis) -> str:
         """The name of the first index of the current tile of ``axis``."""
         return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
 
-    def _tile(self, axis: Axis) -> str:
+    def tile(self, axis: Axis) -> str:
         """The compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
             return self.block(axis.label)
@@ -166,25 +176,25 @@ class _KernelPrinter:
         for s in body:
             wanted = getattr(s, "origin", "")
             if wanted and wanted != origin and not isinstance(s, Accumulator):
-                self._line(depth, f"# {wanted.rstrip(';')}")
+                self.line(depth, f"# {wanted.rstrip(';')}")
                 origin = wanted
             match s:
                 case Index(axis, start):
                     self._index(axis, start, depth)
                 case Loop():
                     self._loop(s, depth)
-                case Let(name, Load() as load, axes):
-                    self._load(name, load, axes, depth)
+                case Let(name, Load() | Fetch() as load, axes):
+                    self.memory.load(name, load, axes, depth, widen=name in self.upcast)
                 case Let(name, value, axes):
-                    self._line(depth, f"{name} = {self.expr.text(value, axes)}")
+                    self.line(depth, f"{name} = {self.expr.text(value, axes)}")
                 case Accumulator(name, axes, start):
                     self._accumulator(name, axes, start, depth)
                 case Assign(name, axes, value):
                     self._assign(name, axes, value, depth)
-                case Store():
-                    self._store(s, depth)
+                case Store() | Put():
+                    self.memory.store(s, depth)
 
-    def _line(self, depth: int, text: str) -> None:
+    def line(self, depth: int, text: str) -> None:
         pad = "    " * depth
         if len(pad) + len(text) > LINE and text.startswith("#"):
             text = text[: LINE - len(pad) - 3] + "..."
@@ -198,134 +208,90 @@ class _KernelPrinter:
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else ""
         if axis in self.started and not axis.scalar and start != "loop":
-            self._line(depth, f"{self._first(axis)} = {base}")
-            base = self._first(axis)
+            self.line(depth, f"{self.first(axis)} = {base}")
+            base = self.first(axis)
+        if axis not in self.vectors:
+            return
         if axis.scalar:
             if start != "loop":  # the loop counts in the axis itself
-                self._line(depth, f"{axis.name} = {base}")
+                self.line(depth, f"{axis.name} = {base}")
         else:
-            steps = f"tl.arange(0, {self._tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
-            self._line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
+            steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
+            self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in self.masked:
-            self._line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
+            self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
 
     def _even(self, axis: Axis) -> str:
         """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
-        block = self.blocks.get(axis.label)
-        name = self._tile(axis) if not (axis.scalar or block) else None
-        step = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(block or axis.tile)
-        key = axis.label if name is None or name == f"TILE_{axis.label}" else axis.label + name[len(f"TILE_{axis.label}") :]
-        self.even[key] = f"size_{axis.label} == {step}" if axis.tile == WHOLE and not block else f"size_{axis.label} % {step} == 0"
-        return f"EVEN_{key}"
+        size = f"size_{axis.label}"
+        step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
+        value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
+        name, count = f"EVEN_{axis.label}", 0
+        while self.even.get(name, value) != value:
+            count += 1
+            name = f"EVEN_{axis.label}_{count}"
+        self.even[name] = value
+        return name
 
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis
         counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
         begin = "0" if loop.begin is None else self.expr.text(loop.begin, ())
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
-        step = "" if axis.scalar else f", {self._tile(axis)}"
+        step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
         if loop.tail:
-            self._line(depth, f"if not {self._even(axis)}:")
+            self.line(depth, f"if not {self._even(axis)}:")
             depth += 1
-        self._line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
+        self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         self._body(loop.body, depth + 1)
 
     def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
-        shape = ", ".join(self._tile(a) for a in axes)
+        shape = ", ".join(self.tile(a) for a in axes)
         value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
         if axes:
             value = f"tl.zeros([{shape}], tl.float32)" if start == 0 else f"tl.full([{shape}], {value}, tl.float32)"
-        self._line(depth, f"{name} = {value}")
+        self.line(depth, f"{name} = {value}")
 
     def _assign(self, name: str, axes: tuple[Axis, ...], value: Tile, depth: int) -> None:
         match value:
             case Op("+", (older, TileDot() as dot)):
-                self._line(depth, f"{name} = {self.expr.accumulate(older, dot, axes)}")
+                self.line(depth, f"{name} = {self.expr.accumulate(older, dot, axes)}")
             case Op("+", (Local(own), terms)) if own == name:
-                self._line(depth, f"{name} += {self.expr.text(terms, axes)}")
+                self.line(depth, f"{name} += {self.expr.text(terms, axes)}")
             case _:
-                self._line(depth, f"{name} = {self.expr.text(value, axes)}")
-
-    # -- memory -----------------------------------------------------------------------------------------------------
-
-    def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
-        parts = [f"{buffer}_ptr"]
-        for i, d in zip(index, self.dimensions(buffer)):
-            text = self.expr.text(i, axes)
-            parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
-        return " + ".join(parts)
-
-    def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
-        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
-        tiles = [arrange(f"{a.name}_ok", (a,), axes) for a in involved if not a.scalar]
-        single = [f"{a.name}_ok" for a in involved if a.scalar]
-        for d in checked:
-            self.bounds[(buffer, d)] = None
-            text = self.expr.text(index[d], axes)
-            parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
-            parts.append(f"({text} < {buffer}_size_{d})")
-            (tiles if nest.axes_of(index[d]) else single).extend(parts)
-        if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
-            return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
-        return " & ".join(tiles + single)
-
-    def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
-        mask = self._mask(load.buffer, load.index, load.checked, axes)
-        args = [self._pointer(load.buffer, load.index, axes)]
-        if mask:
-            other = 'float("-inf")' if load.other else "0.0"
-            args += [f"mask={mask}", f"other={other}"]
-        args += [f'eviction_policy="evict_{policy}"' for t, policy in self.kernel.evict if t == load.buffer]
-        tail = ".to(tl.float32)" if name in self.upcast and load.buffer not in self.spaces else ""
-        self._call(depth, f"{name} = tl.load", args, tail)
-
-    def _store(self, s: Store, depth: int) -> None:
-        mask = self._mask(s.buffer, s.index, (), s.axes)
-        args = [self._pointer(s.buffer, s.index, s.axes), self.expr.text(s.value, s.axes)]
-        self._call(depth, "tl.store", args + ([f"mask={mask}"] if mask else []))
-
-    def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:
-        line = f"{head}({', '.join(args)}){tail}"
-        if 4 * depth + len(line) <= LINE:
-            self._line(depth, line)
-            return
-        self._line(depth, f"{head}(")
-        for a in args:
-            self._line(depth + 1, f"{a},")
-        self._line(depth, f"){tail}")
+                self.line(depth, f"{name} = {self.expr.text(value, axes)}")
 
     # -- what the body needs ----------------------------------------------------------------------------------------
 
+    def _nodes(self) -> Iterator[Tile]:
+        """Every tile of the body, indices and bounds of loops too."""
+        for s in statements(self.kernel.body):
+            roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
+            for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
+                yield from tile.walk()
+
     def _masked_axes(self) -> set[Axis]:
         found: set[Axis] = set()
+        for n in self._nodes():
+            found |= set(n.axes) if isinstance(n, Guard) else inexact(n.index) if isinstance(n, Load) else set()
         for s in statements(self.kernel.body):
-            if isinstance(s, (Let, Assign, Store)):
-                for n in s.value.walk():
-                    found |= set(n.axes) if isinstance(n, Guard) else set()
-                    found |= _inexact(n.index) if isinstance(n, Load) else set()
-            if isinstance(s, Store):
-                found |= _inexact(s.index)
+            found |= inexact(s.index) if isinstance(s, Store) else set()
         return found
 
     def _started_axes(self) -> set[Axis]:
         """Axes the first index of whose tile is asked for, and is no loop's counter."""
-        values = [s.value for s in statements(self.kernel.body) if isinstance(s, (Let, Assign, Store))]
-        asked = {n.axis for v in values for n in v.walk() if isinstance(n, Start)}
-        return asked - {s.axis for s in statements(self.kernel.body) if isinstance(s, Index) and s.start == "loop"}
+        asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
+        return {a for a in asked if self.starts[a] != "loop"}
 
     def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
         """Loads widened to float32 at once: all but those that a matrix product takes as they are."""
         operands = set()
         for s in statements(self.kernel.body):
-            for n in s.value.walk() if isinstance(s, (Let, Assign, Store)) else ():
+            for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
         return frozenset(n for n, load in loads.items() if n not in operands or load.buffer in made)
-
-
-def _inexact(index: tuple[Tile, ...]) -> set[Axis]:
-    return {n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact}
 
 
 __all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

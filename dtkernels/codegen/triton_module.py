@@ -2,58 +2,14 @@
 
 from __future__ import annotations
 
-from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
+from .descriptors import described, pointed
 from .lower import lower
 from .nest import Kernel
 from .triton_expr import HELPERS
-from .triton_kernel import KernelText, dimension_names, print_kernel
-
-_SUPPORT = {
-    "whole": '''
-def whole(size):
-    """The tile that holds a whole extent."""
-    return max({minimum}, triton.next_power_of_2(size))
-''',
-    "index_type": '''
-def index_type(*tensors):
-    """64-bit indices where an offset can pass 2**31."""
-    last = max(sum((n - 1) * s for n, s in zip(t.shape, t.stride())) for t in tensors)
-    return tl.int64 if max(last, *(t.numel() for t in tensors)) >= 2**31 - 2**20 else tl.int32
-''',
-    "dot_precision": '''
-def dot_precision():
-    """float32 products follow torch's TF32 setting."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-''',
-    "programs": '''
-def programs(tensor, each):
-    """How many programs the GPU runs at once, ``each`` a multiprocessor."""
-    return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
-''',
-    "nvidia_only": '''
-def nvidia_only(**options):
-    """Launch options that only NVIDIA GPUs have."""
-    return {} if torch.version.hip else options
-''',
-    "extents": '''
-def extents(func, tensors):
-    """The extent of each label, after checking that the tensors agree on it."""
-    sizes, device = {}, tensors[0][1].device
-    for name, tensor, labels in tensors:
-        if tensor.dim() != len(labels):
-            raise ValueError(f"{func}: {name} has {len(labels)} dimensions ({', '.join(map(str, labels))}); got shape {tuple(tensor.shape)}")
-        if tensor.device != device:
-            raise ValueError(f"{func}: {name} is on {tensor.device}; {tensors[0][0]} is on {device}")
-        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64):
-            raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: float32, float16, bfloat16, and bool or integers for masks")
-        for label, size in zip(labels, tensor.shape):
-            if label is not None and sizes.setdefault(label, size) != size:
-                raise ValueError(f"{func}: {name} has {size} along {label}, another input has {sizes[label]}")
-    return sizes
-''',
-}
+from .triton_kernel import dimension_names, print_kernel
+from .triton_support import SUPPORT
+from .wrapper import Wrapper, plain_labels, value_inputs
 
 
 def emit(program: Program, entry: str | None = None) -> str:
@@ -62,20 +18,22 @@ def emit(program: Program, entry: str | None = None) -> str:
     A wrapper for each compiled Func; with ``entry``, one wrapper of that name that returns all outputs.
     """
     kernels = lower(program)
-    texts = {k.name: print_kernel(k, program.algorithm) for k in kernels}
+    texts = {k.name: print_kernel(pointed(k), program.algorithm) for k in kernels}
+    described_texts = {k.name: print_kernel(described(k), program.algorithm) for k in kernels if k.descriptors}
+    everything = (*texts.values(), *described_texts.values())
     if entry is not None:
-        wrappers = [_Wrapper(program, kernels, texts, entry, program.outputs()).text()]
+        wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
     else:
         hosts = {w: k.name for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
-        wrappers = [_Wrapper(program, kernels, texts, root if root in outputs else outputs[0], outputs, several=len(groups) > 1).text() for root, outputs in groups.items()]
+        wrappers = [Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several=len(groups) > 1).text() for root, outputs in groups.items()]
     used = "\n".join(wrappers)
-    helpers = sorted({h for t in texts.values() for h in t.helpers})
-    minimum = 16 if any("tl.dot" in t.source for t in texts.values()) else 1
+    helpers = sorted({h for t in everything for h in t.helpers})
+    minimum = 16 if any("tl.dot" in t.source for t in everything) else 1
     parts = ["import torch\nimport triton\nimport triton.language as tl\n"]
     parts += [HELPERS[h] for h in helpers]
-    parts += [text.replace("{minimum}", str(minimum)) if name == "whole" else text for name, text in _SUPPORT.items() if f"{name}(" in used]
-    parts += ["\n" + t.source for t in texts.values()]
+    parts += [text.replace("{minimum}", str(minimum)) if name == "whole" else text for name, text in SUPPORT.items() if f"{name}(" in used or f"({name})" in used]
+    parts += ["\n" + t.source for t in everything]
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
 
 
@@ -83,145 +41,6 @@ def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
     """The kernels that get a wrapper: those that write an output, in the order the outputs were asked for."""
     hosts = {w: k.name for k in kernels for w in k.writes}
     return tuple(dict.fromkeys(hosts[o] for o in program.outputs()))
-
-
-class _Wrapper:
-    """The Python function that allocates outputs and launches."""
-
-    def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], name: str, outputs: tuple[str, ...], several: bool = False):
-        self.algorithm: Algorithm = program.algorithm
-        self.name, self.outputs, self.several = name, outputs, several
-        self.texts = texts
-        needed = self.algorithm.needed_by(self.outputs)
-        self.kernels = [k for k in kernels if k.func in needed]
-        told = {tensor for _, tensor, _ in self.algorithm.extents}
-        self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
-        self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
-
-    def text(self) -> str:
-        name = self.name
-        lines = [f"def {name}({', '.join(self._signature())}):"]
-        lines += [f'    """{self._doc()}"""']
-        lines += self._sizes(name)
-        lines += self._scalars(name)
-        lines += self._promotions()
-        for k in self.kernels:
-            lines += self._allocate(k)
-        for k in self.kernels:
-            lines += self._launch(k)
-        lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
-        return "\n".join(lines) + "\n"
-
-    def _signature(self) -> list[str]:
-        found, optional = [], False
-        for names, used in ((self.algorithm.inputs, self.reads), (self.algorithm.scalars, self.scalars)):
-            for n in names:
-                optional = optional or (self.several and n not in used)
-                found.append(f"{n}=None" if optional else n)
-        return found
-
-    def _doc(self) -> str:
-        defs = [str(self.algorithm[f]).rstrip(";") for f in self.algorithm.needed_by(self.outputs)]
-        return "\n\n    ".join(defs) if len(defs) == 1 else "\n    ".join([defs[-1] + ", where", "", *[f"    {d}" for d in defs[:-1]], ""])
-
-    def _sizes(self, name: str) -> list[str]:
-        """Extents from the inputs that are read; every label that a kernel or an output needs."""
-        tensors = []
-        for t in self.reads:
-            labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
-            tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
-        lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
-        labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
-        for label in labels:
-            if (constant := self.algorithm.constant_extent(label)) is not None:
-                lines.append(f"    size_{label} = {constant}")
-                continue
-            tied = next(t for t in (label, *sorted(self.algorithm.tied_labels(label))) if any(t in plain_labels(self.algorithm, r) for r in self.reads))
-            lines.append(f"    size_{label} = sizes[{tied!r}]")
-        return lines
-
-    def _labels_of(self, kernel: Kernel) -> list[str]:
-        return [*(label for w in kernel.writes for label in self._shape(kernel, w)), *self.texts[kernel.name].labels]
-
-    def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
-        """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
-        return next((w.labels for w in kernel.workspaces if w.name == buffer), None) if buffer not in self.algorithm else self.algorithm[buffer].labels
-
-    def _scalars(self, name: str) -> list[str]:
-        lines = []
-        integers = {n.name for d in self.algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
-        for s in self.scalars:
-            kind = "int" if s in integers else "float"
-            lines.append(f"    if isinstance({s}, torch.Tensor) and {s}.numel() != 1:")
-            lines.append(f'        raise ValueError(f"{name}: {s} is a number or a one-element tensor; got shape {{tuple({s}.shape)}}")')
-            lines.append(f"    {s} = {s} if isinstance({s}, torch.Tensor) else {kind}({s})")
-        return lines
-
-    def _promotions(self) -> list[str]:
-        """The dtype of the results; inputs of a matrix product are brought to it."""
-        floats = value_inputs(self.algorithm, self.reads)
-        lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
-        lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
-        if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
-            lines += [f"    {', '.join(floats)} = {', '.join(f'{t}.to(dtype)' for t in floats)}"]
-        return lines
-
-    def _allocate(self, kernel: Kernel) -> list[str]:
-        lines = []
-        for space in (w for w in kernel.workspaces if w.name in kernel.writes):
-            shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
-            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
-        for w in (w for w in kernel.writes if w in self.algorithm):
-            d = self.algorithm[w]
-            shape = ", ".join(f"size_{label}" for label in d.labels) + ("," if len(d.labels) == 1 else "")
-            dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs else "torch.float32"
-            lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
-        return lines
-
-    def _launch(self, kernel: Kernel) -> list[str]:
-        text = self.texts[kernel.name]
-        args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
-        args += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
-        args += [f"**nvidia_only({name}={value})" for name, value in kernel.options]
-        lines = [f"    with torch.cuda.device_of({self.reads[0]}):"]
-        if kernel.grid:
-            lines = [f"    if {kernel.writes[0]}_out.numel():", "    " + lines[0]]
-        pad = "        " if not kernel.grid else "            "
-        lines.append(f"{pad}{text.name}[{text.grid}](")
-        row = pad + "   "
-        for a in args:
-            if len(row) + len(a) > 118:
-                lines.append(row)
-                row = pad + "   "
-            row += f" {a},"
-        return [*lines, row, f"{pad})"]
-
-
-def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
-    """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
-    return algorithm.plain_labels(tensor)
-
-
-def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
-    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor what is cast wherever it is read."""
-    masks = {t for t in inputs if all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
-    return [t for t in inputs if t not in masks]
-
-
-def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
-    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted, or under a cast."""
-    match expr:
-        case ex.Access(name, _) if name == tensor:
-            return inside
-        case ex.Cast(ex.Access(name, _), _) if name == tensor:
-            return True
-        case ex.Call("where", (condition, a, b)):
-            return _is_condition(condition, tensor, True) and _is_condition(a, tensor, inside) and _is_condition(b, tensor, inside)
-        case ex.Binary("and" | "or", left, right):
-            return _is_condition(left, tensor, True) and _is_condition(right, tensor, True)
-        case ex.Unary("not", arg):
-            return _is_condition(arg, tensor, True)
-    return all(_is_condition(c, tensor) for c in expr.children())
 
 
 __all__ = ["dimension_names", "emit", "plain_labels", "value_inputs"]

@@ -48,3 +48,28 @@ def test_options(more, gpu):
 @pytest.mark.parametrize("text, shapes", [(MM + "mm.split(k:4);", [(200, 1024), (1024, 200)]), (WINDOW + "att.split(l:3); att.persistent();", [(1000, 64)] * 3)], ids=["product", "window"])
 def test_split(text, shapes, gpu):
     assert len(binaries(text, shapes, gpu)) == 2
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize(
+    "text, shapes",
+    [(MM + "mm.descriptor(A, B, mm);", [(200, 256), (256, 200)]), (MM + "mm.descriptor(A, B, mm); mm.persistent();", [(200, 256), (256, 200)]),
+     (WINDOW + "att.descriptor(Q, K, V, att);", [(1000, 64)] * 3)],
+    ids=["product", "persistent", "window"],
+)  # fmt: skip
+def test_descriptors(text, shapes, gpu):
+    (binary,) = binaries(text, shapes, gpu)
+    if gpu == "h200":
+        assert "cp.async.bulk.tensor" in binary.asm["ptx"]
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_specialized_warps(gpu):
+    (binary,) = binaries(MM + "mm.descriptor(A, B, mm); mm.specialize_warps(k); mm.persistent();", [(256, 256), (256, 256)], gpu)
+    if gpu == "h200":
+        assert binary.metadata.num_warps >= 4 and "cp.async.bulk.tensor" in binary.asm["ptx"]
+
+
+def test_cluster():
+    (binary,) = binaries(MM + "mm.cluster(2);", [(256, 256), (256, 256)], "h200")
+    assert binary.metadata.num_ctas == 2

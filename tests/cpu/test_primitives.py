@@ -154,7 +154,7 @@ PERSISTENT = [
     (MM + TILED + "mm.map(x:x1/2, y, x1); mm.persistent();", [(97, 70), (70, 99)]),
     (MM + TILED + "mm.map(x:x1/3, y:y1/2, y1, x1); mm.persistent(); mm.specialize(k);", [(97, 32), (32, 99)]),
     (ROWS + "f.block(x:2); f.tensorize(x:2, y:8); f.persistent();", [(23, 19)]),
-    (ROWS + "f.block(x:1); f.tensorize(y:0); f.persistent(); f.stages(x:2);".replace(" f.stages(x:2);", ""), [(5, 19)]),
+    (ROWS + "f.block(x:1); f.tensorize(y:0); f.persistent();", [(5, 19)]),
     (ATT + "att.persistent();", [(50, 16), (33, 16), (33, 16)]),
     ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.block(x:4, y:8); f.tensorize(y:8, x:2); f.map(y, x); f.persistent();", [(19, 21)]),
     ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.tensorize(y:8, x:2); f.persistent();", [(19, 21)]),
@@ -197,7 +197,7 @@ SPLIT = [
     ("Func f; In A; Var x; RVar y; f[x] = log(rsum(exp(A[x, y]), y)); f.block(x:2); f.tensorize(x:2, y:4); f.split(y:{});", [(5, 29)]),
     ("Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:2); f.split(z:{});", [(3, 7, 9)]),
     ("Func f; In A; Var x; RVar y, z; f[x] = rsum(A[x, y, z], y, z); f.tensorize(y:4, z:0); f.split(y:{});", [(3, 7, 9)]),
-    ("Func f; In A; RVar y; f[] = rsum(A[y], y); f.tensorize(y:8); f.split(y:{});".replace("f[]", "f[x]").replace("In A;", "In A, B; Var x;").replace("rsum(A[y], y)", "B[x] * rsum(A[y], y)"), [(77,), (3,)]),
+    ("Func f; In A, B; Var x; RVar y; f[x] = B[x] * rsum(A[y], y); f.tensorize(y:8); f.split(y:{});", [(77,), (3,)]),
     ("Func mean, f; In A; Var x; RVar y; mean[x] = rmean(A[x, y], y); f[x] = rmean((A[x, y] - mean[x]) * (A[x, y] - mean[x]), y); mean.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:8); f.split(y:{});", [(5, 45)]),
 ]  # fmt: skip
 
@@ -234,5 +234,83 @@ def test_split_gives_the_same_bits_every_time():
      "f.block(m:16, n:16); f.tensorize(m:16, n:16, k:16, l:16); f.split(k:2);", "starts anew inside the loop over l"),
 ])  # fmt: skip
 def test_splits_that_are_refused(text, found):
+    with pytest.raises(dtkernels.DTError, match=found):
+        source(text)
+
+
+# -- tensor descriptors -----------------------------------------------------------------------------------------------------
+
+BATCHED = """Func mm; In A, B; Var b, h, x, y; RVar k; mm[b, h, x, y] = rdot(A[b, h, x, k], B[b, h / 2, k, y], k);
+mm.block(b:1, h:1, x:16, y:32); mm.tensorize(x:16, y:32, k:16); """
+DESCRIPTOR = [
+    (MM + TILED + "mm.descriptor(A, B, mm);", [(32, 64), (64, 48)]),
+    (MM + TILED + "mm.descriptor(A);", [(32, 64), (64, 48)]),
+    (MM + TILED + "mm.descriptor(mm); mm.map(x:x1/2, y, x1);", [(36, 20), (20, 36)]),
+    (MM + TILED + "mm.descriptor(A, B, mm); mm.persistent(); mm.stages(k:3);", [(36, 20), (20, 44)]),
+    (MM + TILED + "mm.descriptor(A, B, mm); mm.split(k:3);", [(36, 100), (100, 44)]),
+    (MM + "mm.block(x:32, y:32); mm.tensorize(x:16, y:16, k:0); mm.descriptor(A, B, mm);", [(36, 20), (20, 44)]),
+    (BATCHED + "mm.descriptor(A, B, mm);", [(2, 4, 20, 36), (2, 2, 36, 20)]),
+    (ATT + "att.descriptor(Q, K, V, att);", [(36, 16), (28, 16), (28, 16)]),
+    (ATT + "att.descriptor(K, V); att.split(l:2);", [(36, 16), (28, 16), (28, 16)]),
+    (ROWS + "f.block(x:2); f.tensorize(x:2, y:8); f.descriptor(A, f);", [(5, 20)]),
+    (ROWS + "f.block(x:2); f.tensorize(x:2, y:0); f.descriptor(A, f);", [(5, 20)]),
+    (ROWS + "f.block(x:1); f.tensorize(y:0); f.descriptor(A, f);", [(5, 20)]),
+    ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y] + A[x + 1, y]; f.block(x:1, y:16); f.tensorize(y:8); f.descriptor(A, f);", [(5, 20)]),
+    ("Func f; In A; Var x; RVar y; f[x] = rmax(A[x, y], y); f.block(x:4); f.tensorize(x:4, y:8); f.descriptor(A, f);", [(8, 20)]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text, shapes", DESCRIPTOR)
+def test_descriptor(text, shapes):
+    found = random(*shapes)
+    found = found if isinstance(found, list) else [found]
+    check(text, *found)
+    check(text, *(t.mT.contiguous().mT for t in found))  # strides that no descriptor takes: pointers
+    check(text, *(torch.cat([t, t], -1)[..., 1 : t.shape[-1] + 1] for t in found))  # a start that is not aligned
+
+
+@pytest.mark.parametrize("sizes", [*MM_SIZES, (5, 7, 3)])
+def test_descriptor_of_any_size(sizes):
+    check_mm(TILED + "mm.descriptor(A, B, mm);", sizes)
+
+
+@pytest.mark.parametrize("text, found", [
+    ("Func f; In A; Var x; f[x] = A[x] + A[x + 1]; f.block(x:16); f.tensorize(x:16); f.descriptor(A);", "the index"),
+    ("Func f; In A; Var x, y; f[x, y] = A[x, y]; f.block(x:16, y:1); f.tensorize(x:16); f.descriptor(A);", "element by element"),
+    ("Func f; In A; Var x; f[x] = A[x]; f.block(x:512); f.tensorize(x:512); f.descriptor(A);", "a tile of 512"),
+    ("Func g, f; In A; Var x; g[x] = A[x]; f[x] = 2 * g[x]; f.block(x:16); f.tensorize(x:16); f.descriptor(A);", "descriptor names a tensor of the kernel"),
+])  # fmt: skip
+def test_descriptors_that_are_refused(text, found):
+    with pytest.raises(dtkernels.DTError, match=found):
+        source(text)
+
+
+# -- warps and clusters -------------------------------------------------------------------------------------------------------
+
+WARPS = [
+    (MM + TILED + "mm.descriptor(A, B); mm.specialize_warps(k);", [(36, 20), (20, 44)]),
+    (MM + TILED + "mm.descriptor(A, B, mm); mm.specialize_warps(k); mm.persistent(); mm.stages(k:3);", [(36, 20), (20, 44)]),
+    (ATT + "att.descriptor(Q, K, V); total.specialize_warps(l);", [(36, 16), (28, 16), (28, 16)]),
+    (MM + TILED + "mm.cluster(2);", [(36, 20), (20, 44)]),
+]
+
+
+@pytest.mark.parametrize("text, shapes", WARPS)
+def test_specialized_warps_and_clusters(text, shapes):
+    check(text, *random(*shapes))
+
+
+def test_warps_specialize_in_the_form_with_descriptors_alone():
+    pointers, descriptors = source(WARPS[1][0]).split("def mm_descriptor_kernel")
+    assert "warp_specialize" not in pointers and "num_stages=3, warp_specialize=True" in descriptors and "flatten" not in descriptors.split("def mm(")[0]
+
+
+@pytest.mark.parametrize("text, found", [
+    (MM + TILED + "mm.num_warps(8); mm.descriptor(A, B); mm.specialize_warps(k);", r"num_warps\(4\): found num_warps\(8\)"),
+    (MM + TILED + "mm.specialize_warps(k);", "needs loads through descriptors"),
+    (MM + TILED + "mm.descriptor(A, B); mm.specialize_warps(x);", "specialize_warps names a loop: found x"),
+    (MM + TILED + "mm.cluster(3);", "a number of blocks in a cluster: found 3"),
+])  # fmt: skip
+def test_warps_and_clusters_that_are_refused(text, found):
     with pytest.raises(dtkernels.DTError, match=found):
         source(text)

@@ -1,0 +1,82 @@
+"""Tensor descriptors: ``f.descriptor(A, f)``.
+
+Before::
+
+    A = load A_ptr + x * stride + k     where x < size_x and k < size_k
+    store f_ptr + x * stride + y, acc   where x < size_x and y < size_y
+
+After::
+
+    A_desc = tl.make_tensor_descriptor(A_ptr, [size_x, size_k], [A_stride_x, 1], [BLOCK_x, TILE_k])
+    A = A_desc.load([x_first, k_start])
+    f_desc.store([x_first, y_first], acc)
+
+A descriptor needs a unit stride in the last dimension and a start and other strides in multiples of 16 bytes, which only
+the call can tell. So both forms are emitted and the wrapper chooses; it chooses pointers too on GPUs without such copies.
+Outside the extents a descriptor reads 0 and writes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..lang.errors import DTError
+from ..lang.errors import Position as Place
+from .nest import Axis, Const, Fetch, Kernel, Let, Load, Loop, Position, Put, Start, Statement, Store, Tile, axes_of
+from .split import drop_unused
+
+WIDEST = 256  #: elements of a box along one dimension
+MOST_DIMENSIONS = 5
+
+
+def described(kernel: Kernel, at: Place | None = None) -> Kernel:
+    """The kernel with the buffers in ``descriptors`` reached through descriptors. Raises DTError where boxes cannot say it."""
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(one(x) for x in s.body))
+        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors:
+            return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
+        if isinstance(s, Store) and s.buffer in kernel.descriptors:
+            if axes_of(s.value) != frozenset(s.axes):
+                raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
+            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
+        return s
+
+    return replace(kernel, name=f"{kernel.name}_descriptor", body=drop_unused(tuple(one(s) for s in kernel.body)))
+
+
+def pointed(kernel: Kernel) -> Kernel:
+    """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads."""
+
+    def one(s: Statement) -> Statement:
+        if not isinstance(s, Loop):
+            return s
+        return replace(s, body=tuple(one(x) for x in s.body), options=tuple(o for o in s.options if o[0] != "warp_specialize"))
+
+    return replace(kernel, body=tuple(one(s) for s in kernel.body))
+
+
+def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
+    start: list[Tile] = []
+    box: list[Axis | None] = []
+    for i in index:
+        if isinstance(i, Position) and not i.axis.scalar:
+            if i.axis.tile > WIDEST:
+                raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
+            start.append(Start(i.axis) if i.axis.tile else Const(0))
+            box.append(i.axis)
+        elif axes_of(i):
+            raise _refused(buffer, f"the index {i}", "labels by themselves, and arithmetic on single indices", at)
+        else:
+            start.append(i)
+            box.append(None)
+    if not index or box[-1] is None:
+        raise _refused(buffer, "its last dimension is read element by element", "a tile of its last label", at)
+    if len(index) > MOST_DIMENSIONS:
+        raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
+    return tuple(start), tuple(box)
+
+
+def _refused(buffer: str, found: str, allowed: str, at: Place | None) -> DTError:
+    return DTError(f"descriptor({buffer})", found=found, allowed=allowed, at=at)

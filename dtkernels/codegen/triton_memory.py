@@ -1,0 +1,128 @@
+"""Loads and stores as Triton text, by pointers or through tensor descriptors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import nest
+from .kinds import never_negative
+from .nest import Axis, Fetch, Load, Position, Put, Store, Tile
+from .triton_expr import arrange
+
+if TYPE_CHECKING:
+    from .triton_kernel import _KernelPrinter
+
+LINE = 120
+
+
+class MemoryPrinter:
+    """Prints the memory accesses of one kernel; remembers the descriptors they need."""
+
+    def __init__(self, kernel: _KernelPrinter):
+        self.k = kernel
+        self.descriptors: dict[tuple[str, tuple[str, ...]], str] = {}  #: (buffer, its box) -> name
+        self.first: dict[str, Fetch | Put] = {}  #: name -> the first access through it
+
+    def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
+        """``name = ...``, widened to float32 if asked."""
+        tail = ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
+        if isinstance(load, Fetch):
+            shape = self._shape(load.box)
+            reshape = f".reshape({shape})" if None in load.box else ""
+            return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
+        mask = self._mask(load.buffer, load.index, load.checked, axes)
+        args = [self._pointer(load.buffer, load.index, axes)]
+        if mask:
+            args += [f"mask={mask}", "other=" + ('float("-inf")' if load.other else "0.0")]
+        args += [f'eviction_policy="evict_{policy}"' for t, policy in self.k.kernel.evict if t == load.buffer]
+        return self._call(depth, f"{name} = tl.load", args, tail)
+
+    def store(self, s: Store | Put, depth: int) -> None:
+        """Write a value."""
+        value = self.k.expr.text(s.value, s.axes)
+        if isinstance(s, Put):
+            value = f"({value})" if " " in value else value
+            value += f".to({s.buffer}_ptr.dtype.element_ty)"
+            value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
+            return self.k.line(depth, f"{self._descriptor(s)}.store({self._starts(s)}, {value})")
+        mask = self._mask(s.buffer, s.index, (), s.axes)
+        return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
+
+    # -- descriptors ------------------------------------------------------------------------------------------------
+
+    def descriptor_lines(self) -> list[str]:
+        """What makes the descriptors, before anything else."""
+        lines = []
+        for (buffer, box), name in self.descriptors.items():
+            access = self.first[name]
+            sizes = [self._extent(buffer, d, axis, start) for d, axis, start in zip(range(len(box)), access.box, access.start)]
+            strides = [f"{buffer}_stride_{d}" for d in self.k.dimensions(buffer)[:-1]] + ["1"]
+            rest = f"[{', '.join(sizes)}], [{', '.join(strides)}], [{', '.join(box)}])"
+            head = f"{name} = tl.make_tensor_descriptor({buffer}_ptr, "
+            lines += [head + rest] if len(head + rest) + 4 <= LINE else [head.rstrip(), f"    {rest}"]
+        return lines
+
+    def box_sizes(self, box: tuple[str, ...]) -> str:
+        """The box as an expression in the wrapper."""
+        return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
+
+    def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        if axis or isinstance(start, Position):
+            return self.k.size((axis or start.axis).label)  # type: ignore[union-attr]
+        self.k.bounds[(buffer, dim)] = None
+        return f"{buffer}_size_{dim}"
+
+    def _descriptor(self, access: Fetch | Put) -> str:
+        key = (access.buffer, tuple(self.k.tile(a) if a else "1" for a in access.box))
+        if key not in self.descriptors:
+            count = sum(buffer == access.buffer for buffer, _ in self.descriptors)
+            self.descriptors[key] = f"{access.buffer}_desc" + (f"_{count}" if count else "")
+            self.first[self.descriptors[key]] = access
+        return self.descriptors[key]
+
+    def _starts(self, access: Fetch | Put) -> str:
+        texts = []
+        for start in access.start:
+            text = self.k.expr.text(start, ())
+            texts.append(f"tl.cast({text}, tl.int32)" if isinstance(start, nest.Op) else text)
+        return f"[{', '.join(texts)}]"
+
+    def _shape(self, box: tuple[Axis | None, ...]) -> str:
+        return f"[{', '.join(self.k.tile(a) for a in box if a)}]"
+
+    # -- pointers ---------------------------------------------------------------------------------------------------
+
+    def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
+        parts = [f"{buffer}_ptr"]
+        for i, d in zip(index, self.k.dimensions(buffer)):
+            text = self.k.expr.text(i, axes)
+            parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
+        return " + ".join(parts)
+
+    def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
+        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
+        tiles = [arrange(f"{a.name}_ok", (a,), axes) for a in involved if not a.scalar]
+        single = [f"{a.name}_ok" for a in involved if a.scalar]
+        for d in checked:
+            self.k.bounds[(buffer, d)] = None
+            text = self.k.expr.text(index[d], axes)
+            parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
+            parts.append(f"({text} < {buffer}_size_{d})")
+            (tiles if nest.axes_of(index[d]) else single).extend(parts)
+        if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
+            return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
+        return " & ".join(tiles + single)
+
+    def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:
+        line = f"{head}({', '.join(args)}){tail}"
+        if 4 * depth + len(line) <= LINE:
+            return self.k.line(depth, line)
+        self.k.line(depth, f"{head}(")
+        for a in args:
+            self.k.line(depth + 1, f"{a},")
+        return self.k.line(depth, f"){tail}")
+
+
+def inexact(index: tuple[Tile, ...]) -> set[Axis]:
+    """Axes in an index that may pass their extents."""
+    return {n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact}

@@ -1,0 +1,74 @@
+"""Functions that an emitted wrapper may need: name -> text."""
+
+SUPPORT = {
+    "whole": '''
+def whole(size):
+    """The tile that holds a whole extent."""
+    return max({minimum}, triton.next_power_of_2(size))
+''',
+    "index_type": '''
+def index_type(*tensors):
+    """64-bit indices where an offset can pass 2**31."""
+    last = max(sum((n - 1) * s for n, s in zip(t.shape, t.stride())) for t in tensors)
+    return tl.int64 if max(last, *(t.numel() for t in tensors)) >= 2**31 - 2**20 else tl.int32
+''',
+    "dot_precision": '''
+def dot_precision():
+    """float32 products follow torch's TF32 setting."""
+    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+''',
+    "programs": '''
+def programs(tensor, each):
+    """How many programs the GPU runs at once, ``each`` a multiprocessor."""
+    return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
+''',
+    "nvidia_only": '''
+def nvidia_only(**options):
+    """Launch options that only NVIDIA GPUs have."""
+    return {} if torch.version.hip else options
+''',
+    "cluster": '''
+def cluster(size):
+    """The launch option for clusters of blocks."""
+    version = tuple(int(n) for n in triton.__version__.split(".")[:2])
+    if version < (3, 8):
+        raise RuntimeError(f"cluster({size}) needs Triton 3.8 or newer; this is {triton.__version__}")
+    if torch.version.hip or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)):
+        raise RuntimeError(f"cluster({size}) needs an NVIDIA GPU of compute capability 9.0 or higher")
+    return {"num_ctas": size}
+''',
+    "described": '''
+def described(*boxes):
+    """Whether tensor descriptors reach these tensors: unit last stride, the start and other strides in multiples of 16 bytes."""
+    for tensor, box in boxes:
+        item, (*strides, last) = tensor.element_size(), tensor.stride()
+        if last != 1 or tensor.data_ptr() % 16 or any(s <= 0 or s * item % 16 for s in strides):
+            return False
+        if max(box) > 256 or box[-1] * item < 16 or not 0 < tensor.numel() or max(tensor.shape) >= 2**31:
+            return False
+        if tensor.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (9, 0)):
+            return False
+    return True
+''',
+    "descriptor_memory": '''
+def descriptor_memory(size, alignment, stream):
+    """Where a kernel keeps the descriptors it makes."""
+    return torch.empty(size, dtype=torch.int8, device="cuda")
+''',
+    "extents": '''
+def extents(func, tensors):
+    """The extent of each label, after checking that the tensors agree on it."""
+    sizes, device = {}, tensors[0][1].device
+    for name, tensor, labels in tensors:
+        if tensor.dim() != len(labels):
+            raise ValueError(f"{func}: {name} has {len(labels)} dimensions ({', '.join(map(str, labels))}); got shape {tuple(tensor.shape)}")
+        if tensor.device != device:
+            raise ValueError(f"{func}: {name} is on {tensor.device}; {tensors[0][0]} is on {device}")
+        if tensor.dtype not in (torch.float32, torch.float16, torch.bfloat16, torch.bool, torch.int8, torch.uint8, torch.int32, torch.int64):
+            raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: float32, float16, bfloat16, and bool or integers for masks")
+        for label, size in zip(labels, tensor.shape):
+            if label is not None and sizes.setdefault(label, size) != size:
+                raise ValueError(f"{func}: {name} has {size} along {label}, another input has {sizes[label]}")
+    return sizes
+''',
+}

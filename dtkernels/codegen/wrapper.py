@@ -1,0 +1,159 @@
+"""The wrapper of a compiled Func: a Python function that checks sizes, allocates outputs and launches kernels."""
+
+from __future__ import annotations
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import Program
+from .nest import Kernel
+from .triton_kernel import KernelText
+
+
+class Wrapper:
+    """The Python function that allocates outputs and launches."""
+
+    def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], described: dict[str, KernelText], name: str, outputs: tuple[str, ...], several: bool = False):
+        self.algorithm: Algorithm = program.algorithm
+        self.name, self.outputs, self.several = name, outputs, several
+        self.texts, self.described = texts, described
+        hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
+        needed = self.algorithm.needed_by(outputs + hosts)
+        self.kernels = [k for k in kernels if k.func in needed]
+        told = {tensor for _, tensor, _ in self.algorithm.extents}
+        self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
+        self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
+
+    def text(self) -> str:
+        name = self.name
+        lines = [f"def {name}({', '.join(self._signature())}):"]
+        lines += [f'    """{self._doc()}"""']
+        lines += self._sizes(name)
+        lines += self._scalars(name)
+        lines += self._promotions()
+        for k in self.kernels:
+            lines += self._allocate(k)
+        for k in self.kernels:
+            lines += self._launch(k)
+        lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
+        return "\n".join(lines) + "\n"
+
+    def _signature(self) -> list[str]:
+        found, optional = [], False
+        for names, used in ((self.algorithm.inputs, self.reads), (self.algorithm.scalars, self.scalars)):
+            for n in names:
+                optional = optional or (self.several and n not in used)
+                found.append(f"{n}=None" if optional else n)
+        return found
+
+    def _doc(self) -> str:
+        defs = [str(self.algorithm[f]).rstrip(";") for f in self.algorithm.needed_by(self.outputs)]
+        return "\n\n    ".join(defs) if len(defs) == 1 else "\n    ".join([defs[-1] + ", where", "", *[f"    {d}" for d in defs[:-1]], ""])
+
+    def _sizes(self, name: str) -> list[str]:
+        """Extents from the inputs that are read; every label that a kernel or an output needs."""
+        tensors = []
+        for t in self.reads:
+            labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
+            tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
+        lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
+        labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
+        for label in labels:
+            if (constant := self.algorithm.constant_extent(label)) is not None:
+                lines.append(f"    size_{label} = {constant}")
+                continue
+            tied = next(t for t in (label, *sorted(self.algorithm.tied_labels(label))) if any(t in plain_labels(self.algorithm, r) for r in self.reads))
+            lines.append(f"    size_{label} = sizes[{tied!r}]")
+        return lines
+
+    def _labels_of(self, kernel: Kernel) -> list[str]:
+        return [*(label for w in kernel.writes for label in self._shape(kernel, w)), *self.texts[kernel.name].labels, *(self.described[kernel.name].labels if kernel.name in self.described else ())]
+
+    def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
+        """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
+        return next((w.labels for w in kernel.workspaces if w.name == buffer), None) if buffer not in self.algorithm else self.algorithm[buffer].labels
+
+    def _scalars(self, name: str) -> list[str]:
+        lines = []
+        integers = {n.name for d in self.algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
+        for s in self.scalars:
+            kind = "int" if s in integers else "float"
+            lines.append(f"    if isinstance({s}, torch.Tensor) and {s}.numel() != 1:")
+            lines.append(f'        raise ValueError(f"{name}: {s} is a number or a one-element tensor; got shape {{tuple({s}.shape)}}")')
+            lines.append(f"    {s} = {s} if isinstance({s}, torch.Tensor) else {kind}({s})")
+        return lines
+
+    def _promotions(self) -> list[str]:
+        """The dtype of the results; inputs of a matrix product are brought to it."""
+        floats = value_inputs(self.algorithm, self.reads)
+        lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
+        lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
+        if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
+            lines += [f"    {', '.join(floats)} = {', '.join(f'{t}.to(dtype)' for t in floats)}"]
+        return lines
+
+    def _allocate(self, kernel: Kernel) -> list[str]:
+        lines = []
+        for space in (w for w in kernel.workspaces if w.name in kernel.writes):
+            shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
+            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
+        for w in (w for w in kernel.writes if w in self.algorithm):
+            d = self.algorithm[w]
+            shape = ", ".join(f"size_{label}" for label in d.labels) + ("," if len(d.labels) == 1 else "")
+            dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs else "torch.float32"
+            lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
+        return lines
+
+    def _launch(self, kernel: Kernel) -> list[str]:
+        lines, depth = [f"    with torch.cuda.device_of({self.reads[0]}):"], 2
+        if kernel.grid:
+            lines, depth = [f"    if {kernel.writes[0]}_out.numel():", "    " + lines[0]], 3
+        pad = "    " * depth
+        if kernel.name not in self.described:
+            return lines + self._call(kernel, self.texts[kernel.name], pad)
+        text = self.described[kernel.name]
+        boxes = ", ".join(f"({t if t in self.algorithm.inputs else f'{t}_out'}, {box})" for t, box in text.boxes)
+        rest = [t if t in self.algorithm.inputs else f"{t}_out" for t in dict.fromkeys(kernel.reads + kernel.writes) if t not in kernel.descriptors]
+        small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
+        lines += [f"{pad}if described({boxes}){small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
+        return lines + self._call(kernel, text, pad + "    ") + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+
+    def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
+        """One launch, filled to the width of a line."""
+        args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
+        args += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        args += [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
+        lines = [f"{pad}{text.name}[{text.grid}]("]
+        row = pad + "   "
+        for a in args:
+            if len(row) + len(a) > 118:
+                lines.append(row)
+                row = pad + "   "
+            row += f" {a},"
+        return [*lines, row, f"{pad})"]
+
+
+def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
+    """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
+    return algorithm.plain_labels(tensor)
+
+
+def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
+    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor what is cast wherever it is read."""
+    masks = {t for t in inputs if all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
+    return [t for t in inputs if t not in masks]
+
+
+def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
+    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted, or under a cast."""
+    match expr:
+        case ex.Access(name, _) if name == tensor:
+            return inside
+        case ex.Cast(ex.Access(name, _), _) if name == tensor:
+            return True
+        case ex.Call("where", (condition, a, b)):
+            return _is_condition(condition, tensor, True) and _is_condition(a, tensor, inside) and _is_condition(b, tensor, inside)
+        case ex.Binary("and" | "or", left, right):
+            return _is_condition(left, tensor, True) and _is_condition(right, tensor, True)
+        case ex.Unary("not", arg):
+            return _is_condition(arg, tensor, True)
+    return all(_is_condition(c, tensor) for c in expr.children())
