@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .nest import GridLabel, GridStep, Kernel, Loop, any_product, statements
+from .nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
 
 
 class Names(Protocol):
@@ -40,8 +40,10 @@ def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
     if not steps:
         return [], 1
     plain = len(steps) == 1 and steps[0].part == "all"
+    longer = _longer_later(kernel)
     lines = []
     counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
+    counted += [s.label for s in steps if s.label in longer and s.part == "all" and not plain]
     for label in dict.fromkeys(counted):
         lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
@@ -50,7 +52,7 @@ def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
         lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}):")
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
-        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names)
+        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer)
     depth = 2 if kernel.persistent else 1
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
 
@@ -69,11 +71,28 @@ def _one_loop(kernel: Kernel) -> bool:
     return len(loops) == 1 and loops[0].reduces and not specialized and any_product(kernel.body)
 
 
+def _longer_later(kernel: Kernel) -> set[str]:
+    """Labels whose later blocks have longer loops (causal masks make such): walked from the last, so that no long one is left to the end."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and s.end is not None]
+    values = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let)}
+    return _blocks_in([s.end for s in loops[-1:]], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)
+
+
+def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
+    """Labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
+    found = set()
+    while bounds:
+        for n in bounds.pop().walk():
+            found |= {n.axis.label} if isinstance(n, Start) else set()
+            bounds += [values[n.name]] if isinstance(n, Local) and n.name in values else []
+    return found
+
+
 def _program(kernel: Kernel) -> str:
     return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
 
 
-def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names) -> list[str]:
+def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, from_last: bool) -> list[str]:
     counts = []
     for s in rest:
         opened = not any(r.label == s.label and r.part == "group" for r in rest)
@@ -92,6 +111,8 @@ def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names) 
         lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
     elif step.part == "inside":
         lines.append(f"{names.block_index(step.label)} = first_{step.label} + {value}  # {step.name}")
+    elif from_last:
+        lines.append(f"{names.block_index(step.label)} = blocks_{step.label} - 1 - {value}")
     else:
         lines.append(f"{names.block_index(step.label)} = {value}")
     return lines if last else [*lines, f"pid = pid % {width}"]

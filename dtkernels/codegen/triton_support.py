@@ -6,6 +6,17 @@ def whole(size):
     """The tile that holds a whole extent."""
     return max({minimum}, triton.next_power_of_2(size))
 ''',
+    "launch": '''
+def launch(kernel, grid, stages, *args, **options):
+    """With as many stages, ``stages`` at most, as shared memory holds; tiles of whole extents grow with the sizes."""
+    while True:
+        try:
+            return kernel[grid](*args, num_stages=stages, **options)
+        except triton.runtime.errors.OutOfResources:
+            if stages == 1:
+                raise
+            stages -= 1
+''',
     "index_type": '''
 def index_type(*tensors):
     """64-bit indices where an offset can pass 2**31."""

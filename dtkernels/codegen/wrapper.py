@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
-from .nest import Kernel
+from .nest import Kernel, any_product
 from .triton_kernel import KernelText
 
 
@@ -47,7 +47,7 @@ class Wrapper:
 
     def _doc(self) -> str:
         defs = [str(self.algorithm[f]).rstrip(";") for f in self.algorithm.needed_by(self.outputs)]
-        return "\n\n    ".join(defs) if len(defs) == 1 else "\n    ".join([defs[-1] + ", where", "", *[f"    {d}" for d in defs[:-1]], ""])
+        return defs[0] if len(defs) == 1 else defs[-1] + ", where\n\n" + "".join(f"        {d}\n" for d in defs[:-1]) + "    "
 
     def _sizes(self, name: str) -> list[str]:
         """Extents from the inputs that are read; every label that a kernel or an output needs."""
@@ -120,9 +120,11 @@ class Wrapper:
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """One launch, filled to the width of a line."""
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
-        args += [f"num_warps={kernel.num_warps}", f"num_stages={kernel.num_stages}"]
+        elastic = kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+        args += [f"num_warps={kernel.num_warps}"] + ([] if elastic else [f"num_stages={kernel.num_stages}"])
         args += [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
-        lines = [f"{pad}{text.name}[{text.grid}]("]
+        lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
+        args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
         row = pad + "   "
         for a in args:
             if len(row) + len(a) > 118:

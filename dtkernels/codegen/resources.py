@@ -1,0 +1,213 @@
+"""What a kernel takes of a GPU, estimated from its nest: shared memory, registers, threads; and whether that exists.
+
+Shared memory holds the operands of matrix products, a copy for each pipeline stage; registers hold accumulators, named
+tiles while they are needed, the addresses of loads, and on older matrix units the operands on their way in. The numbers
+are compared with what compiled kernels report in tests/compile/test_resources.py: shared memory within a few percent,
+registers within a fifth below and a half above for 16-bit products and rows. For float32 products without TF32, which run
+on the ordinary units, ptxas trades registers for spills as it likes; their registers are a rough guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..lang.errors import DTError
+from . import nest
+from .nest import Accumulator, Axis, Fetch, Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, any_product, axes_of, statements, values
+from .target import Target
+
+MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
+MOST_REGISTERS = 255  #: of one thread
+MOST_THREADS = 1024  #: of one program
+OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
+PRODUCT_OVERHEAD = 26
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Estimates for one program. ``accumulators`` is the part of ``registers`` that nothing can save."""
+
+    shared_bytes: int
+    registers: int
+    accumulators: int
+    threads: int
+    largest: int  #: elements of the largest tensor
+
+
+def resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
+    """The estimate for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (4 where not said)."""
+    return _Estimate(kernel, sizes, itemsizes, target, tf32).result()
+
+
+def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
+    """The estimate. Raises DTError where the GPU does not have what the kernel needs."""
+    r = resources(kernel, sizes, itemsizes, target, tf32)
+    limits = (
+        ("elements of one tensor", r.largest, MOST_ELEMENTS),
+        ("threads of one program", r.threads, MOST_THREADS),
+        ("bytes of shared memory", r.shared_bytes, target.shared_bytes),
+        ("registers of a thread for accumulators", r.accumulators, MOST_REGISTERS),
+    )
+    for what, found, allowed in limits:
+        if found > allowed:
+            raise DTError(f"{kernel.name} on {target.name}: {what}", found=str(found), allowed=f"at most {allowed}")
+    if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
+        raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
+    return r
+
+
+class _Estimate:
+    def __init__(self, kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool):
+        self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
+        self.threads = kernel.num_warps * target.warp_size
+        self.smallest = 16 if any_product(kernel.body) else 1
+        self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        self.dots = [n for value in values(kernel.body) for n in value.walk() if isinstance(n, TileDot)]
+        self.chained = len(self.dots) > 1
+
+    def result(self) -> Resources:
+        tiles = [axes_of(n) for value in values(self.kernel.body) for n in value.walk() if not isinstance(n, nest.Const)]
+        accumulators = sum(self.each(self.elements(s.axes)) for s in statements(self.kernel.body) if isinstance(s, Accumulator))
+        registers = min(MOST_REGISTERS, self._registers())
+        return Resources(self._shared(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
+
+    # -- sizes ------------------------------------------------------------------------------------------------------
+
+    def length(self, axis: Axis) -> int:
+        return axis.tile or max(self.smallest, 1 << max(0, self.sizes[axis.label] - 1).bit_length())
+
+    def elements(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
+        count = 1
+        for a in axes:
+            count *= self.length(a)
+        return count
+
+    def each(self, elements: float) -> int:
+        """Of one thread."""
+        return -int(-elements // self.threads)
+
+    def bytes_of(self, buffer: str) -> int:
+        return self.itemsizes.get(buffer, 4)
+
+    def operand_bytes(self, dot: TileDot) -> int:
+        """Bytes an element of what the matrix units take: those of the operand that is loaded."""
+        found = [self.bytes_of(self.loads[s.name].buffer) for s in (dot.left, dot.right) if isinstance(s, Local) and s.name in self.loads]
+        return min(found, default=min((self.bytes_of(b) for b in self.kernel.reads), default=4))
+
+    def units(self, dot: TileDot) -> str:
+        """What multiplies: ``shared`` units read operands there, ``warp`` units from registers, ``plain`` is no matrix unit."""
+        if self.operand_bytes(dot) == 4 and not self.tf32:
+            return "plain" if self.target.backend == "cuda" else "warp"
+        rows = self.elements(axes_of(dot.left) - frozenset(dot.axes))
+        new = isinstance(self.target.arch, int) and self.target.arch >= 90 and self.kernel.num_warps % 4 == 0
+        return "shared" if new and rows >= 64 else "warp"
+
+    # -- shared memory ----------------------------------------------------------------------------------------------
+
+    def _shared(self) -> int:
+        outside, scratch = 0, 0
+        for s in _direct(self.kernel.body):
+            outside += self._operands(s, stages=1)
+        loops = [self._loop(s) for s in self.kernel.body if isinstance(s, Loop)]
+        for value in values(self.kernel.body):
+            for n in value.walk():
+                if isinstance(n, nest.TileReduce):
+                    scratch = max(scratch, 4 * self.kernel.num_warps * min(self.elements(axes_of(n)), self.threads))
+        stored = max((self.elements(s.axes) * self.bytes_of(s.buffer) for s in statements(self.kernel.body) if isinstance(s, nest.Put)), default=0)
+        return max(outside + max(loops, default=0), stored, scratch)
+
+    def _loop(self, loop: Loop) -> int:
+        inner = [s for s in loop.body if isinstance(s, Loop)]
+        own = dict(loop.options).get("num_stages")
+        copies = 1 if inner else int(own or self.kernel.num_stages)
+        here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _direct(loop.body))
+        return here + max((self._loop(s) for s in inner), default=0)
+
+    def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
+        """Shared memory that one statement needs: a load that a product takes, or a computed operand on its way."""
+        total = 0
+        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
+            uses = [d for d in self.dots if any(isinstance(side, Local) and side.name == s.name for side in (d.left, d.right))]
+            if uses or everything:
+                deep = any(self.units(d) == "shared" for d in uses)
+                total += self.elements(s.axes) * self.bytes_of(s.value.buffer) * max(1, stages if deep else stages - 1)
+            return total
+        for n in s.value.walk() if hasattr(s, "value") else ():
+            if isinstance(n, TileDot):
+                for side, first in ((n.left, True), (n.right, False)):
+                    computed = not (isinstance(side, Local) and side.name in self.loads)
+                    if computed and (self.units(n) == "plain" or not first):
+                        total += self.elements(axes_of(side)) * self.operand_bytes(n)
+        return total
+
+    # -- registers --------------------------------------------------------------------------------------------------
+
+    def _registers(self) -> int:
+        products = bool(self.dots)
+        live = self._peak(self.kernel.body, set())
+        return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)
+
+    def _peak(self, body: tuple[Statement, ...], after: set[str]) -> float:
+        """The most registers that named values take at once in ``body``, those used after it included."""
+        uses = [self._names(s) for s in body]
+        widths = {s.name: self._width(s) for s in body if isinstance(s, (Let, Accumulator))}
+        live: dict[str, float] = {}
+        most = 0.0
+        for i, s in enumerate(body):
+            later = after.union(*uses[i + 1 :])
+            if isinstance(s, Loop):
+                held = sum(w for n, w in live.items() if n in later or n in uses[i])
+                most = max(most, held + self._peak(s.body, set()))
+            else:
+                most = max(most, sum(live.values()) + self._working(s))
+            if isinstance(s, (Let, Accumulator)):
+                live[s.name] = widths[s.name]
+            live = {n: w for n, w in live.items() if n in later}
+            most = max(most, sum(live.values()))
+        return most
+
+    def _names(self, s: Statement) -> set[str]:
+        inner = s.body if isinstance(s, Loop) else (s,)
+        return {n.name for v in values(inner) for n in v.walk() if isinstance(n, Local)}
+
+    def _width(self, s: Let | Accumulator) -> float:
+        """Registers of a thread for one named value."""
+        load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) else None
+        if load is not None and self._feeds_products(s.name):
+            vector = max(1, 16 // self.bytes_of(load.buffer))
+            return 0 if isinstance(load, Fetch) else 2 * max(1, self.each(self.elements(s.axes) / vector))
+        return self.each(self.elements(s.axes))
+
+    def _feeds_products(self, name: str) -> bool:
+        return any(isinstance(side, Local) and side.name == name for d in self.dots for side in (d.left, d.right))
+
+    def _working(self, s: Statement) -> float:
+        """Registers that computing one statement takes beside what it reads: fragments and rounded operands of products."""
+        most = 0.0
+        for n in s.value.walk() if hasattr(s, "value") else ():
+            if isinstance(n, TileDot):
+                units = self.units(n)
+                rounded = 0 if self._is_load(n.left) else self.each(self.elements(axes_of(n.left)) * self.operand_bytes(n) / 4)
+                result = 0 if isinstance(s, Let) else self.each(self.elements(axes_of(n))) if units == "plain" else 0
+                most = max(most, rounded + result + (self._fragments(n) if units == "warp" else 0))
+        return most
+
+    def _is_load(self, tile: Tile) -> bool:
+        return isinstance(tile, Local) and tile.name in self.loads
+
+    def _fragments(self, dot: TileDot) -> float:
+        """Registers of a thread for the operands of units that read registers: each warp holds its rows and columns."""
+        rows, columns = (self.elements(axes_of(side) - frozenset(dot.axes)) for side in (dot.left, dot.right))
+        depth, down, across = self.elements(dot.axes), self.kernel.num_warps if self.chained else 1, 1
+        while down * across < self.kernel.num_warps:
+            if rows / 16 / down >= columns / 16 / across and down < rows // 16:
+                down *= 2
+            else:
+                across *= 2
+        held = max(16, rows // down) * depth + max(8, columns // across) * depth
+        return held * self.operand_bytes(dot) / 4 / self.target.warp_size
+
+
+def _direct(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    return (s for s in body if not isinstance(s, Loop))
