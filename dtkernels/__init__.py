@@ -12,6 +12,8 @@ _LAZY = {
     "compile": ("dtkernels.runtime.program", "compile"),
     "ops": ("dtkernels.ops", None),
     "register": ("dtkernels.ops", "register"),
+    "explain": ("dtkernels.ops.calls", "explain"),
+    "warmup": ("dtkernels.ops.calls", "warmup"),
     "paths": ("dtkernels.runtime.paths", "paths"),
     "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
     "patched": ("dtkernels.integrations.huggingface", "patched"),

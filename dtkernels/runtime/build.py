@@ -12,8 +12,9 @@ from types import ModuleType
 import torch
 
 from ..codegen.target import Target
+from .store import Entry, digest
 
-_POINTERS = {
+POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.bool: "*i1",
     torch.int8: "*i8", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
 }  # fmt: skip
@@ -61,25 +62,61 @@ class _Recorder:
 
 def build(launch: Launch, target: Target):
     """The compiled kernel of ``launch`` for ``target``: ``asm`` by stage, ``metadata`` with shared memory and warps."""
+    constants, divisible = dict(launch.constants), []
+    types = plain_types(launch)
+    for name, value in zip(launch.kernel.arg_names, launch.args):
+        if isinstance(value, torch.Tensor) or isinstance(value, int) and value != 1 and value % 16 == 0:
+            divisible.append(name)
+        elif isinstance(value, int) and value == 1:
+            types[name], constants[name] = "constexpr", 1
+    return compile_kernel(launch.kernel, types, constants, tuple(divisible), launch.options, target)
+
+
+def plain_types(launch: Launch) -> dict[str, str]:
+    """The type of each parameter of a launch, nothing baked in but what is a constant by declaration."""
+    types = {}
+    for name, value in zip(launch.kernel.arg_names, launch.args):
+        if isinstance(value, torch.Tensor):
+            types[name] = POINTERS[value.dtype]
+        elif isinstance(value, int):
+            types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            types[name] = "fp32"
+    return types | dict.fromkeys(launch.constants, "constexpr")
+
+
+def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...], options: dict[str, object], target: Target):
+    """One kernel to machine code, for parameters of these ``types`` of which ``divisible`` are multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    signature, constants, attributes = {}, dict(launch.constants), {}
-    names = launch.kernel.arg_names
-    for i, (name, value) in enumerate(zip(names, launch.args)):
-        if isinstance(value, torch.Tensor):
-            signature[name] = _POINTERS[value.dtype]
-            attributes[(i,)] = [["tt.divisibility", 16]]
-        elif isinstance(value, int) and value == 1:
-            signature[name], constants[name] = "constexpr", 1
-        elif isinstance(value, int):
-            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
-            if value % 16 == 0:
-                attributes[(i,)] = [["tt.divisibility", 16]]
-        else:
-            signature[name] = "fp32"
-    signature |= dict.fromkeys(launch.constants, "constexpr")
-    source = ASTSource(fn=launch.kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
-    options = {**launch.options, "enable_fp_fusion": True}
-    return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options=options)
+    names = kernel.arg_names
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in divisible}
+    signature = {n: types[n] for n in names}
+    source = ASTSource(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
+    return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+
+
+def entry_of(compiled, host: str, arch: int | str) -> Entry:
+    """What a launch must know of a kernel that Triton compiled. Raises AttributeError or KeyError where this Triton keeps it elsewhere."""
+    import triton
+
+    meta, source = compiled.metadata, compiled.src
+    names = list(source.signature)
+    constants = {}
+    for place, value in source.constants.items():
+        if len(place) == 1:
+            constants[names[place[0]]] = plain(value)
+    divisible = tuple(names[place[0]] for place, what in source.attrs.items() if len(place) == 1 and ["tt.divisibility", 16] in [list(w) for w in what])
+    if getattr(meta, "launch_cooperative_grid", False):
+        raise KeyError("a cooperative launch")
+    types = {n: str(t) for n, t in source.signature.items()}
+    scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
+    code = digest(compiled.asm["cubin"])
+    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__)
+
+
+def plain(value: object) -> object:
+    """A constant as JSON can hold it: a Triton type becomes its name."""
+    return value if isinstance(value, (bool, int, float, str, type(None))) else f"tl.{value}"

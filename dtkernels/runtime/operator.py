@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -18,12 +20,19 @@ from ..codegen.triton_module import emit, plain_labels
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program, Schedule
 from ..lang.spec import Spec
-from .cache import load_module
+from .decide import Subject
+from .dispatch import Dispatcher
 from .paths import count
-from .reference import evaluate, extents, result_dtype
-from .shapes import fit
+from .quick import QuickCalls
+from .reference import evaluate
+from .shapes import Fitted, fit
+from .table import spec_hash
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class Asked(Exception):
+    """Raised in place of a call that is only asked about; has its arguments."""
 
 
 class Operator:
@@ -37,12 +46,40 @@ class Operator:
         self.spec = spec
         self.__name__ = spec.op
         self.__doc__ = f"{spec.doc}\n\n{spec.algorithm}"
-        self._variants: dict[tuple, _Variant] = {}
+        self._variants: dict[tuple, Variant] = {}
+        self._spec_hash = spec_hash(spec.algorithm)
+        self._quick = QuickCalls()
+        self._asking, self._asked = threading.Lock(), None
 
     def __repr__(self) -> str:
         return f"<dtkernels op {self.spec.op}>"
 
     def __call__(self, *args, **kwargs):
+        if self._asked is not None and self._asked == threading.get_ident():
+            raise Asked(args, kwargs)
+        key = self._quick.key(args, kwargs)
+        if key is not None and (known := self._quick.known.get(key)) is not None:
+            return known(args, kwargs)
+        bound = self.bind(args, kwargs)
+        results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.spec.op, bound.fitted.tensors, bound.scalars))
+        if key is not None:
+            self._quick.learn(key, args, kwargs, bound, results)
+        return results if len(results) > 1 else results[0]
+
+    def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
+        """The arguments with which ``call()`` calls this op, which is not run."""
+        with self._asking:
+            self._asked = threading.get_ident()
+            try:
+                call()
+            except Asked as asked:
+                return asked.args[0], asked.args[1]
+            finally:
+                self._asked = None
+        raise RuntimeError(f"{self.spec.op} was not called")
+
+    def bind(self, args: tuple, kwargs: dict) -> BoundCall:
+        """The variant that a call runs, with its tensors in the shapes that it wants. Raises TypeError and ValueError, one line."""
         tensors, scalars, params = self._bind(args, kwargs)
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.algorithm.inputs}
@@ -50,17 +87,15 @@ class Operator:
         fitted = fit(self.spec.op, core.algorithm, tensors)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
         variant.check(self.spec.op, fitted.tensors)
-        scalars = {name: scalars[name] for name in variant.algorithm.scalars}
-        results = tuple(fitted.restore(r) for r in variant.run(self.spec.op, fitted.tensors, scalars))
-        return results if len(results) > 1 else results[0]
+        return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.algorithm.scalars})
 
-    def variant(self, params: tuple, batched: frozenset[str], labels: int) -> _Variant:
+    def variant(self, params: tuple, batched: frozenset[str], labels: int) -> Variant:
         """The op with its parameters bound and its batch labels added."""
         key = (params, batched, labels)
         if key not in self._variants:
             algorithm = add_batch(bind_parameters(self.spec.algorithm, dict(params)), batched, labels)
-            outputs = self.spec.outputs
-            self._variants[key] = _Variant(algorithm, outputs)
+            subject = Subject(self.spec.op, self._spec_hash, params=params, batched=tuple(sorted(batched)) if labels else ())
+            self._variants[key] = Variant(algorithm, self.spec.outputs, subject)
         return self._variants[key]
 
     def source(self, shape: tuple[int, ...] | None = None, gpu: str = "h200", dtype: torch.dtype = torch.bfloat16, **params) -> str:
@@ -98,24 +133,34 @@ class Operator:
 
 
 @dataclass(frozen=True)
-class _Pair:
+class BoundCall:
+    """One call of an op: what runs it, the tensors as given and as fitted, the scalars."""
+
+    variant: Variant
+    given: dict[str, torch.Tensor]
+    fitted: Fitted
+    scalars: dict[str, object]
+
+
+@dataclass(frozen=True)
+class Pair:
     """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
 
     gradient: Gradient
     public: tuple[str, ...]
-    forward: _Variant
-    backward: _Variant
+    forward: Variant
+    backward: Variant
 
 
-class _Variant:
+class Variant:
     """One algorithm, prepared, with the kernels emitted for it so far."""
 
-    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
-        self.plain, self.outputs = algorithm, outputs
+    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...], subject: Subject):
+        self.plain, self.outputs, self.subject = algorithm, outputs, subject
         self.algorithm = algorithm = prepare_algorithm(algorithm, outputs)
-        self._pairs: dict[tuple[str, ...], _Pair] = {}
+        self._pairs: dict[tuple[str, ...], Pair] = {}
         self.dims = {t: plain_labels(algorithm, t) for t in algorithm.inputs}
-        self._kernels: dict[tuple, object] = {}
+        self.dispatch = Dispatcher(subject, algorithm, outputs, device_target)
 
     def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
         """Raise ValueError, one line, where ranks or extents do not fit."""
@@ -138,13 +183,20 @@ class _Variant:
         results = _Differentiable.apply(self.pair(wanted), op, names, plain, *(given[n] for n in names))
         return results[: len(self.outputs)]
 
-    def pair(self, wanted: tuple[str, ...]) -> _Pair:
+    def pair(self, wanted: tuple[str, ...]) -> Pair:
         """Forward and backward for the gradients ``wanted``."""
         if wanted not in self._pairs:
             found = gradient(differentiable_form(self.plain, self.outputs), self.outputs, wanted)
-            forward = _Variant(found.forward, found.forward_outputs)
-            self._pairs[wanted] = _Pair(found, self.outputs, forward, _Variant(found.backward, tuple(found.grads.values())))
+            forward = self
+            if found.forward_outputs != self.outputs:
+                forward = Variant(found.forward, found.forward_outputs, replace(self.subject, saved=True, wanted=wanted))
+            backward = Variant(found.backward, tuple(found.grads.values()), replace(self.subject, direction="backward", wanted=wanted))
+            self._pairs[wanted] = Pair(found, self.outputs, forward, backward)
         return self._pairs[wanted]
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs derived so far."""
+        return tuple(self._pairs.values())
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs by a generated kernel where one can run, else by the reference; counted."""
@@ -152,19 +204,7 @@ class _Variant:
         count(op, path)
         if path == "reference":
             return evaluate(self.algorithm, tensors, scalars, self.outputs)
-        result = self._kernel(op, tensors)(*tensors.values(), *scalars.values())
-        return result if isinstance(result, tuple) else (result,)
-
-    def _kernel(self, op: str, tensors: dict[str, torch.Tensor]):
-        """The wrapper for these sizes and dtypes, emitted on first use."""
-        first = next(iter(tensors.values()))
-        key = (first.device, *((t.shape, t.dtype) for t in tensors.values()))
-        if key not in self._kernels:
-            itemsize = result_dtype(self.algorithm, tensors).itemsize
-            program = self.program(extents(self.algorithm, tensors), itemsize, device_target(first.device))
-            module = load_module(emit(program, "call"), op.replace(" ", "_"))
-            self._kernels[key] = module.call
-        return self._kernels[key]
+        return tuple(self.dispatch(tensors, scalars))
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
         """The algorithm with the formula's schedule for ``sizes``."""
@@ -185,7 +225,7 @@ class _Differentiable(torch.autograd.Function):
     """Forward and backward by the kernels of the derived gradient."""
 
     @staticmethod
-    def forward(ctx, pair: _Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
+    def forward(ctx, pair: Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
         given = {**plain, **dict(zip(names, values))}
         forward = pair.forward
         results = forward.forward(op, {n: given[n] for n in forward.algorithm.inputs}, {n: given[n] for n in forward.algorithm.scalars})

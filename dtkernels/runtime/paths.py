@@ -13,6 +13,11 @@ def count(op: str, kind: str) -> None:
     _counts[op][kind] += 1
 
 
+def counter(op: str) -> dict[str, int]:
+    """The counts of ``op``, to add to."""
+    return _counts[op]
+
+
 def paths() -> dict[str, dict[str, int]]:
     """Calls so far by op: {"softmax": {"gpu": 3, "interpreter": 0, "reference": 1}}.
 

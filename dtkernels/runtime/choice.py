@@ -1,0 +1,96 @@
+"""Which row of a table a call gets: the nearest in log2 of sizes whose schedule fits the sizes it is asked for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .table import Gpu, Row
+
+LIMIT = 2.0  #: a row further away than this is no better than the formula
+LIGHT = 0.25  #: weight of a label that only says how many blocks there are
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A row, how far its sizes are, and why it may not be taken ("" if it may).
+
+    ``exact``: it is for these very parameters, so that its binaries may run; else they differ in a number.
+    """
+
+    row: Row
+    distance: float
+    refused: str = ""
+    exact: bool = True
+
+
+def candidates(rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT) -> list[Candidate]:
+    """The rows for ``key``, nearest first; at the same distance the faster. Rows that may not be taken say why.
+
+    Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
+    """
+    found, loose = [], _without_numbers(key)
+    for row in rows:
+        if row.key == key or _without_numbers(row.key) == loose:
+            d = distance(row, sizes)
+            found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), row.key == key))
+    return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
+
+
+def _without_numbers(key: tuple) -> tuple:
+    """A key without the parameters that are numbers, of which 1 is a usual default and then not in the key at all."""
+    return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
+
+
+def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float) -> str:
+    if row.spec != spec:
+        return f"it is of another version of the spec ({row.spec}, now {spec})"
+    if d > limit:
+        return f"it is {d:.2f} away, more than {limit:g}"
+    for label in whole_labels(row.schedule):
+        if label in sizes and _power(sizes[label]) != _power(row.sizes.get(label, 0)):
+            return f"it holds {label} whole: {_power(row.sizes.get(label, 0))} elements, {_power(sizes[label])} needed"
+    return ""
+
+
+def distance(row: Row, sizes: dict[str, int]) -> float:
+    """Euclidean distance in log2 of sizes; labels of which a program takes one element count a quarter."""
+    tiled = _tiled_labels(row.schedule)
+    total = 0.0
+    for label, size in sizes.items():
+        step = math.log2(max(size, 1)) - math.log2(max(row.sizes.get(label, 1), 1))
+        total += (1.0 if label in tiled else LIGHT) * step * step
+    return math.sqrt(total)
+
+
+_SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
+_TILING = re.compile(r"\.(?:block|tensorize)\(([^)]*)\)")
+
+
+def _tiled_labels(schedule: str) -> frozenset[str]:
+    """Labels cut in tiles of more than one element, or held whole."""
+    return frozenset(label for inside in _TILING.findall(schedule) for label, size in _SIZED.findall(inside) if size != "1")
+
+
+def whole_labels(schedule: str) -> tuple[str, ...]:
+    """Labels that a schedule holds whole, ``tensorize(y:0)``: it fits sizes of the same power of two only."""
+    return tuple(dict.fromkeys(label for inside in _TILING.findall(schedule) for label, size in _SIZED.findall(inside) if size == "0"))
+
+
+def _power(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()
+
+
+def nearest_gpu(gpus: dict[str, Gpu], wanted: Gpu) -> str | None:
+    """The table to use: of the GPU itself, else of the most alike with the same compute capability; None if none is."""
+    if wanted.folder in gpus:
+        return wanted.folder
+    alike = [(_unlike(g, wanted), name) for name, g in gpus.items() if str(g.arch) == str(wanted.arch)]
+    return min(alike)[1] if alike else None
+
+
+def _unlike(a: Gpu, b: Gpu) -> float:
+    ratios = [(a.multiprocessors, b.multiprocessors)] + ([(a.bandwidth, b.bandwidth)] if a.bandwidth > 0 and b.bandwidth > 0 else [])
+    return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in ratios)

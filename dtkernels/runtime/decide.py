@@ -1,0 +1,95 @@
+"""From a call's sizes to its schedule: the nearest row that fits, else the formula; and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..codegen.formula import formula
+from ..codegen.lower import lower
+from ..codegen.target import TARGETS, Target
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+from ..lang.parser import parse_schedule
+from ..lang.schedule import Program, Schedule
+from ..lang.schedule_checks import check_schedule
+from .choice import LIMIT, Candidate, candidates
+from .library import OpTable, op_table
+from .table import Gpu
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is called, as rows name it."""
+
+    op: str
+    spec: str
+    direction: str = "forward"
+    params: tuple[tuple[str, int | bool], ...] = ()
+    wanted: tuple[str, ...] = ()
+    saved: bool = False
+    batched: tuple[str, ...] = ()
+
+    def key(self, dtype: str, labels: frozenset[str]) -> tuple:
+        """The key of the rows that are for it, see ``Row.key``."""
+        return (self.op, self.direction, self.params, self.wanted, self.saved, self.batched, dtype, labels)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rows that may be taken, nearest first, and those that were refused; where none is left the formula decides."""
+
+    table: OpTable
+    considered: tuple[Candidate, ...]
+    sizes: dict[str, int]
+
+    @property
+    def usable(self) -> tuple[Candidate, ...]:
+        return tuple(c for c in self.considered if not c.refused)
+
+    def why_none(self) -> str:
+        """Why no row is taken, in a few words."""
+        if self.table.gpu is None:
+            return "there is no table for this GPU or one like it"
+        if not self.considered:
+            return f"table {self.table.gpu} has no row for this kind of call"
+        c = self.considered[0]
+        return f"the nearest row of {self.table.gpu} ({c.row.title()}) is not taken: {c.refused}"
+
+
+def gpu_of(target: Target) -> Gpu:
+    """A target as tables name GPUs."""
+    known = target.name in TARGETS
+    return Gpu(f"NVIDIA {target.name.upper()}" if known and target.backend == "cuda" else target.name, target.arch, target.multiprocessors, target.bandwidth if known else 0.0)
+
+
+def target_for(gpu: Gpu) -> Target | None:
+    """What to compile for a table's GPU: the target of its name, else one of its compute capability."""
+    alike = [t for t in TARGETS.values() if str(t.arch) == str(gpu.arch)]
+    return next((t for t in alike if gpu.folder.startswith(gpu_of(t).folder)), alike[0] if alike else None)
+
+
+def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, limit: float = LIMIT) -> Choice:
+    """The rows of the GPU's table for one call."""
+    table = op_table(subject.op, gpu_of(target))
+    return Choice(table, tuple(candidates(table.rows, subject.key(dtype, frozenset(sizes)), sizes, subject.spec, limit)), sizes)
+
+
+def scheduled(algorithm: Algorithm, text: str) -> Program:
+    """The algorithm with a row's schedule. Raises DTError where the two do not fit."""
+    schedule: Schedule = parse_schedule(text)
+    check_schedule(schedule, algorithm)
+    program = Program(algorithm, schedule)
+    lower(program)
+    return program
+
+
+def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> tuple[Program, Candidate | None]:
+    """The program to compile where nothing is prebuilt, and the row it is from, None for the formula."""
+    for candidate in choice.usable:
+        try:
+            program = scheduled(algorithm, candidate.row.schedule)
+        except DTError:
+            continue
+        if program.outputs() == outputs:
+            return program, candidate
+    return Program(algorithm, formula(algorithm, outputs, choice.sizes, itemsize, target)), None

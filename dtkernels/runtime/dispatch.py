@@ -1,0 +1,190 @@
+"""From a call to kernels that are ready: looked up by shapes, strides, dtypes and alignment; bound on the first such call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from ..codegen.target import Target
+from ..codegen.triton_module import emit
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from .cache import load_module
+from .choice import Candidate
+from .decide import Choice, Subject, choose, program_for
+from .driver import DriverError, driver
+from .host import Record, host_text, record
+from .launch import Bound, NotBound
+from .library import log, warn_once
+from .match import fits
+from .reference import extents, result_dtype
+from .store import Entry, Store, StoreError, digest
+
+DTYPE_NAMES = {getattr(torch, name): short for short, name in ex.DTYPES.items()}
+REMEMBERED = 4096  #: kinds of calls that one dispatcher keeps
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a kind of call runs: ``launch`` takes the inputs then the scalars and gives the results."""
+
+    launch: Callable[[tuple], list[torch.Tensor]]
+    kind: str  #: "prebuilt", "compiled" (by Triton, here) or "interpreted"
+    candidate: Candidate | None  #: the row, None for the formula
+    choice: Choice
+
+
+def call_key(values: tuple, precision: bool) -> tuple:
+    """What the kernels of a call depend on, but for the contents."""
+    parts = []
+    for v in values:
+        if isinstance(v, torch.Tensor):
+            parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
+        else:
+            parts.append(v if isinstance(v, int) else float)
+    return (*parts, torch.backends.cuda.matmul.allow_tf32 if precision and values[0].dtype == torch.float32 else None)
+
+
+class Dispatcher:
+    """The kernels of one prepared algorithm."""
+
+    def __init__(self, subject: Subject, algorithm: Algorithm, outputs: tuple[str, ...], device_target: Callable[[torch.device], Target]):
+        self.subject, self.algorithm, self.outputs = subject, algorithm, outputs
+        self.device_target = device_target
+        self.precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
+        self._routes: dict[tuple, Route] = {}
+        self._compiled: dict[str, object] = {}
+        self._lock = threading.RLock()
+
+    def __call__(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> list[torch.Tensor]:
+        """The outputs."""
+        values = (*tensors.values(), *scalars.values())
+        route = self._routes.get(call_key(values, self.precise))
+        return route.launch(values) if route is not None else self.bind(tensors, scalars)[1]
+
+    def known(self, values: tuple) -> Route | None:
+        """The route of a kind of call that was seen before."""
+        return self._routes.get(call_key(values, self.precise))
+
+    def bind(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
+        """The route of this kind of call, with the results of this call."""
+        values = (*tensors.values(), *scalars.values())
+        key = call_key(values, self.precise)
+        with self._lock:
+            if key in self._routes:
+                return self._routes[key], self._routes[key].launch(values)
+            route, results = self._first(tensors, scalars)
+            if len(self._routes) >= REMEMBERED:
+                self._routes.clear()
+            self._routes[key] = route
+            return route, results
+
+    def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
+        """The rows for these tensors."""
+        dtype = DTYPE_NAMES[result_dtype(self.algorithm, tensors)]
+        return choose(self.subject, dtype, extents(self.algorithm, tensors), self.device_target(next(iter(tensors.values())).device))
+
+    def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
+        choice = self.choose(tensors)
+        on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
+        if on_gpu and choice.table.store is not None:
+            for candidate in choice.usable:
+                found = self._prebuilt(candidate, choice.table.store, tensors, scalars) if candidate.exact else None
+                if found is not None:
+                    return Route(found[0], "prebuilt", candidate, choice), found[1]
+        return self._by_triton(choice, tensors, scalars, on_gpu)
+
+    # -- prebuilt -------------------------------------------------------------------------------------------------
+
+    def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict) -> tuple[Bound, list[torch.Tensor]] | None:
+        try:
+            entries = [e for name in candidate.row.binaries if (e := store.entry(name)) is not None]
+            host = store.host(entries[0].host) if entries else None
+            if host is None:
+                return None
+            values = _apart(tensors, scalars)
+            notes = record(host, values)
+            device = values[0].device
+            arch = self.device_target(device).arch
+            kernels = []
+            for launch in notes.launches:
+                fitting = (e for e in entries if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants))
+                entry = next(fitting, None)
+                if entry is None:
+                    return None
+                kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
+            bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
+            return bound, bound.first(values, notes)
+        except NotBound:
+            return None
+        except (StoreError, DriverError, OSError) as error:
+            warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}")
+            return None
+
+    def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
+        """Where in ``values`` each number is that may differ from call to call."""
+        return {name: len(tensors) + i for i, (name, v) in enumerate(scalars.items()) if not isinstance(v, (torch.Tensor, int))}
+
+    # -- compiled here ----------------------------------------------------------------------------------------------
+
+    def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+        device = next(iter(tensors.values())).device
+        itemsize = result_dtype(self.algorithm, tensors).itemsize
+        program, candidate = program_for(self.algorithm, self.outputs, choice, itemsize, self.device_target(device))
+        source = emit(program, "call")
+        module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
+        if source not in self._compiled:
+            self._compiled[source] = module
+            if on_gpu:
+                where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_none()}"
+                log.info("dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where)
+
+        def launch(values: tuple) -> list[torch.Tensor]:
+            result = module.call(*values)
+            return list(result) if isinstance(result, tuple) else [result]
+
+        if not on_gpu:
+            return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
+        values = _apart(tensors, scalars)
+        with _relaxed():
+            try:
+                notes = record(host_text(source), values, module)
+            except (ImportError, NameError, SyntaxError) as error:  # a wrapper that asks for more than its stand-ins know
+                log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
+                return Route(launch, "compiled", candidate, choice), launch(values)
+        return Route(self._replayed(notes, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+
+    def _replayed(self, notes: Record, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
+        """What Triton compiled, launched from now on without Triton; None where that cannot be."""
+        from .build import entry_of
+
+        device = values[0].device
+        try:
+            kernels = []
+            for launch in notes.launches:
+                entry: Entry = entry_of(launch.compiled, "", self.device_target(device).arch)
+                if not fits(entry, launch.names, launch.args, launch.constants):
+                    return None
+                code = launch.compiled.asm["cubin"]
+                kernels.append((entry, driver().function(device.index, digest(code), lambda c=code: c, entry.kernel, entry.shared)))
+            return Bound(notes, values, self._places(tensors, scalars), kernels, device)
+        except (NotBound, DriverError, OSError, AttributeError, KeyError, TypeError) as error:
+            log.debug("dtkernels: %s is launched by Triton: %s: %s", self.subject.op, type(error).__name__, error)
+            return None
+
+
+def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:
+    """The values with every tensor an object of its own, so that one given twice is told apart."""
+    return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in (*tensors.values(), *scalars.values()))
+
+
+def _relaxed():
+    """Module loads of Triton inside a CUDA graph capture."""
+    try:
+        return driver().relaxed() if torch.cuda.is_current_stream_capturing() else nullcontext()
+    except (OSError, DriverError):
+        return nullcontext()

@@ -1,0 +1,106 @@
+"""Why a call runs what it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .choice import Candidate
+from .decide import Choice, program_for
+from .dispatch import DTYPE_NAMES
+from .operator import BoundCall, Operator, Variant, choose_path, device_target
+from .reference import result_dtype
+
+SHOWN = 5  #: alternatives
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one direction of a call runs. ``row`` is None where the formula decides."""
+
+    direction: str
+    path: str  #: "prebuilt", "compiled", "interpreter" or "reference"
+    sizes: dict[str, int]
+    row: object | None
+    distance: float | None
+    why: str
+    schedule: str
+    alternatives: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        lines = [f"{self.direction}: {' '.join(f'{k}={v}' for k, v in self.sizes.items())}; {self.path}", f"  {self.why}"]
+        lines += [f"    {line}" for line in self.schedule.splitlines()]
+        for c in self.alternatives:
+            time = f"{c.row.microseconds:g} us" if c.row.microseconds else "not measured"
+            sizes = " ".join(f"{k}={v}" for k, v in c.row.sizes.items())
+            lines.append(f"  row {sizes}: {c.distance:.2f} away, {time}" + (f"; refused: {c.refused}" if c.refused else ""))
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What ``dtkernels.explain`` returns; print it."""
+
+    op: str
+    gpu: str
+    table: str | None
+    forward: Decision
+    backward: Decision | None
+
+    def __str__(self) -> str:
+        head = f"{self.op} on {self.gpu}, table {self.table or 'none'}"
+        return "\n".join([head, str(self.forward), *([str(self.backward)] if self.backward else [])])
+
+
+def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
+    """The row, its distance, why, and the other rows with their times, for one call, which is not run."""
+    call = operator.bind(args, kwargs)
+    values = {**call.fitted.tensors, **call.scalars}
+    wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
+    training = bool(wanted) and torch.is_grad_enabled()
+    variant = call.variant.pair(wanted).forward if training else call.variant
+    device = next(iter(call.fitted.tensors.values())).device
+    gpu = device_target(device)
+    forward = _decision(variant, call.fitted.tensors, values)
+    backward = _backward(call, wanted, values) if training else None
+    return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
+
+
+def _backward(call: BoundCall, wanted: tuple[str, ...], values: dict) -> Decision:
+    """Of the backward, on tensors without storage where it reads what forward has not made yet."""
+    pair = call.variant.pair(wanted)
+    dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
+    sizes = call.variant.dispatch.choose(call.fitted.tensors).sizes
+    tensors = {}
+    for name in pair.backward.algorithm.inputs:
+        func = next((o for o, adjoint in pair.gradient.adjoints.items() if adjoint == name), name)
+        if name in values:
+            tensors[name] = values[name]
+        else:
+            tensors[name] = torch.empty([sizes[label] for label in pair.forward.algorithm[func].labels], dtype=dtype, device="meta")
+    return _decision(pair.backward, tensors, values)
+
+
+def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) -> Decision:
+    path = choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors)
+    direction = variant.subject.direction + (" (saving for backward)" if variant.subject.saved else "")
+    dtype = result_dtype(variant.algorithm, tensors)
+    if dtype not in DTYPE_NAMES or path == "reference":
+        sizes = {}
+        return Decision(direction, "reference", sizes, None, None, "eager torch on the same algorithm: no kernel runs on this device or dtype", "", ())
+    choice: Choice = variant.dispatch.choose(tensors)
+    known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if path == "gpu" and not any(t.is_meta for t in tensors.values()) else None
+    target = device_target(next(t.device for t in tensors.values()))
+    program, candidate = program_for(variant.algorithm, variant.outputs, choice, dtype.itemsize, target)
+    if known is not None:
+        candidate, kind = known.candidate, known.kind
+    else:
+        kind = "interpreter" if path == "interpreter" else "prebuilt if a binary fits" if candidate and candidate.row.binaries and candidate.exact else "compiled when first called"
+    schedule = candidate.row.schedule if candidate else str(program.schedule)
+    why = f"row {candidate.row.title()}, {candidate.distance:.2f} away: the nearest that fits" if candidate else f"schedule from the formula: {choice.why_none()}"
+    others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
+    return Decision(direction, kind, choice.sizes, candidate.row if candidate else None, candidate.distance if candidate else None, why, schedule, others)
+
+
+__all__ = ["Decision", "Explanation", "explain_call"]

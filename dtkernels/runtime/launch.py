@@ -1,0 +1,160 @@
+"""A call bound to loaded kernels: allocates as the emitted wrapper does, fills in pointers, launches."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from .driver import NO_CONTEXT, LaunchConfig, cluster_attribute, driver
+from .host import Record
+from .store import Entry
+
+_RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+
+
+def _stream_of(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)  # what torch's own generated code calls; ten times faster
+
+
+class NotBound(Exception):
+    """A record that cannot be replayed; says why."""
+
+
+@dataclass
+class _Frame:
+    """Argument storage of one call in flight."""
+
+    slots: ctypes.Array
+    floats: list[tuple[int, ctypes.c_float]]
+    launches: list[tuple]
+
+
+class Bound:
+    """Replays what was recorded for one kind of call, on tensors of the same shapes, strides, dtypes and alignment.
+
+    Threads may call it at once: each call takes its own argument storage from a pool.
+    """
+
+    def __init__(self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[Entry, ctypes.c_void_p]], device: torch.device):
+        self.device, self.index = device, device.index
+        used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
+        record.allocated = [t for t in record.allocated if id(t) in used]
+        self.allocations = [(tuple(t.shape), t.dtype) for t in record.allocated]
+        self._made = {id(t): j for j, t in enumerate(record.allocated)}
+        self._given = {id(v): i for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+        if any(id(r) not in self._made for r in record.results):
+            raise NotBound("a result is not a tensor that the wrapper allocates")
+        self.results = tuple(self._made[id(r)] for r in record.results)
+        self._scalars = scalars
+        self._slots: dict[tuple, int] = {}  #: what a slot holds -> its place
+        self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
+        self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
+        self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
+        self._free: list[_Frame] = []
+        self._several = torch.cuda.device_count() > 1
+        self._launch = driver().launch
+        del self._made, self._given
+
+    def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
+        """(places of the arguments, grid, entry, function) of one launch."""
+        given, places = dict(zip(launch.names, launch.args)), []
+        for name, kind in entry.types.items():
+            if kind != "constexpr":
+                places.append(self._slot(name, kind, given[name]))
+        scratch, _ = entry.scratch
+        if scratch:
+            programs = entry.blocks
+            for n in launch.grid:
+                programs *= n
+            self.allocations.append(((scratch * programs,), torch.uint8))
+            places += [self._place(("made", len(self.allocations) - 1)), self._place(("raw", "i64", 0))]
+        else:
+            places += [self._place(("raw", "i64", 0))] * 2
+        return places, (*launch.grid, 1, 1)[:3], entry, function
+
+    def _slot(self, name: str, kind: str, value: object) -> int:
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._given:
+                return self._place(("given", self._given[id(value)]))
+            if id(value) in self._made:
+                return self._place(("made", self._made[id(value)]))
+            raise NotBound(f"{name} is a tensor that the wrapper converts")
+        if kind == "fp32" and name in self._scalars:
+            return self._place(("float", self._scalars[name]))
+        if kind not in _RAW or not isinstance(value, (int, float)):
+            raise NotBound(f"{name} is a {type(value).__name__}")
+        return self._place(("raw", kind, value))
+
+    def _place(self, key: tuple) -> int:
+        return self._slots.setdefault(key, len(self._slots))
+
+    def _frame(self) -> _Frame:
+        slots = (ctypes.c_uint64 * max(1, len(self._slots)))()
+        base = ctypes.addressof(slots)
+        floats = []
+        for key, slot in self._slots.items():
+            if key[0] == "raw":
+                _RAW[key[1]].from_address(base + 8 * slot).value = key[2]
+            elif key[0] == "float":
+                floats.append((key[1], ctypes.c_float.from_address(base + 8 * slot)))
+        launches = []
+        for places, grid, entry, function in self._plans:
+            config = LaunchConfig(*grid, entry.threads, 1, 1, entry.shared, None, None, 0)
+            cluster = cluster_attribute(entry.blocks)
+            if entry.blocks > 1:
+                config.grid_x *= entry.blocks
+                config.attributes, config.attribute_count = ctypes.addressof(cluster), 1
+            params = (ctypes.c_void_p * len(places))(*(base + 8 * p for p in places))
+            launches.append((config, ctypes.byref(config), function, params, cluster))
+        return _Frame(slots, floats, launches)
+
+    def __call__(self, values: tuple) -> list[torch.Tensor]:
+        """The results for ``values``, the inputs then the scalars in order of declaration."""
+        if self._several and torch.cuda.current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self.run(values, self._allocate())
+        return self.run(values, self._allocate())
+
+    def _allocate(self) -> list[torch.Tensor]:
+        device = self.device
+        return [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in self.allocations]
+
+    def run(self, values: tuple, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Launch on ``values`` into ``made``."""
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = self._frame()
+        slots = frame.slots
+        for i, slot in self.pointers:
+            slots[slot] = values[i].data_ptr()
+        for j, slot in self.made:
+            slots[slot] = made[j].data_ptr()
+        for i, number in frame.floats:
+            number.value = values[i]
+        stream = raw_stream(self.index)
+        for config, reference, function, params, _ in frame.launches:
+            config.stream = stream
+            code = self._launch(reference, function, params, None)
+            if code:
+                self._again(code, reference, function, params)
+        self._free.append(frame)
+        return [made[j] for j in self.results]
+
+    def first(self, values: tuple, record: Record) -> list[torch.Tensor]:
+        """Launch into the tensors that ``record`` allocated."""
+        scratch = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.allocations[len(record.allocated) :]]
+        with torch.cuda.device_of(record.allocated[0]):
+            return self.run(values, record.allocated + scratch)
+
+    def _again(self, code: int, reference, function, params) -> None:
+        """A thread that never touched the device has no context: give it one and launch again."""
+        if code == NO_CONTEXT:
+            driver().make_current(self.index)
+            code = self._launch(reference, function, params, None)
+        driver().check(code, "launching a kernel")

@@ -1,0 +1,115 @@
+"""The tables on disk, read when they are first asked for; what cannot be read is told of once and does without."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from .choice import nearest_gpu
+from .store import Store, StoreError, digest
+from .table import Gpu, Row, TableError, read_gpu, read_rows
+
+log = logging.getLogger("dtkernels")
+_PACKAGE = Path(__file__).resolve().parent.parent
+_told: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """A warning, the first time it is given."""
+    if text not in _told:
+        _told.add(text)
+        log.warning("dtkernels: %s", text)
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """The rows of one op for one GPU, with its binaries if there are any."""
+
+    gpu: str | None  #: the table's folder
+    rows: tuple[Row, ...] = ()
+    store: Store | None = None
+
+
+def tables_folder() -> Path:
+    """``DTKERNELS_TABLES``, else the tables that came with the package."""
+    if named := os.environ.get("DTKERNELS_TABLES"):
+        return Path(named)
+    inside = _PACKAGE / "schedule_tables"
+    return inside if inside.is_dir() else _PACKAGE.parent / "schedule_tables"
+
+
+def op_table(op: str, gpu: Gpu) -> OpTable:
+    """What is known of ``op`` on ``gpu``. Never raises."""
+    return _op_table(op, gpu, tables_folder())
+
+
+def forget() -> None:
+    """Read everything anew from now on."""
+    _op_table.cache_clear()
+    _folder_for.cache_clear()
+    _told.clear()
+
+
+@lru_cache(maxsize=256)
+def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
+    name = _folder_for(gpu, root)
+    if name is None:
+        return OpTable(None)
+    path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
+    try:
+        data = path.read_bytes()
+        rows = _copied_rows(store, data)
+        return OpTable(name, read_rows(data.decode(), str(path)) if rows is None else rows, store)
+    except FileNotFoundError:
+        return OpTable(name)
+    except (OSError, TableError, UnicodeDecodeError) as error:
+        warn_once(f"table not used, schedules of {op} come from the formula: {_named(path, error)}")
+        return OpTable(name)
+
+
+def _named(path: Path, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if str(path) in text else f"{path}: {text}"
+
+
+def _store(path: Path) -> Store | None:
+    try:
+        return Store(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, StoreError) as error:
+        warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}")
+        return None
+
+
+def _copied_rows(store: Store | None, data: bytes) -> tuple[Row, ...] | None:
+    """The rows as the store has them, if they are of this very table: JSON reads fifty times faster than YAML."""
+    if store is None or not store.metadata.get("table") or store.metadata["table"] != digest(data):
+        return None
+    try:
+        return tuple(Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items()}) for r in json.loads(store.metadata["rows"]))
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+@lru_cache(maxsize=32)
+def _folder_for(gpu: Gpu, root: Path) -> str | None:
+    """The folder of the GPU itself, else of the nearest one; None if there is none."""
+    if (root / gpu.folder).is_dir():
+        return gpu.folder
+    found = {}
+    try:
+        folders = sorted(p for p in root.iterdir() if (p / "gpu.yaml").exists())
+    except OSError as error:
+        warn_once(f"no tables: {_named(root, error)}")
+        return None
+    for folder in folders:
+        try:
+            found[folder.name] = read_gpu(folder)
+        except (OSError, TableError) as error:
+            warn_once(f"table not used: {_named(folder, error)}")
+    return nearest_gpu(found, gpu)

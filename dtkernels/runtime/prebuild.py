@@ -1,0 +1,168 @@
+"""The kernels of table rows, compiled ahead of time on any machine; needs Triton and no GPU."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from ..codegen.target import Target
+from ..codegen.triton_module import emit, plain_labels, value_inputs
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import Program
+from .build import Launch, compile_kernel, entry_of, plain, plain_types, record_launches
+from .cache import load_module
+from .decide import scheduled
+from .host import host_text
+from .match import ANY_PRECISION, Build, builds
+from .operator import Operator, Variant
+from .reference import extents
+from .store import Entry, digest
+from .table import Row
+
+
+class BuildError(ValueError):
+    """A row whose kernels cannot be made; one line."""
+
+
+@dataclass
+class Built:
+    """Kernels ready to be stored."""
+
+    entries: list[Entry] = field(default_factory=list)
+    hosts: dict[str, str] = field(default_factory=dict)
+    codes: dict[str, bytes] = field(default_factory=dict)
+
+    def __iadd__(self, other: Built) -> Built:
+        names = {e.name for e in self.entries}
+        self.entries += [e for e in other.entries if e.name not in names]
+        self.hosts |= other.hosts
+        self.codes |= other.codes
+        return self
+
+
+def variant_of(operator: Operator, row: Row) -> tuple[Variant, Variant]:
+    """(forward as the caller sees it, what the row is for). Raises BuildError where the op has no such thing."""
+    for labels in range(1 if row.batched else 0, 4 if row.batched else 1):
+        forward = operator.variant(tuple(sorted(row.params.items())), frozenset(row.batched), labels)
+        found = forward
+        if row.wanted:
+            pair = forward.pair(row.wanted)
+            found = pair.backward if row.direction == "backward" else pair.forward
+        if found.subject.key(row.dtype, frozenset(known_labels(found.algorithm))) == row.key:
+            return forward, found
+    raise BuildError(f"{row.title()}: the op has no such call; its labels are {', '.join(known_labels(found.algorithm))}")
+
+
+def known_labels(algorithm: Algorithm) -> list[str]:
+    """Labels that have an extent."""
+    return [label for label in algorithm.labels if algorithm.constant_extent(label) is not None or algorithm.extent_source(label)]
+
+
+def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors without storage for the inputs of ``variant`` whose labels have ``sizes``."""
+    a = variant.algorithm
+    nodes = [n for d in a.definitions for n in d.expr.walk()]
+    values = {*value_inputs(a, list(a.inputs)), *(n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access))}
+    saved = {}
+    for pair in forward.pairs():
+        saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
+    found = {}
+    for name in a.inputs:
+        shape = tuple(sizes[label] if label in sizes else _reach(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
+        found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else torch.bool, device="meta")
+    return found
+
+
+def _reach(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
+    """The extent of a dimension that index arithmetic alone enters: enough for every label in it."""
+    indices = [a.index[dim] for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor]
+    return max([1, *(sizes.get(n.name, 1) for i in indices for n in i.walk() if isinstance(n, ex.Label))])
+
+
+def build_row(operator: Operator, row: Row, target: Target) -> Built:
+    """The kernels of one row in every build worth having. Raises DTError, BuildError."""
+    forward, variant = variant_of(operator, row)
+    dtype = getattr(torch, ex.DTYPES[row.dtype])
+    tensors = meta_tensors(forward, variant, row.sizes, dtype)
+    if extents(variant.algorithm, tensors) != row.sizes:
+        raise BuildError(f"{row.title()}: sizes are {extents(variant.algorithm, tensors)}")
+    program = scheduled(variant.algorithm, row.schedule)
+    if program.outputs() != variant.outputs:
+        raise BuildError(f"{row.title()}: compiles {', '.join(program.outputs())}; wanted {', '.join(variant.outputs)}")
+    built = Built()
+    for scalars in _scalar_kinds(variant.algorithm, row, dtype):
+        built += _build(program, (*tensors.values(), *scalars), target)
+    return built
+
+
+def _scalar_kinds(algorithm: Algorithm, row: Row, dtype: torch.dtype) -> list[tuple]:
+    """Scalars as numbers, and as one-element tensors; only the latter where a gradient is asked for."""
+    integers = {n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
+    numbers = tuple(1 if s in integers else 0.5 for s in algorithm.scalars)
+    tensors = tuple(1 if s in integers else torch.empty(1, dtype=dtype, device="meta") for s in algorithm.scalars)
+    kinds = [tuple(t if s in row.wanted else n for s, n, t in zip(algorithm.scalars, numbers, tensors)), tensors]
+    return kinds[:1] if not algorithm.scalars or set(algorithm.scalars) <= set(row.wanted) else kinds
+
+
+def _build(program: Program, args: tuple, target: Target) -> Built:
+    import triton.language as tl
+
+    source = emit(program, "call")
+    host = host_text(source)
+    built = Built(hosts={digest(host.encode()): host})
+    for launch in _launches(source, args):
+        found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)
+        for entry, code in _compiled_all(launch, found, digest(host.encode()), target):
+            if entry.name not in {e.name for e in built.entries}:
+                built.entries.append(entry)
+                built.codes[entry.code] = code
+    return built
+
+
+def _launches(source: str, args: tuple) -> list[Launch]:
+    """What the wrapper launches for tensors as regular as can be, and what else it launches for rows that do not lie at multiples of 16."""
+    module = load_module(source, "prebuilt")
+    found = record_launches(module, "call", args)
+    names = {launch.kernel.__name__ for launch in found}
+    padded = tuple(_padded(a) if isinstance(a, torch.Tensor) else a for a in args)
+    return found + [launch for launch in record_launches(module, "call", padded) if launch.kernel.__name__ not in names]
+
+
+def _padded(tensor: torch.Tensor) -> torch.Tensor:
+    """The same shape with one element between rows."""
+    if tensor.dim() < 2:
+        return tensor
+    wide = torch.empty((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype, device=tensor.device)
+    return wide[..., : tensor.shape[-1]]
+
+
+def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target) -> list[tuple[Entry, bytes]]:
+    """Every build; for both precisions of float32 products, unless the first shows that they make no difference."""
+    if "PRECISION" not in launch.constants:
+        return [_compiled(launch, b, host, target) for b in found]
+    made = []
+    precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
+    for b in found:
+        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.divisible), host, target) for p in precisions]
+        if len({entry.code for entry, _ in pair}) == 1:
+            precisions, entry = ("ieee",), pair[0][0]
+            pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
+        made += pair
+    return made
+
+
+_known: dict[str, tuple[Entry, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
+
+
+def _compiled(launch: Launch, build: Build, host: str, target: Target) -> tuple[Entry, bytes]:
+    constants = {k: plain(v) for k, v in build.constants.items()}
+    key = json.dumps([host, launch.kernel.__name__, target.name, build.types, constants, build.divisible, launch.options], sort_keys=True)
+    if key not in _known:
+        compiled = compile_kernel(launch.kernel, build.types, build.constants, build.divisible, launch.options, target)
+        if compiled.metadata.shared > target.shared_bytes:
+            raise BuildError(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {target.name} has {target.shared_bytes}")
+        _known[key] = entry_of(compiled, host, target.arch), compiled.asm["cubin"]
+    return _known[key]

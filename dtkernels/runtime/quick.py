@@ -1,0 +1,225 @@
+"""Calls seen before: from the arguments as given straight to bound kernels, with nothing looked at twice.
+
+What a kind of call needs (which argument goes where, the shapes of the results, the kernels) is learned from the first
+call of that kind. Reshaping is not repeated: a view has the same pointer, so the kernels take the tensors as given.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+import torch
+
+from .launch import Bound
+from .paths import counter
+
+if TYPE_CHECKING:
+    from .operator import BoundCall, Pair
+
+REMEMBERED = 4096
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+_compiling = torch.compiler.is_compiling
+_allow_tf32 = torch.backends.cuda.matmul
+
+
+class QuickCalls:
+    """The kinds of calls of one op that are known."""
+
+    def __init__(self):
+        self.known: dict[tuple, _Inference | _Training] = {}
+
+    def key(self, args: tuple, kwargs: dict) -> tuple | None:
+        """What decides how a call runs, but for its contents; None for calls that are not learned."""
+        if _compiling():
+            return None
+        grad, single, parts = False, False, []
+        try:
+            for v in (*args, *kwargs.values()) if kwargs else args:
+                kind = type(v)
+                if kind in _PLAIN:
+                    if not v.is_cuda:
+                        return None
+                    dtype = v.dtype
+                    single = single or dtype is torch.float32
+                    grad = grad or v.requires_grad
+                    parts.append((v.shape, v.stride(), dtype, v.get_device(), v.data_ptr() & 15 == 0, v.requires_grad))
+                elif kind is float:
+                    parts.append(float)
+                elif kind is int or kind is bool or v is None:
+                    parts.append((kind, v))
+                else:
+                    return None
+        except RuntimeError:  # a tensor without storage: functional transforms
+            return None
+        mode = (grad and torch.is_grad_enabled(), single and _allow_tf32.allow_tf32)
+        return (*parts, *kwargs, mode) if kwargs else (*parts, mode)
+
+    def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
+        """Remember how this call ran, if it can be repeated so."""
+        found = None
+        places = _places(args, kwargs, call)
+        if places is not None and not any(r.requires_grad for r in results):
+            found = _Inference.of(call, places, results)
+        elif places is not None:
+            found = _Training.of(call, places, results)
+        if found is not None:
+            if len(self.known) >= REMEMBERED:
+                self.known.clear()
+            self.known[key] = found
+
+
+def _places(args: tuple, kwargs: dict, call: BoundCall) -> list[int | str] | None:
+    """For each input and scalar of the variant its place among the arguments; None if the kernels cannot take those."""
+    given: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
+    places: list[int | str] = []
+    wanted = [*((n, call.given[n]) for n in call.fitted.tensors), *call.scalars.items()]
+    for name, value in wanted:
+        place = name if name in kwargs else next((p for p, v in given if v is value and p not in places), None)
+        if place is None:
+            return None
+        places.append(place)
+    same = all(t.data_ptr() == call.given[n].data_ptr() for n, t in call.fitted.tensors.items())
+    return places if same else None
+
+
+def _picker(places: list[int | str]):
+    """(args, kwargs) -> the values in the variant's order."""
+    if places == list(range(len(places))):
+        count = len(places)
+        return lambda args, kwargs: args if len(args) == count else args[:count]
+    return lambda args, kwargs: tuple([args[p] if type(p) is int else kwargs[p] for p in places])
+
+
+def _shaped(bound: Bound, shapes: list[tuple[int, ...]]) -> Bound:
+    """The same kernels, with results allocated in other shapes of as many elements."""
+    other = copy.copy(bound)
+    other.allocations = list(bound.allocations)
+    for j, shape in zip(bound.results, shapes):
+        other.allocations[j] = (tuple(shape), bound.allocations[j][1])
+    return other
+
+
+def _bound(variant, values: tuple) -> Bound | None:
+    route = variant.dispatch.known(values)
+    return route.launch if route is not None and isinstance(route.launch, Bound) else None
+
+
+class _Inference:
+    """A call without gradients."""
+
+    def __init__(self, op: str, places: list[int | str], bound: Bound):
+        self.pick, self.bound, self.single = _picker(places), bound, len(bound.results) == 1
+        self.counter = counter(op)
+
+    @staticmethod
+    def of(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> _Inference | None:
+        bound = _bound(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
+        if bound is None or not all(r.is_contiguous() for r in results):
+            return None
+        return _Inference(call.variant.subject.op, places, _shaped(bound, [tuple(r.shape) for r in results]))
+
+    def __call__(self, args: tuple, kwargs: dict):
+        self.counter["gpu"] += 1
+        results = self.bound(self.pick(args, kwargs))
+        return results[0] if self.single else tuple(results)
+
+
+class _Training:
+    """A call whose results are differentiated."""
+
+    def __init__(self, call: BoundCall, places: list[int | str], pair: Pair, bound: Bound, results: tuple[torch.Tensor, ...]):
+        self.pick, self.pair, self.forward = _picker(places), pair, bound
+        self.op = call.variant.subject.op
+        self.counter, self.backward_counter = counter(self.op), counter(f"{self.op} backward")
+        self.names = (*call.fitted.tensors, *call.scalars)
+        self.views = {n: (tuple(t.shape), t.stride()) for n, t in call.fitted.tensors.items()}
+        self.public = len(results)
+        known = (*self.names, *pair.forward.outputs)
+        algorithm = pair.backward.algorithm
+        self.inputs, self.scalars = algorithm.inputs, algorithm.scalars
+        #: where backward's inputs and scalars come from: a place among values and results, None for what arrives as a gradient
+        self.sources = [known.index(n) if n in known else None for n in (*self.inputs, *self.scalars)]
+        adjoints = [pair.gradient.adjoints[o] for o in pair.public]
+        self.arriving = [adjoints.index(n) if i is None else None for n, i in zip((*self.inputs, *self.scalars), self.sources)]
+        self.fitted_results = [shape for shape, _ in (pair_allocation(bound, j) for j in range(self.public))]
+        self.needed = sorted({i for i in self.sources if i is not None})  # what backward reads, and so what is kept
+        self.like = {n: (tuple(v.shape), v.dtype) for n, v in {**call.given, **call.scalars}.items() if isinstance(v, torch.Tensor)}
+        self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
+        self.backwards: dict[tuple, Bound] = {}
+
+    @staticmethod
+    def of(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> _Training | None:
+        values = {**call.fitted.tensors, **call.scalars}
+        if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
+            return None
+        pair = call.variant.pair(tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad))
+        forward = pair.forward.algorithm
+        if (*forward.inputs, *forward.scalars) != tuple(values):
+            return None
+        bound = _bound(pair.forward, tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in values.values()))
+        return None if bound is None else _Training(call, places, pair, bound, results).shaped(results)
+
+    def shaped(self, results: tuple[torch.Tensor, ...]) -> _Training:
+        """Public results in the shapes that the caller sees."""
+        extra = [shape for shape, _ in (pair_allocation(self.forward, j) for j in range(self.public, len(self.forward.results)))]
+        self.forward = _shaped(self.forward, [*(tuple(r.shape) for r in results), *extra])
+        return self
+
+    def __call__(self, args: tuple, kwargs: dict):
+        self.counter["gpu"] += 1
+        return _Quick.apply(self, *self.pick(args, kwargs))
+
+    def back(self, known: dict[int, object], grads: tuple) -> list[torch.Tensor | None]:
+        """The gradients of the arguments, in the arguments' shapes; ``known`` are the values and results kept, by place."""
+        self.backward_counter["gpu"] += 1
+        values = tuple([known[i] if i is not None else grads[g] for i, g in zip(self.sources, self.arriving)])
+        key = tuple([(g.shape, g.stride(), g.dtype, g.data_ptr() & 15 == 0) for g in grads])
+        bound = self.backwards.get(key)
+        results = bound(values) if bound is not None else self._first(key, values)
+        return [results[i] if i is not None else None for i in self.wanted]
+
+    def _first(self, key: tuple, values: tuple) -> list[torch.Tensor]:
+        """Backward by way of the dispatcher, on tensors in the shapes that it wants; remembered where those are views."""
+        fitted, same = [], True
+        for value, name, source, arriving in zip(values, (*self.inputs, *self.scalars), self.sources, self.arriving):
+            if isinstance(value, torch.Tensor) and (arriving is not None or source is not None and source >= len(self.names)):
+                place = arriving if arriving is not None else source - len(self.names)
+                view = value.reshape(self.fitted_results[place]) if place < self.public else value
+            else:
+                view = value.as_strided(*self.views[name]) if name in self.views else value
+            same = same and (not isinstance(view, torch.Tensor) or view.data_ptr() == value.data_ptr())
+            fitted.append(view)
+        count = len(self.inputs)
+        tensors, scalars = dict(zip(self.inputs, fitted)), dict(zip(self.scalars, fitted[count:]))
+        route, results = self.pair.backward.dispatch.bind(tensors, scalars)
+        like = [self.like[n] for n in self.pair.gradient.grads]
+        exact = all(r.dtype == dtype and r.is_contiguous() for r, (_, dtype) in zip(results, like))
+        if same and exact and isinstance(route.launch, Bound):
+            self.backwards[key] = _shaped(route.launch, [shape for shape, _ in like])
+        return [r.reshape(shape).to(dtype) for r, (shape, dtype) in zip(results, like)]
+
+
+def pair_allocation(bound: Bound, result: int) -> tuple[tuple[int, ...], torch.dtype]:
+    """(shape, dtype) of a result."""
+    return bound.allocations[bound.results[result]]
+
+
+class _Quick(torch.autograd.Function):
+    """Forward and backward of a kind of call that is known."""
+
+    @staticmethod
+    def forward(ctx, call: _Training, *values):
+        results = call.forward(values)
+        known = (*values, *results)
+        tensors = [i for i in call.needed if isinstance(known[i], torch.Tensor)]
+        ctx.call, ctx.tensors = call, tensors
+        ctx.numbers = {i: known[i] for i in call.needed if i not in tensors}
+        ctx.save_for_backward(*[known[i] for i in tensors])
+        return results[0] if call.public == 1 else tuple(results[: call.public])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *grads):
+        known = {**ctx.numbers, **dict(zip(ctx.tensors, ctx.saved_tensors))}
+        return (None, *ctx.call.back(known, grads))

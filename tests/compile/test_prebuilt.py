@@ -1,0 +1,182 @@
+"""Tables to binaries to launches, without a GPU: a driver that takes notes stands in for the real one."""
+
+import ctypes
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from dtkernels.codegen.formula import formula
+from dtkernels.codegen.target import target
+from dtkernels.ops.registry import shipped
+from dtkernels.runtime import dispatch, launch
+from dtkernels.runtime.choice import Candidate
+from dtkernels.runtime.decide import gpu_of
+from dtkernels.runtime.driver import LaunchConfig
+from dtkernels.runtime.library import op_table
+from dtkernels.runtime.prebuild import known_labels
+from dtkernels.runtime.store import Store
+from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
+
+ROOT = Path(__file__).parents[2]
+H200 = target("h200")
+
+
+def write_table(folder: Path, op: str, sizes: dict[str, int], wanted: tuple[str, ...], dtype: str = "fp32") -> None:
+    """Rows by formula of forward and backward."""
+    operator = shipped(op)
+    core, rows = operator.variant((), frozenset(), 0), []
+    for direction, names in (("forward", ()), ("backward", wanted)):
+        variant = core.pair(names).backward if names else core
+        own = {label: sizes[label] for label in known_labels(variant.algorithm)}
+        schedule = formula(variant.algorithm, variant.outputs, own, 4, H200)
+        rows.append(Row(op, direction, dtype, own, str(schedule), spec_hash(operator.spec.algorithm), wanted=names))
+    write_rows(folder / gpu_of(H200).folder / f"{op}.yaml", rows)
+    write_gpu(folder / gpu_of(H200).folder, gpu_of(H200))
+
+
+def build(folder: Path, cache: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(cache / "triton"), "DTKERNELS_CACHE": str(cache / "dtkernels")}
+    command = [sys.executable, str(ROOT / "tools" / "build.py"), "--tables", str(folder), "--jobs", "2"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture(scope="module")
+def tables(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tables")
+    write_table(folder, "softmax", {"x": 1024, "y": 512}, ("A",))
+    write_table(folder, "dyt", {"x": 1024, "y": 512}, ("A", "alpha"))
+    build(folder, tmp_path_factory.mktemp("cache"))
+    return folder
+
+
+def test_the_same_tables_build_to_the_same_bytes(tables, tmp_path):
+    again = tmp_path / "tables"
+    write_table(again, "softmax", {"x": 1024, "y": 512}, ("A",))
+    build(again, tmp_path)
+    for name in ("softmax.yaml", "softmax.safetensors"):
+        assert (tables / "nvidia_h200" / name).read_bytes() == (again / "nvidia_h200" / name).read_bytes()
+
+
+def test_safetensors_reads_a_store(tables):
+    from safetensors import safe_open
+
+    with safe_open(tables / "nvidia_h200" / "softmax.safetensors", "pt") as f:
+        assert f.metadata()["format"] == "dtkernels 1"
+        assert all(f.get_tensor(name).dtype == torch.uint8 for name in f.keys()) and f.keys()  # noqa: SIM118
+
+
+def test_every_row_has_kernels_for_any_size_and_layout(tables):
+    for op in ("softmax", "dyt"):
+        path = tables / "nvidia_h200" / f"{op}.yaml"
+        store = Store(path.with_suffix(".safetensors"))
+        for row in read_rows(path.read_text(), str(path)):
+            entries = [store.entry(name) for name in row.binaries]
+            assert {e.host for e in entries} and all(store.host(e.host) and store.code(e.code)[:4] == b"\x7fELF" for e in entries)
+            for kernel in {e.kernel for e in entries}:
+                assert any(not e.divisible and "i64" in e.types.values() for e in entries if e.kernel == kernel)
+
+
+def test_rows_are_read_from_the_store_while_the_table_is_the_one_it_was_built_for(tables, monkeypatch):
+    monkeypatch.setenv("DTKERNELS_TABLES", str(tables))
+    path = tables / "nvidia_h200" / "softmax.yaml"
+    assert op_table("softmax", gpu_of(H200)).rows == read_rows(path.read_text(), str(path))
+
+
+class Noting:
+    """Stands for the driver: loads nothing, reads the arguments of a launch back from memory."""
+
+    def __init__(self):
+        self.launched = []
+
+    def function(self, device, name, code, kernel, shared):
+        assert code()[:4] == b"\x7fELF"
+        return ctypes.c_void_p(1 + len(kernel))
+
+    def launch(self, reference, function, params, extra):
+        config = ctypes.cast(reference, ctypes.POINTER(LaunchConfig)).contents
+        values = [ctypes.c_int64.from_address(p).value for p in params]
+        self.launched.append(((config.grid_x, config.block_x), values, [ctypes.c_float.from_address(p).value for p in params]))
+        return 0
+
+
+@pytest.fixture
+def noting(monkeypatch):
+    found = Noting()
+    for module in (dispatch, launch):
+        monkeypatch.setattr(module, "driver", lambda: found)
+    monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
+    return found
+
+
+def bound(tables, op: str, tensors: dict, scalars: dict, direction: str = "forward"):
+    """A prebuilt row of ``op`` bound to a call, with what the first call gave."""
+    path = tables / "nvidia_h200" / f"{op}.yaml"
+    row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == direction)
+    variant = shipped(op).variant((), frozenset(), 0)
+    variant = variant.pair(row.wanted).backward if row.wanted else variant
+    found = variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path.with_suffix(".safetensors")), tensors, scalars)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize("rows", [1024, 1000])
+def test_a_launch_gets_pointers_sizes_strides_and_two_zeros(tables, noting, rows):
+    x = torch.randn(rows, 512)
+    replay, (y,) = bound(tables, "softmax", {"A": x}, {})
+    (_, threads), values, _ = noting.launched[-1]
+    assert threads % 32 == 0 and y.shape == x.shape
+    assert values == [x.data_ptr(), y.data_ptr(), rows, 512, 512, 512, 0, 0]  # unit strides are baked in
+    other = torch.randn(rows, 512)
+    (z,) = replay((other,))
+    assert noting.launched[-1][1][:2] == [other.data_ptr(), z.data_ptr()] and z.data_ptr() != y.data_ptr()
+
+
+def test_a_strided_input_gets_the_kernel_for_any_layout(tables, noting):
+    x = torch.randn(512, 1024).t()
+    _, (y,) = bound(tables, "softmax", {"A": x}, {})
+    assert noting.launched[-1][1] == [x.data_ptr(), y.data_ptr(), 1024, 512, 1, 1024, 512, 1, 0, 0]
+
+
+def test_numbers_may_differ_from_call_to_call(tables, noting):
+    x, w = torch.randn(1024, 512), torch.randn(512)
+    replay, _ = bound(tables, "dyt", {"A": x, "w": w, "b": w}, {"alpha": 0.5})
+    assert 0.5 in noting.launched[-1][2]
+    other = torch.randn(512)
+    replay((x, w, other, 0.25))
+    assert 0.25 in noting.launched[-1][2] and 0.5 not in noting.launched[-1][2]
+    assert w.data_ptr() in noting.launched[-1][1] and other.data_ptr() in noting.launched[-1][1]  # one tensor given twice is told apart
+
+
+def test_a_scalar_on_the_device_is_a_pointer(tables, noting):
+    x, w, alpha = torch.randn(1024, 512), torch.randn(512), torch.ones(1)
+    _, results = bound(tables, "dyt", {"A": x, "w": w, "b": w}, {"alpha": alpha})
+    assert alpha.data_ptr() in noting.launched[-1][1] and len(results) == 1
+
+
+def test_backward_launches_every_kernel_of_the_program(tables, noting):
+    grad, x, w, alpha = torch.randn(1024, 512), torch.randn(1024, 512), torch.randn(512), torch.ones(1)
+    known = {"A": x, "w": w, "b": w, "d_dyt": grad}
+    variant = shipped("dyt").variant((), frozenset(), 0).pair(("A", "alpha")).backward
+    tensors = {n: known[n] for n in variant.algorithm.inputs}
+    _, results = bound(tables, "dyt", tensors, {"alpha": alpha}, "backward")
+    assert [tuple(r.shape) for r in results] == [(1024, 512), ()] and len(noting.launched) >= 2
+
+
+def test_a_damaged_kernel_warns_and_is_not_run(tables, tmp_path, noting, caplog):
+    path = tmp_path / "softmax.safetensors"
+    data = bytearray((tables / "nvidia_h200" / "softmax.safetensors").read_bytes())
+    start = 8 + int.from_bytes(data[:8], "little")
+    data[start:] = bytes(len(data) - start)
+    path.write_bytes(data)
+    rows = read_rows((tables / "nvidia_h200" / "softmax.yaml").read_text(), "table")
+    variant, row = shipped("softmax").variant((), frozenset(), 0), next(r for r in rows if r.direction == "forward")
+    with caplog.at_level(logging.WARNING, logger="dtkernels"):
+        for _ in range(2):
+            assert variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path), {"A": torch.randn(1024, 512)}, {}) is None
+    assert [r.message for r in caplog.records if "is damaged" in r.message and str(path) in r.message] == [caplog.records[0].message]

@@ -1,0 +1,165 @@
+"""Compile the kernels of every row of schedule tables into the store beside each table. Needs no GPU.
+
+    python tools/build.py                                    every table of the repository
+    python tools/build.py --gpu nvidia_h200 --ops softmax    one op of one table
+    python tools/build.py --formula a100 l40s b200 --like nvidia_h200
+                                                             first write tables for GPUs nobody measured: the formula's
+                                                             schedules at another table's sizes, marked measured: false
+
+The same tables give the same bytes with the same Triton. A row that cannot be built is named, keeps no binaries, and
+makes the exit status 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
+from datetime import date
+from pathlib import Path
+
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line numbers name files: with them no two builds are the same bytes
+
+from dtkernels.codegen.formula import formula
+from dtkernels.codegen.target import TARGETS, Target, target
+from dtkernels.ops.registry import shipped, shipped_names
+from dtkernels.runtime.decide import gpu_of, target_for
+from dtkernels.runtime.prebuild import Built, build_row, variant_of
+from dtkernels.runtime.store import digest, write_store
+from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, spec_hash, with_binaries, write_gpu, write_rows, write_whole
+
+ROOT = Path(__file__).resolve().parent.parent
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    folders = [args.tables / name for name in args.gpu or []]
+    for name in args.formula:
+        folders.append(args.tables / gpu_of(target(name)).folder)
+        write_formula_tables(folders[-1], target(name), args.tables / args.like, args.ops)
+    if not folders:
+        folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
+    failures = [line for folder in folders for line in build_table(folder, args.ops, args.jobs)]
+    for line in failures:
+        print(f"not built: {line}", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
+    parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
+    parser.add_argument("--ops", nargs="+", metavar="NAME", help="default: all that a table has")
+    parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
+    parser.add_argument("--like", default="nvidia_h200", metavar="FOLDER", help="the table whose sizes --formula takes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    return parser.parse_args(argv)
+
+
+# -- tables of the formula's schedules ----------------------------------------------------------------------------------
+
+
+def write_formula_tables(folder: Path, to: Target, like: Path, ops: list[str] | None) -> None:
+    """Rows at the sizes of the table ``like`` with the schedules that the formula gives for ``to``."""
+    write_gpu(folder, gpu_of(to))
+    for path in sorted(like.glob("*.yaml")):
+        if path.stem == "gpu" or ops and path.stem not in ops:
+            continue
+        operator = shipped(path.stem)
+        rows = []
+        for row in read_rows(path.read_text(), str(path)):
+            _, variant = variant_of(operator, row)
+            schedule = formula(variant.algorithm, variant.outputs, row.sizes, ITEMSIZE[row.dtype], to)
+            by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
+            spec = spec_hash(operator.spec.algorithm)
+            rows.append(replace(row, schedule=str(schedule), spec=spec, measured=False, microseconds=None, by=by, binaries=()))
+        write_rows(folder / path.name, rows)
+
+
+# -- building -----------------------------------------------------------------------------------------------------------
+
+
+def build_table(folder: Path, ops: list[str] | None, jobs: int) -> list[str]:
+    """Build every op of one table; what failed, a line each."""
+    to, failures = target_for(read_gpu(folder)), []
+    if to is None:
+        return [f"{folder}: no target is of its compute capability; allowed: {', '.join(TARGETS)}"]
+    for path in sorted(folder.glob("*.yaml")):
+        if path.stem == "gpu" or ops and path.stem not in ops:
+            continue
+        if path.stem not in shipped_names():
+            failures.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
+            continue
+        rows = read_rows(path.read_text(), str(path))
+        results = build_rows(rows, to.name, jobs, f"{folder.name} {path.stem}")
+        whole, done = Built(), []
+        for row, result in zip(rows, results):
+            if isinstance(result, str):
+                failures.append(f"{path}: {row.title()}: {result}")
+                done.append(with_binaries(row, ()))
+            else:
+                whole += result
+                done.append(with_binaries(row, [e.name for e in result.entries]))
+        save(path, done, whole)
+    return failures
+
+
+def save(path: Path, rows: list[Row], built: Built) -> None:
+    """Write the table with the names of its binaries, and the store with a copy of the rows."""
+    text = rows_text(rows).encode()
+    ordered = read_rows(text.decode(), str(path))
+    copied = json.dumps([{k: v for k, v in asdict(r).items() if v not in ({}, (), None)} for r in ordered], separators=(",", ":"))
+    write_store(path.with_suffix(".safetensors"), built.entries, built.hosts, built.codes, copied, digest(text))
+    write_whole(path, text)
+
+
+def build_rows(rows: Iterable[Row], to: str, jobs: int, title: str) -> list[Built | str]:
+    """What each row's kernels are, or why they could not be made; rows of one schedule in one process, which compiles once."""
+    rows = list(rows)
+    groups: dict[tuple, list[int]] = {}
+    for i, row in enumerate(rows):
+        groups.setdefault((row.key, row.schedule), []).append(i)
+    results: list[Built | str] = [""] * len(rows)
+    with ProcessPoolExecutor(min(jobs, max(1, len(groups))), mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(build_some, [rows[i] for i in places], to): places for places in groups.values()}
+        for done in progress(as_completed(waiting), len(waiting), title):
+            for i, result in zip(waiting[done], done.result()):
+                results[i] = result
+    return results
+
+
+def build_some(rows: list[Row], to: str) -> list[Built | str]:
+    """Runs in a worker: the kernels of ``rows``."""
+    found: list[Built | str] = []
+    for row in rows:
+        try:
+            found.append(build_row(shipped(row.op), row, target(to)))
+        except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
+            found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+    return found
+
+
+def progress(items, total: int, title: str):
+    """``items`` with a bar and the time left: tqdm's where it is installed, else a line now and then."""
+    try:
+        from tqdm import tqdm
+    except ImportError:
+        begin = shown = time.monotonic()
+        for i, item in enumerate(items):
+            yield item
+            if time.monotonic() - shown > 5:
+                shown = time.monotonic()
+                print(f"{title}: {i + 1}/{total}, {(shown - begin) / (i + 1) * (total - i - 1):.0f} s left", file=sys.stderr, flush=True)
+        return
+    yield from tqdm(items, total=total, desc=title, smoothing=0.1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
