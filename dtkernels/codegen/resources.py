@@ -14,7 +14,23 @@ from dataclasses import dataclass
 
 from ..lang.errors import DTError
 from . import nest
-from .nest import Accumulator, Axis, Fetch, Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, any_product, axes_of, statements, values
+from .nest import (
+    Accumulator,
+    Axis,
+    Fetch,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Statement,
+    Tile,
+    TileDot,
+    any_product,
+    axes_of,
+    statements,
+    values,
+)
 from .target import Target
 
 MOST_ELEMENTS = 2**20  #: of one tensor, in Triton

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..lang.algorithm import Algorithm
-from ..lang.expr import Label, accesses
+from ..lang.expr import Access, Cast, Dot, Label, accesses
 from . import nest
 from .nest import (
     WHOLE,
@@ -62,6 +62,16 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
 
 
+def operands_only(algorithm: Algorithm) -> frozenset[str]:
+    """Funcs that matrix products alone consume: between kernels they are kept as products take them, in the inputs' dtype."""
+    plain: set[str] = set()
+    sides = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, Dot) for side in (n.left, n.right)]
+    operands = {id(side) for side in sides if isinstance(side, Access)}
+    for d in algorithm.definitions:
+        plain |= {a.tensor for a in accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, Cast) else set())
+    return frozenset(side.tensor for side in sides if isinstance(side, Access) and side.tensor in algorithm) - plain
+
+
 def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
     """The Triton text of ``kernel``."""
     return _KernelPrinter(kernel, algorithm).run()
@@ -80,7 +90,7 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        made = frozenset(t for t in kernel.reads if t not in algorithm.inputs)
+        made = frozenset(t for t in kernel.reads if t not in algorithm.inputs) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size)
         self.started = self._started_axes()

@@ -6,7 +6,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
 from .nest import Kernel, any_product
-from .triton_kernel import KernelText
+from .triton_kernel import KernelText, operands_only
 
 
 class Wrapper:
@@ -92,14 +92,14 @@ class Wrapper:
         return lines
 
     def _allocate(self, kernel: Kernel) -> list[str]:
-        lines = []
+        lines, operands = [], operands_only(self.algorithm)
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
             shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm):
             d = self.algorithm[w]
             shape = ", ".join(f"size_{label}" for label in d.labels) + ("," if len(d.labels) == 1 else "")
-            dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs else "torch.float32"
+            dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs or w in operands else "torch.float32"
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines
 

@@ -84,6 +84,9 @@ def _check_map(p: Primitive, labels: list[str], inner: tuple[str, ...]) -> None:
     for name in inner:
         if name not in labels:
             raise DTError("map places the inside of each group", found=f"{name!r} has no place", allowed=f"map(..., {name})", at=p.pos)
+        group = next(i for i, a in enumerate(p.args) if isinstance(a, Grouped) and a.inner == name)
+        if labels.index(name) < group:
+            raise DTError("map walks the inside of a group after the group", found=f"{name!r} before {p.args[group]}", allowed=f"{p.args[group]}, ..., {name}", at=p.pos)
 
 
 def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:

@@ -314,3 +314,27 @@ def test_warps_specialize_in_the_form_with_descriptors_alone():
 def test_warps_and_clusters_that_are_refused(text, found):
     with pytest.raises(dtkernels.DTError, match=found):
         source(text)
+
+
+# -- the walk over blocks, and what lies between kernels -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ["x:x1/3, y, x1", "x:x1/4, y:y1/2, x1, y1", "y:y1/5, x:x1/2, y1, x1", "y, x:x1/7, x1", "x:x1/100, y, x1"])
+@pytest.mark.parametrize("shape", [(7, 45), (33, 17), (40, 40)])
+def test_groups_of_blocks_of_any_count(order, shape):
+    check(f"Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.block(x:4, y:8); f.tensorize(x:4, y:8); f.map({order});", random(shape))
+
+
+def test_inside_of_a_group_before_the_group_is_refused():
+    with pytest.raises(dtkernels.DTError, match="the inside of a group after the group: found 'x1' before x:x1/4"):
+        source("Func f; In A; Var x, y; f[x, y] = A[x, y]; f.block(x:4, y:8); f.map(x1, x:x1/4, y);")
+
+
+def test_what_only_products_consume_is_kept_in_the_dtype_of_the_inputs():
+    text = "Func mm, f; In A, B, C; Var m, n; RVar k, l; mm[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = {}; "
+    text += "mm.block(m:16, l:16); mm.tensorize(m:16, l:16, k:16); f.block(m:16, n:16); f.tensorize(m:16, n:16, l:16);"
+    product, other = text.format("rdot(mm[m, l], C[l, n], l)"), text.format("rdot(mm[m, l] + 1, C[l, n], l)")
+    assert "mm_out = torch.empty((size_m, size_l), dtype=dtype" in source(product) and "dtype=torch.float32" in source(other)
+    args = [t.half() for t in random((20, 30), (30, 40), (40, 50))]
+    for program in (product, other):
+        check(program, *args)

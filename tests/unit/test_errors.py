@@ -140,7 +140,7 @@ def test_text_of_the_error(text):
     assert re.fullmatch(r"t\.dt:\d+:\d+: [^\n]+", said)
 
 
-#: errors that say no place yet
+#: errors found while lowering
 PLACELESS = {
     ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: a tile that is a power of two and divides 24",
     ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: a tile that is a power of two and divides 16",
@@ -153,7 +153,6 @@ def test_rule_of_the_error(text):
     assert refusal(text).endswith(PLACELESS[text])
 
 
-@pytest.mark.xfail(strict=True, reason="these rules do not say where yet (bug 6)")
 @pytest.mark.parametrize("text", PLACELESS)
 def test_place_of_the_error(text):
     assert re.match(r"t\.dt:\d+:\d+: ", refusal(text))

@@ -1,0 +1,38 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Kernels that a GPU has no room for are refused before Triton sees them, with what they need and what there is."""
+
+import pytest
+
+from dtkernels.algebra.prepare import prepare
+from dtkernels.codegen.lower import lower
+from dtkernels.codegen.resources import check_resources
+from dtkernels.codegen.target import target
+from dtkernels.lang import DTError, parse
+
+MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); mm.block(x:{0}, y:{1}); mm.tensorize(x:{0}, y:{1}, k:{2}); mm.num_warps({3}); mm.num_stages({4}); "
+SIZES = dict.fromkeys("xyk", 4096)
+HALF = {"A": 2, "B": 2, "mm": 2}
+
+
+def check(text, gpu="h200", sizes=SIZES, itemsizes=HALF):
+    for kernel in lower(prepare(parse(text))):
+        check_resources(kernel, sizes, itemsizes, target(gpu))
+
+
+def test_what_fits_is_let_through():
+    check(MM.format(128, 256, 64, 8, 4))
+    check(MM.format(128, 128, 32, 8, 3), "a100")
+
+
+@pytest.mark.parametrize("text, gpu, message", [
+    (MM.format(128, 256, 64, 8, 5), "h200", "mm on h200: bytes of shared memory: found 245760; allowed: at most 232448"),
+    (MM.format(128, 256, 64, 8, 4), "l40s", "mm on l40s: bytes of shared memory: found 147456; allowed: at most 101376"),
+    (MM.format(256, 256, 32, 4, 2), "h200", "mm on h200: registers of a thread for accumulators: found 512; allowed: at most 255"),
+    (MM.format(16, 16, 16, 32, 2), "mi300x", "mm on mi300x: threads of one program: found 2048; allowed: at most 1024"),
+    (MM.format(64, 64, 32, 4, 2) + "mm.cluster(2);", "a100", "mm on a100: clusters: found cluster; allowed: GPUs of compute capability 9.0 or higher"),
+    ("Func f; In A; Var x, y; f[x, y] = A[x, y]; f.tensorize(x:0, y:0);", "h200", "f on h200: elements of one tensor: found 16777216; allowed: at most 1048576"),
+])  # fmt: skip
+def test_what_does_not_fit_is_refused(text, gpu, message):
+    with pytest.raises(DTError) as error:
+        check(text, gpu)
+    assert str(error.value) == message
