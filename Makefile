@@ -31,6 +31,7 @@ test: $(STAMP) ## run every test; those for a GPU skip themselves where there is
 	tier $(BIN)/python -m pytest tests/unit tests/compile
 	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/cpu
 	tier $(BIN)/python -m pytest tests/gpu
+	tier $(BIN)/python tools/check_tables.py
 	tier $(MAKE) --no-print-directory oldest
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 	echo "all tiers passed"
@@ -45,6 +46,9 @@ oldest: $(STAMP) ## the tests of generated kernels again, on the oldest Triton s
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
 	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/compile/test_targets.py
+
+tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
+	@$(BIN)/python tools/build.py
 
 lint: $(STAMP) ## ruff
 	@$(BIN)/python -m ruff check .

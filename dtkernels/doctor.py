@@ -75,13 +75,10 @@ def _cache() -> tuple[bool, str]:
         return False, "cache folder: not looked at without torch"
     from .runtime import cache
 
-    wanted = Path(os.environ.get("DTKERNELS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels")
-    silent, cache.log.disabled = cache.log.disabled, True  # its warning is this line
-    found = cache.cache_dir()
-    cache.log.disabled = silent
-    if found == wanted:
+    found, problem = cache.find_cache()
+    if not problem:
         return True, f"cache folder: {found}"
-    return False, f"cache folder: {wanted} cannot be written, using {found}; set DTKERNELS_CACHE"
+    return False, f"cache folder: {problem[0]} cannot be written, using {found}; set DTKERNELS_CACHE"
 
 
 def _interpreter() -> tuple[bool, str]:

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import logging
 import os
 import sys
 import tempfile
 from pathlib import Path
 from types import ModuleType
 
-log = logging.getLogger("dtkernels")
+from .notes import warn_once
 
 
 def cache_dir() -> Path:
     """``DTKERNELS_CACHE``, else the user's cache; a temporary folder, with a warning, where neither can be written."""
+    folder, problem = find_cache()
+    if problem:
+        warn_once(f"cannot write the cache folder {problem[0]} ({problem[1]}); using {folder}")
+    return folder
+
+
+def find_cache() -> tuple[Path, tuple[Path, OSError] | None]:
+    """The folder that ``cache_dir`` gives; if it is not the one that was asked for, that one and what is wrong with it."""
     wanted = Path(os.environ.get("DTKERNELS_CACHE") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels")
     try:
         wanted.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=wanted):
-            return wanted
+            return wanted, None
     except OSError as error:
         fallback = Path(tempfile.gettempdir()) / f"dtkernels-{os.getuid()}"
         fallback.mkdir(parents=True, exist_ok=True)
-        log.warning("dtkernels: cannot write the cache folder %s (%s); using %s", wanted, error, fallback)
-        return fallback
+        return fallback, (wanted, error)
 
 
 def load_module(source: str, name: str) -> ModuleType:

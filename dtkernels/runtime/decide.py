@@ -14,6 +14,7 @@ from ..lang.schedule import Program, Schedule
 from ..lang.schedule_checks import check_schedule
 from .choice import LIMIT, Candidate, candidates
 from .library import OpTable, op_table
+from .notes import warn_once
 from .table import Gpu
 
 
@@ -90,6 +91,14 @@ def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, 
             program = scheduled(algorithm, candidate.row.schedule)
         except DTError:
             continue
+        except Exception as error:  # a row from somewhere must not end the call
+            warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {error}")
+            continue
         if program.outputs() == outputs:
             return program, candidate
-    return Program(algorithm, formula(algorithm, outputs, choice.sizes, itemsize, target)), None
+    return by_formula(algorithm, outputs, choice, itemsize, target), None
+
+
+def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> Program:
+    """The algorithm with the formula's schedule."""
+    return Program(algorithm, formula(algorithm, outputs, choice.sizes, itemsize, target))

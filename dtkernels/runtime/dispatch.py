@@ -15,12 +15,12 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from .cache import load_module
 from .choice import Candidate
-from .decide import Choice, Subject, choose, program_for
+from .decide import Choice, Subject, by_formula, choose, program_for
 from .driver import DriverError, driver
 from .host import Record, host_text, record
 from .launch import Bound, NotBound
-from .library import log, warn_once
 from .match import fits
+from .notes import log, warn_once
 from .reference import extents, result_dtype
 from .store import Entry, Store, StoreError, digest
 
@@ -132,9 +132,20 @@ class Dispatcher:
     # -- compiled here ----------------------------------------------------------------------------------------------
 
     def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
-        device = next(iter(tensors.values())).device
+        gpu = self.device_target(next(iter(tensors.values())).device)
         itemsize = result_dtype(self.algorithm, tensors).itemsize
-        program, candidate = program_for(self.algorithm, self.outputs, choice, itemsize, self.device_target(device))
+        program, candidate = program_for(self.algorithm, self.outputs, choice, itemsize, gpu)
+        if candidate is not None:
+            try:
+                return self._compile(program, candidate, choice, tensors, scalars, on_gpu)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # too large for this GPU, say: the formula fits
+                warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                program = by_formula(self.algorithm, self.outputs, choice, itemsize, gpu)
+        return self._compile(program, None, choice, tensors, scalars, on_gpu)
+
+    def _compile(self, program, candidate, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         source = emit(program, "call")
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:

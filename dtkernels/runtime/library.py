@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 from .choice import nearest_gpu
+from .notes import forget as forget_warnings
+from .notes import warn_once
 from .store import Store, StoreError, digest
 from .table import Gpu, Row, TableError, read_gpu, read_rows
 
-log = logging.getLogger("dtkernels")
 _PACKAGE = Path(__file__).resolve().parent.parent
-_told: set[str] = set()
-
-
-def warn_once(text: str) -> None:
-    """A warning, the first time it is given."""
-    if text not in _told:
-        _told.add(text)
-        log.warning("dtkernels: %s", text)
 
 
 @dataclass(frozen=True)
@@ -51,7 +43,7 @@ def forget() -> None:
     """Read everything anew from now on."""
     _op_table.cache_clear()
     _folder_for.cache_clear()
-    _told.clear()
+    forget_warnings()
 
 
 @lru_cache(maxsize=256)
