@@ -273,7 +273,7 @@ class _Formula:
                     tile[k] = 0 if narrow else min(max(16, pow2(self.sizes[k])), deepest)
         stages = 4 if narrow_chain else 2 if self.itemsize == 4 else 3
         step = max((tile[k] for k in reduction_labels(self.algorithm, root) if k in tile), default=64) or WHOLE_CHAIN
-        while stages > 1 and (bm + 2 * stages * step) * wide * self.itemsize > self.target.shared_bytes:
+        while stages > 1 and not narrow_chain and (bm + 2 * stages * step) * wide * self.itemsize > self.target.shared_bytes:
             stages -= 1
         held = max((block.get(label, 1) for label in rows[-1:]), default=1)
         return self._statements(root, block, tile, 4 if held <= 64 and not heavy else 8, stages)

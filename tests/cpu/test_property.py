@@ -315,7 +315,6 @@ def run(case: Case) -> str:
     return "right"
 
 
-@pytest.mark.xfail(strict=True, reason="finds the bugs of FOUND below")
 @settings(deadline=None, max_examples=CASES, derandomize=True, database=None, print_blob=False,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example])  # fmt: skip
 @given(cases())
@@ -364,11 +363,7 @@ FOUND = {
 }  # fmt: skip
 
 
-FIXED = {"two labels index one dimension", "cast of a constant"}
-OPEN = pytest.mark.xfail(strict=True, raises=Exception, reason="found by the property test, not fixed yet")
-
-
-@pytest.mark.parametrize("name", [n if n in FIXED else pytest.param(n, marks=OPEN) for n in FOUND])
+@pytest.mark.parametrize("name", FOUND)
 @pytest.mark.filterwarnings("ignore")
 def test_found_before(name):
     text, shapes = FOUND[name]
