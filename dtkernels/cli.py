@@ -138,12 +138,13 @@ def _explain(args: argparse.Namespace) -> None:
     if args.build:
         made = {compiled.metadata.name: compiled for _, compiled in _machine_code(subject, lambda: show.machine_code(subject))}
     for k in subject.kernels():
-        blocks = {g.label: -(-subject.sizes[g.label] // g.block) for g in k.grid}
+        blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
         count = math.prod(blocks.values())
         cut = " x ".join(f"{n} of {label}" for label, n in blocks.items()) or "one"
         lines += [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]
         lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
-        lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}"]
+        estimate = subject.resources(k)
+        lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
         for name, compiled in made.items():
             if name == f"{k.name}_kernel":
                 lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]

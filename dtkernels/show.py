@@ -11,6 +11,7 @@ from .algebra.fold import bind_parameters
 from .codegen.formula import formula
 from .codegen.lower import lower
 from .codegen.nest import Kernel, nest_text
+from .codegen.resources import Resources, check_resources, resources
 from .codegen.target import Target, target
 from .codegen.triton_module import emit, plain_labels, value_inputs
 from .lang import expr as ex
@@ -110,6 +111,14 @@ class Subject:
     def kernels(self) -> tuple[Kernel, ...]:
         """The loop nests, in the order they run."""
         return lower(self.program)
+
+    def itemsizes(self) -> dict[str, int]:
+        """Bytes an element of every input."""
+        return dict.fromkeys(self.algorithm.inputs, DTYPES[self.dtype])
+
+    def resources(self, kernel: Kernel) -> Resources:
+        """What a program of ``kernel`` is estimated to take."""
+        return resources(kernel, self.sizes, self.itemsizes(), self.target)
 
     def title(self) -> str:
         """Name, sizes, element type and GPU on one line."""
@@ -220,6 +229,8 @@ def machine_code(subject: Subject) -> list[tuple]:
     from .runtime.build import build, record_launches
     from .runtime.cache import load_module
 
+    for kernel in subject.kernels():
+        check_resources(kernel, subject.sizes, subject.itemsizes(), subject.target)
     module = load_module(emit(subject.program), subject.name)
     wrappers = [o for o in subject.program.outputs() if callable(getattr(module, o, None))]
     values = arguments(subject)
