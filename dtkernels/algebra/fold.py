@@ -47,15 +47,17 @@ def fold_constants(algorithm: Algorithm) -> Algorithm:
 
 
 def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
-    """Remove inputs, scalars and labels that no definition mentions any more."""
+    """Remove inputs, scalars and labels that no definition mentions any more; a Var that is no dimension now is an RVar."""
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    own = {label for d in algorithm.definitions for label in d.labels}
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
-    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
-    used |= {n.label for n in nodes if isinstance(n, ex.Len)}
-    used |= {label for d in algorithm.definitions for label in d.labels} | set(keep)
+    used |= {n.label for n in nodes if isinstance(n, ex.Len)} | reduced | own | set(keep)
     used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
-    kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars", "vars", "rvars")}
+    kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
     kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
+    kept["vars"] = tuple(v for v in algorithm.vars if v in own)
+    kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])
     return replace(algorithm, **kept)
 
 

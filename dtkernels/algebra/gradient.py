@@ -109,7 +109,8 @@ class _Reverse:
 
     def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
         """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
-        names = {label: self._twin(label) for label in sorted(set(c.labels) & set(target))}  # out of the target's way
+        bound = {label for n in c.adjoint.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+        names = {label: self._twin(label) for label in sorted((set(c.labels) | bound) & set(target))}  # out of the target's way
         rename = {label: ex.Label(name) for label, name in names.items()}
         adjoint = ex.substitute(_rename_bound(c.adjoint, names), rename)
         over = [names.get(label, label) for label in c.labels]
@@ -231,15 +232,29 @@ def _rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
 
 
 def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
-    """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product with an element that reads 0 there."""
+    """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product of an element that reads 0 there and what is finite."""
     match adjoint:
         case ex.Access(_, index):
             return any(isinstance(i, ex.Label) and i.name == label for i in index)
         case ex.Binary("*", a, b):
-            return _vanishes_outside(a, label) or _vanishes_outside(b, label)
-        case ex.Unary("-", a) | ex.Binary("/", a, _):
+            return any(_vanishes_outside(x, label) and _finite_outside(y, label) for x, y in ((a, b), (b, a)))
+        case ex.Binary("/", a, b):
+            return _vanishes_outside(a, label) and label not in ex.free_labels(b)
+        case ex.Unary("-", a):
             return _vanishes_outside(a, label)
     return False
+
+
+def _finite_outside(e: ex.Expr, label: str) -> bool:
+    """Whether ``e`` surely is a number where ``label`` is outside its extent, and what it accesses there is 0."""
+    match e:
+        case ex.Call("where", (ex.Binary("==", ex.Access() as tested, ex.Const(0)), other, _)) if _vanishes_outside(tested, label):
+            return _finite_outside(other, label)
+        case ex.Binary("/", _, b) if label in ex.free_labels(b):
+            return False
+        case ex.Call("exp" | "exp2" | "log" | "log2" | "rsqrt" | "sqrt", _) if label in ex.free_labels(e):
+            return False
+    return all(_finite_outside(child, label) for child in e.children())
 
 
 def _as_value(index: ex.Expr) -> ex.Expr:

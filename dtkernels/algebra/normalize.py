@@ -64,6 +64,37 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     return algorithm.with_definitions(tuple(definitions))
 
 
+def name_reductions(algorithm: Algorithm) -> Algorithm:
+    """Give a reduction its own Func where something else than sums and products is made of it, so that derivatives can name it.
+
+    Not where the result itself is a function of it whose derivative is told by its value, as is that of sigmoid.
+
+    Before: ``y[x] = rsum(A[x, c], c) * rsqrt(rsum(A[x, c] * A[x, c], c));``
+    After:  ``y_sum[x] = rsum(A[x, c] * A[x, c], c);  y[x] = rsum(A[x, c], c) * rsqrt(y_sum[x]);``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        named: list[Definition] = []
+
+        def name(node: ex.Expr, linear: bool = True) -> ex.Expr:
+            if isinstance(node, (ex.Reduce, ex.Dot)):
+                return node if linear else _own_func(node, d, named, taken, algorithm.labels)  # noqa: B023
+            match node:
+                case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
+                    return node.rebuild(lambda child: name(child, linear))
+                case ex.Binary("/", left, right):
+                    return replace(node, left=name(left, linear), right=name(right, False))
+                case ex.Call("where", (condition, a, b)):
+                    return replace(node, args=(name(condition, False), name(a, linear), name(b, linear)))
+            return node.rebuild(lambda child: name(child, False))
+
+        by_value = isinstance(d.expr, ex.Call) and d.expr.fn in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid", "tanh")
+        expr = d.expr.rebuild(name) if by_value else name(d.expr)
+        definitions += [*named, replace(d, expr=expr)]
+    return algorithm.with_definitions(tuple(definitions))
+
+
 def _hoist(
     node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]
 ) -> ex.Expr:
@@ -72,20 +103,28 @@ def _hoist(
     node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
     if not lift:
         return node
-    for d in hoisted:
+    return _own_func(node, owner, hoisted, taken, order)
+
+
+def _own_func(node: ex.Expr, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+    """The element of a Func for a reduction: one of those ``made`` for ``owner`` so far, or a new one."""
+    for d in made:
         if d.expr == node:
             return ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
     labels = tuple(label for label in order if label in ex.free_labels(node))
-    name = fresh_name(f"{owner.name}_{'dot' if isinstance(node, ex.Dot) else node.kind}", taken)
-    hoisted.append(Definition(name, labels, node, owner.pos))
+    name = fresh_name(f"{owner.name}_{'dot' if isinstance(node, ex.Dot) else node.kind}", taken)  # type: ignore[attr-defined]
+    made.append(Definition(name, labels, node, owner.pos))
     return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
 
 
 def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
-    """What an element of a Func is; None where a label of the index would be taken for one that a reduction inside binds."""
+    """What an element of a Func is, in place of the element; None where the two differ.
+
+    They do where the index may lie outside, which reads 0, and where a reduction inside binds a label of the index.
+    """
     d = algorithm[access.tensor]
     bound = {label for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
-    if any(ex.free_labels(i) & bound for i in access.index):
+    if any(not isinstance(i, ex.Label) or i.name in bound for i in access.index):
         return None
     return ex.substitute(d.expr, dict(zip(d.labels, access.index)))
 

@@ -11,7 +11,7 @@ from ..lang.schedule import Primitive, Program, Schedule
 from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants
 from .moments import center_moments
-from .normalize import hoist_reductions, mean_to_sum, reduce_invariants
+from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
 from .pull_out import pull_out
 from .stability import stabilize
 
@@ -49,7 +49,7 @@ def prepare_algorithm(
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
     algorithm = center_moments(mean_to_sum(bind_parameters(algorithm)), outputs)
-    return hoist_reductions(reduce_invariants(pull_out(algorithm, outputs)))
+    return name_reductions(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs))))
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:

@@ -34,7 +34,9 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
     for d in forward.definitions:
         if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
-            shifted = _shift_by(backward, d, argument, name, grads)
+            uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
+            inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
+            shifted = _shift_by(backward, d, argument, name, grads) if inside else None
             if shifted is not None:
                 backward = shifted
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
@@ -151,7 +153,9 @@ def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...
 
 def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     """Drop Funcs that only rename another or a constant."""
-    copies = {d.name: d for d in algorithm.definitions if d.name not in keep and isinstance(d.expr, (ex.Access, ex.Const, ex.Scalar))}
+    shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
+    simple = [d for d in algorithm.definitions if isinstance(d.expr, (ex.Access, ex.Const, ex.Scalar))]
+    copies = {d.name: d for d in simple if d.name not in keep and d.name not in shifted}
 
     def change(node: ex.Expr) -> ex.Expr:
         while isinstance(node, ex.Access) and node.tensor in copies:

@@ -22,6 +22,7 @@ from ..lang.schedule import Program, Schedule
 from ..lang.spec import Spec
 from .decide import Subject
 from .dispatch import Dispatcher
+from .once import without_derivative
 from .paths import count
 from .quick import QuickCalls
 from .reference import evaluate
@@ -241,15 +242,16 @@ class _Differentiable(torch.autograd.Function):
         return results
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
         pair, backward = ctx.pair, ctx.pair.backward
         known = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
         known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         inputs = {n: known[n] for n in backward.algorithm.inputs}
-        results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
+        with torch.no_grad():
+            results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
         found = dict(zip(pair.gradient.grads, results))
-        return (None, None, None, None, *(_like(found.get(n), ctx.like.get(n)) for n in ctx.names))
+        shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
+        return (None, None, None, None, *without_derivative(ctx.op, shaped, (*ctx.saved_tensors, *grads)))
 
 
 def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:

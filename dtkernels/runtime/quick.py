@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from .launch import Bound
+from .once import without_derivative
 from .paths import counter
 
 if TYPE_CHECKING:
@@ -219,7 +220,8 @@ class _Quick(torch.autograd.Function):
         return results[0] if call.public == 1 else tuple(results[: call.public])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx, *grads):
-        known = {**ctx.numbers, **dict(zip(ctx.tensors, ctx.saved_tensors))}
-        return (None, *ctx.call.back(known, grads))
+        saved = ctx.saved_tensors
+        with torch.no_grad():
+            results = ctx.call.back({**ctx.numbers, **dict(zip(ctx.tensors, saved))}, grads)
+        return (None, *without_derivative(ctx.call.op, tuple(results), (*saved, *grads)))

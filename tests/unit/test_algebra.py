@@ -15,7 +15,7 @@ from dtkernels.algebra.degree import FREE, Degree, degree
 from dtkernels.algebra.fold import bind_parameters, fold_constants
 from dtkernels.algebra.gradient import gradient
 from dtkernels.algebra.moments import center_moments
-from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, reduce_invariants
+from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
 from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
 from dtkernels.algebra.pull_out import pull_out
 from dtkernels.algebra.stability import stabilize
@@ -75,6 +75,7 @@ RULES = {
     "pull_out": (pull_out, lambda a: pull_out(a, outputs(a))),
     "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
     "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
+    "name_reductions": (name_reductions, lambda a: name_reductions(a)),
     "stabilize": (stabilize, lambda a: stabilize(a, outputs(a))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
