@@ -113,6 +113,10 @@ class ExpressionPrinter:
             return f"{self._at(args[0], order, own)} {symbol} {self._at(args[1], order, own + 1)}", own
         if fn in COMPARISONS:
             return f"{self._at(args[0], order, _COMPARE + 1)} {fn} {self._at(args[1], order, _COMPARE + 1)}", _COMPARE
+        single = [a for a in args if not nest.axes_of(a)]
+        if fn in ("and", "or") and len(single) == 1:  # the interpreter cannot combine one truth value with a tile of them by & or |
+            tile = self._truth(args[1] if args[0] is single[0] else args[0], order)
+            return f"tl.where({_bare(self._truth(single[0], ()))}, {f'{tile}, False' if fn == 'and' else f'True, {tile}'})", _ATOM
         if fn in ("and", "or"):
             symbol, own = ("&", _ATOM) if fn == "and" else ("|", _ATOM)  # & and | bind tighter than comparisons: always in parentheses
             return f"({self._truth(args[0], order)} {symbol} {self._truth(args[1], order)})", own

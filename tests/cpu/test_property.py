@@ -342,6 +342,8 @@ FOUND = {
         "Func g, f; In B; RVar x, y; g[y] = rsum(B[y, x], x); f[x] = rsum(B[y, x] * g[y], y); g.fuse_at(f, y); f.tensorize(x:0, y:2); f.block(x:16);", [(5, 2)]),
     "an output inside a kernel that is none": (
         "Func g, h, f; In A; Var x; g[x] = A[x] + 1; h[x] = g[x] * 2; f[x] = h[x] - 3; g.fuse_at(h, x); f.compile(); g.compile();", [(5,)]),
+    "one truth value and a tile of them": (
+        "Func f; In A, B, C; Var x, y; f[x, y] = where(A[x] < B[x] and A[x] < C[y] or B[x] < 0, A[x], C[y]); f.tensorize(y:2); f.block(x:1, y:2);", [(3,), (3,), (5,)]),
     "integers through where": ("Func f; In A; Var x, y; f[x, y] = A[x, y] + sqrt(where(x > y, x, 2)); f.tensorize(x:0, y:0);", [(4, 4)]),
     "integers through a Func": ("Func g, f; In A; Var l; g[l] = l; f[l] = exp(g[l]) + A[l]; g.fuse_at(f, l);", [(5,)]),
     "a hoisted load under the name of an inner one": (
