@@ -104,7 +104,11 @@ class _Reverse:
         for dim in range(rank):
             plain = [c.index[dim].name for c in found if isinstance(c.index[dim], ex.Label)]
             label = next((p for p in plain if p not in labels), None)
-            labels.append(label or self._label(found[0].index[dim], f"{name}_{dim}", name, dim))
+            if label is None:
+                index: object = found[0].index[dim]
+                twice = self.shared.get(index) in labels  # two dimensions that one expression indexes
+                label = self._label((name, dim) if twice else index, f"{name}_{dim}", name, dim)
+            labels.append(label)
         return tuple(labels)
 
     def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:

@@ -67,7 +67,8 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
 def name_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func where something else than sums and products is made of it, so that derivatives can name it.
 
-    Not where the result itself is a function of it whose derivative is told by its value, as is that of sigmoid.
+    Not where the result itself is a function of it whose derivative is told by its value, as is that of sigmoid. What a
+    maximum is taken of gets one too: its derivative asks which terms equal it, so that both must be one computation.
 
     Before: ``y[x] = rsum(A[x, c], c) * rsqrt(rsum(A[x, c] * A[x, c], c));``
     After:  ``y_sum[x] = rsum(A[x, c] * A[x, c], c);  y[x] = rsum(A[x, c], c) * rsqrt(y_sum[x]);``
@@ -75,24 +76,39 @@ def name_reductions(algorithm: Algorithm) -> Algorithm:
     definitions: list[Definition] = []
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
-        named: list[Definition] = []
-
-        def name(node: ex.Expr, linear: bool = True) -> ex.Expr:
-            if isinstance(node, (ex.Reduce, ex.Dot)):
-                return node if linear else _own_func(node, d, named, taken, algorithm.labels)  # noqa: B023
-            match node:
-                case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
-                    return node.rebuild(lambda child: name(child, linear))
-                case ex.Binary("/", left, right):
-                    return replace(node, left=name(left, linear), right=name(right, False))
-                case ex.Call("where", (condition, a, b)):
-                    return replace(node, args=(name(condition, False), name(a, linear), name(b, linear)))
-            return node.rebuild(lambda child: name(child, False))
-
+        naming = _Naming(d, taken, algorithm.labels)
         by_value = isinstance(d.expr, ex.Call) and d.expr.fn in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid", "tanh")
-        expr = d.expr.rebuild(name) if by_value else name(d.expr)
-        definitions += [*named, replace(d, expr=expr)]
+        expr = d.expr.rebuild(naming.of) if by_value else naming.of(d.expr, whole=True)
+        definitions += [*naming.made, replace(d, expr=expr)]
     return algorithm.with_definitions(tuple(definitions))
+
+
+class _Naming:
+    """The Funcs that ``name_reductions`` makes for one definition."""
+
+    def __init__(self, owner: Definition, taken: set[str], order: tuple[str, ...]):
+        self.owner, self.taken, self.order = owner, taken, order
+        self.made: list[Definition] = []
+
+    def of(self, node: ex.Expr, linear: bool = True, whole: bool = False) -> ex.Expr:
+        """``node`` with reductions named; ``linear`` where it is part of sums and products only."""
+        match node:
+            case ex.Reduce("max" | "min", arg, _):
+                if not isinstance(arg, ex.Access):
+                    node = replace(node, arg=self._own(arg, "term"))
+                return node if whole else self._own(node, node.kind)
+            case ex.Reduce("sum", _, _) | ex.Dot():
+                return node if linear else self._own(node, "dot" if isinstance(node, ex.Dot) else "sum")
+            case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
+                return node.rebuild(lambda child: self.of(child, linear))
+            case ex.Binary("/", left, right):
+                return replace(node, left=self.of(left, linear), right=self.of(right, False))
+            case ex.Call("where", (condition, a, b)):
+                return replace(node, args=(self.of(condition, False), self.of(a, linear), self.of(b, linear)))
+        return node.rebuild(lambda child: self.of(child, False))
+
+    def _own(self, node: ex.Expr, kind: str) -> ex.Expr:
+        return _own_func(node, kind, self.owner, self.made, self.taken, self.order)
 
 
 def _hoist(
@@ -103,16 +119,16 @@ def _hoist(
     node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
     if not lift:
         return node
-    return _own_func(node, owner, hoisted, taken, order)
+    return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, owner, hoisted, taken, order)  # type: ignore[attr-defined]
 
 
-def _own_func(node: ex.Expr, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
-    """The element of a Func for a reduction: one of those ``made`` for ``owner`` so far, or a new one."""
+def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+    """The element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after its ``kind``."""
     for d in made:
         if d.expr == node:
             return ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
     labels = tuple(label for label in order if label in ex.free_labels(node))
-    name = fresh_name(f"{owner.name}_{'dot' if isinstance(node, ex.Dot) else node.kind}", taken)  # type: ignore[attr-defined]
+    name = fresh_name(f"{owner.name}_{kind}", taken)
     made.append(Definition(name, labels, node, owner.pos))
     return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
 
