@@ -24,13 +24,12 @@ env: $(STAMP) ## make .venv and install dtkernels in it, with what its demo and 
 demo: $(STAMP) ## a real encoder and a small OPT before and after apply_to, and a generated kernel
 	@$(BIN)/python tools/demo.py $(DEMO_ARGS)
 
-# Three processes: the interpreter is chosen when Triton is imported. All three run even if one fails.
+# The interpreter is chosen when Triton is imported, so tests/cpu has a process of its own. All tiers run even if one fails.
 test: $(STAMP) ## run every test; those for a GPU skip themselves where there is none
 	@failed=
 	tier() { echo "--- $$*"; env "$$@" || failed="$$failed [$$*]"; }
-	tier $(BIN)/python -m pytest tests/unit tests/compile
+	tier $(BIN)/python -m pytest tests/unit tests/compile tests/gpu
 	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/cpu
-	tier $(BIN)/python -m pytest tests/gpu
 	tier $(BIN)/python tools/check_tables.py
 	tier $(MAKE) --no-print-directory oldest
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
