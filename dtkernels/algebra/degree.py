@@ -11,6 +11,7 @@ and a sum over x of what moves with ``mu[x]`` has no degree.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -89,6 +90,15 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
             return _reduced(_product("*", left, right, known), labels)
     below = [degree(c, known) for c in expr.children()]
     return FREE if all(d is not None and d.free for d in below) else None
+
+
+def moved_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[[ex.Expr], ex.Expr]) -> ex.Expr:
+    """``expr`` with ``shift`` applied to those of its addends that move with mu as they are."""
+    match expr:
+        case ex.Binary("+" | "-", _, _) | ex.Unary("-", _):
+            return expr.rebuild(lambda child: moved_terms(child, known, shift))
+    found = degree(expr, known)
+    return expr if found is not None and found.free else shift(expr)
 
 
 def guarded_shift(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:

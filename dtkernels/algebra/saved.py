@@ -13,7 +13,7 @@ from fractions import Fraction
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from .build import ONE, ZERO, simplify
-from .degree import Degree, degree_of
+from .degree import Degree, degree_of, moved_terms
 from .fold import drop_unused
 from .normalize import fresh_name, written_out
 from .stability import matches, shift_value
@@ -36,7 +36,8 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
             uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
             inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
-            shifted = _shift_by(backward, d, argument, name, grads) if inside else None
+            ways = (_shift_by(backward, d, argument, name, grads, by_term) for by_term in (False, True)) if inside else iter(())
+            shifted = next((way for way in ways if way is not None), None)
             if shifted is not None:
                 backward = shifted
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
@@ -57,15 +58,24 @@ def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
     return term.args[0] if isinstance(term, ex.Call) and term.fn == "exp" else None
 
 
-def _shift_by(backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...]) -> Algorithm | None:
-    """``backward`` with exp(argument) shifted by the saved logarithm and the sum itself 1; None if gradients would change."""
+def _shift_by(
+    backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], by_term: bool
+) -> Algorithm | None:
+    """``backward`` with exp(argument) shifted by the saved logarithm and the sum itself 1; None if gradients would change.
+
+    ``by_term``: only in terms that the sum enters, as where another sum of the same exponentials is there too.
+    """
+
+    def shifted(e: ex.Expr) -> ex.Expr:
+        return _shifted(e, argument, name, total.labels)
+
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
     definitions = []
     for d in backward.definitions:
         if d.name == total.name:
             known[d.name] = Degree(times=Fraction(-1))
             continue
-        definition = replace(d, expr=_shifted(d.expr, argument, name, total.labels))
+        definition = replace(d, expr=moved_terms(d.expr, known, shifted) if by_term else shifted(d.expr))
         known[d.name] = degree_of(definition, known)
         definitions.append(definition)
     if any(known[g] is None or not known[g].free for g in grads):  # type: ignore[union-attr]

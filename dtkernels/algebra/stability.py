@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from .degree import Degree, degree, degree_of
+from .degree import Degree, degree, degree_of, moved_terms
 from .normalize import fresh_name, written_out
 
 
@@ -23,7 +23,7 @@ def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
 
     Exact because every output has degree 0 in mu (see degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
     Where shifting every such exp would change an output, as it does when rows and columns of one matrix are normalized,
-    only those of the sum and of the Funcs that use it are shifted; where that does too, none.
+    only those of the sum and of the Funcs that use it are shifted, then only those in terms that the sum enters, then none.
     The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
     *Online normalizer calculation for softmax*, 2018, found here by degree instead of by pattern.
     """
@@ -32,8 +32,8 @@ def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
         owner, arg, over = site
         tried.add((owner.name, arg))
         users = frozenset(d.name for d in algorithm.definitions if any(a.tensor == owner.name for a in ex.accesses(d.expr)))
-        for within in (frozenset(algorithm.funcs), users | {owner.name}):
-            if (shifted := _shifted(algorithm, outputs, owner, arg, over, within)) is not None:
+        for within, by_term in ((frozenset(algorithm.funcs), False), (users | {owner.name}, False), (users, True)):
+            if (shifted := _shifted(algorithm, outputs, owner, arg, over, within, by_term)) is not None:
                 algorithm = shifted
                 break
     return algorithm
@@ -75,28 +75,37 @@ def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
 
 
 def _shifted(
-    algorithm: Algorithm, outputs: tuple[str, ...], owner: Definition, arg: ex.Expr, over: tuple[str, ...], within: frozenset[str]
+    algorithm: Algorithm,
+    outputs: tuple[str, ...],
+    owner: Definition,
+    arg: ex.Expr,
+    over: tuple[str, ...],
+    within: frozenset[str],
+    by_term: bool,
 ) -> Algorithm | None:
-    """The algorithm with ``exp(arg)`` shifted in the Funcs ``within``, or None if the outputs would change."""
+    """The algorithm with ``exp(arg)`` shifted in ``owner`` and the Funcs ``within``, or None if the outputs would change."""
+
+    def shifted(e: ex.Expr) -> ex.Expr:
+        return _replace_exponent(e, arg, name, labels)
+
     labels = tuple(label for label in algorithm.labels if label in ex.free_labels(arg) - set(over))
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     name = fresh_name(f"{owner.name}_shift", taken)
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
     definitions: list[Definition] = []
     for d in algorithm.definitions:
-        expr = _replace_exponent(d, arg, name, labels) if d.name in within else d.expr
-        expr = _restore_logarithms(expr, known, name)
-        definition = replace(d, expr=expr)
+        expr = d.expr
+        if d.name == owner.name or d.name in within:
+            expr = moved_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
+        definition = replace(d, expr=_restore_logarithms(expr, known, name))
         known[d.name] = degree_of(definition, known)
         definitions.append(definition)
     if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
         return None
     if not any(a.tensor == name for d in definitions for a in ex.accesses(d.expr)):
-        return None  # the argument occurs only under another form of its labels
+        return None  # the argument occurs only under another form of its labels, or in Funcs not ``within``
     shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
-    first = min((i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr))), default=None)
-    if first is None:  # the exp is that of a Func outside ``within``
-        return None
+    first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
 
 
@@ -105,8 +114,8 @@ def shift_value(mu: ex.Expr) -> ex.Expr:
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
 
-def _replace_exponent(d: Definition, arg: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
-    """Shift every ``exp`` in ``d`` whose argument is ``arg`` up to a renaming of labels."""
+def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
+    """Shift every ``exp`` in ``expr`` whose argument is ``arg`` up to a renaming of labels."""
 
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Call) and node.fn == "exp":
@@ -116,7 +125,7 @@ def _replace_exponent(d: Definition, arg: ex.Expr, name: str, labels: tuple[str,
                 return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(ex.Access(name, index))),), pos=node.pos)
         return node
 
-    return d.expr.transform(change)
+    return expr.transform(change)
 
 
 def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:

@@ -322,6 +322,14 @@ def test_batched_gradients_of_shared_and_batched_inputs(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["log_softmax", "logsumexp", "cross_of_softmaxes"])
+def test_registered_specs_at_large_logits(name, tmp_path):
+    spec = SPECS[name]
+    a = normal(5, 33, dtype=torch.float32, device="cpu") * 1e4
+    agree(registered(f"test_large_{name}", spec.algorithm, tmp_path), spec.truth, {"A": a}, terms=4.0)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_moments_of_numbers_far_from_zero(tmp_path):
     """A variance from naive text: 10000 +- 1 has it to as many digits as its mean leaves."""
     text = "Func m, v; In A; Var x; RVar c; m[x] = rmean(A[x, c], c); v[x] = rmean(A[x, c] * A[x, c], c) - m[x] * m[x];"

@@ -224,6 +224,9 @@ def test_each_softmax_of_a_program_gets_its_own_maximum():
 def test_rows_and_columns_of_one_matrix():
     text = shifted("s[x] = rsum(exp(A[x, y]), y);  t[y] = rsum(exp(A[x, y]), x);  f[x, y] = 2 * A[x, y] - log(s[x]) - log(t[y]);")
     assert "s_shift[x] = rmax(A[x, y], y);" in text and "t_shift[y] = rmax(A[x, y], x);" in text
+    text = shifted("s[x] = rsum(exp(A[x, y]), y);  t[y] = rsum(exp(A[x, y]), x);  f[x, y] = exp(A[x, y]) / s[x] + exp(A[x, y]) / t[y];")
+    rows, columns = SHIFT.format("s_shift[x]"), SHIFT.format("t_shift[y]")
+    assert text[4] == f"f[x, y] = exp(A[x, y] - {rows}) / s[x] + exp(A[x, y] - {columns}) / t[y];"
 
 
 UNCHANGED = {
