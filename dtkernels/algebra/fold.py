@@ -20,7 +20,8 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     """Replace each parameter by its value (its default where none is given), then fold.
 
     Before: ``Param causal = false; s[m, l] = where(not causal or l <= m, q[m, l], -inf);``
-    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are no longer inputs.
+    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are no longer inputs, and a Func
+    that has become a mere name of another, or a constant, is not used any more.
     """
     defaults = dict(algorithm.params)
     values = dict(values or {})
@@ -35,7 +36,27 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
         return ex.Const(bound[node.name], pos=node.pos) if isinstance(node, ex.Param) else node
 
     definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
-    return drop_unused(fold_constants(replace(algorithm, params=(), definitions=definitions)))
+    folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
+    simple = (ex.Access, ex.Const, ex.Scalar)
+    emptied = tuple(d.name for d in folded.definitions if isinstance(d.expr, simple) and not isinstance(algorithm[d.name].expr, simple))
+    return drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded)
+
+
+def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
+    """Uses of the Funcs ``names``, each another's element, an input's, a scalar or a constant, replaced by what they are.
+
+    Not of one that some use shifts: outside its extent it reads 0, what it stands for may not.
+    """
+    shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
+    copies = {d.name: d for d in algorithm.definitions if d.name in names and d.name not in shifted}
+
+    def change(node: ex.Expr) -> ex.Expr:
+        while isinstance(node, ex.Access) and node.tensor in copies:
+            d = copies[node.tensor]
+            node = ex.substitute(d.expr, dict(zip(d.labels, node.index)))
+        return node
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
 def fold_constants(algorithm: Algorithm) -> Algorithm:

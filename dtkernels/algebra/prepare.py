@@ -8,6 +8,7 @@ from fractions import Fraction
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.schedule import Primitive, Program, Schedule
+from .addends import name_addends
 from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants
 from .moments import center_moments
@@ -32,6 +33,8 @@ def stages(
     yield "reduce_invariants", algorithm
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
+    algorithm = name_addends(algorithm)
+    yield "name_addends", algorithm
     algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
@@ -49,7 +52,7 @@ def prepare_algorithm(
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
     algorithm = center_moments(mean_to_sum(bind_parameters(algorithm)), outputs)
-    return name_reductions(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs))))
+    return name_reductions(name_addends(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs)))))
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:

@@ -12,11 +12,12 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
+from .addends import addends, shifted_alike
 from .build import ONE, ZERO, simplify
 from .degree import Degree, degree_of, moved_terms
-from .fold import drop_unused
+from .fold import drop_unused, written_out_copies
 from .normalize import fresh_name, written_out
-from .stability import matches, shift_value
+from .stability import matches, shift_exponent
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
             uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
             inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
-            ways = (_shift_by(backward, d, argument, name, grads, by_term) for by_term in (False, True)) if inside else iter(())
+            alike = shifted_alike(d, forward)
+            ways = (_shift_by(backward, d, argument, name, grads, alike, by_term) for by_term in (False, True)) if inside else iter(())
             shifted = next((way for way in ways if way is not None), None)
             if shifted is not None:
                 backward = shifted
@@ -49,21 +51,24 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
 
 
 def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
-    """The argument if ``d`` is a plain sum of exponentials, the exponential possibly a Func of its own."""
-    if not (isinstance(d.expr, ex.Reduce) and d.expr.kind == "sum"):
+    """The argument if ``d`` is a sum of exponentials, the exponential possibly a Func of its own, and of what is shifted alike."""
+    alike = shifted_alike(d, algorithm)
+    parts = [a for a in addends(d.expr) if not (isinstance(a, ex.Access) and a.tensor in alike)]
+    if len(parts) != 1 or not (isinstance(parts[0], ex.Reduce) and parts[0].kind == "sum"):
         return None
-    term: ex.Expr | None = d.expr.arg
+    term: ex.Expr | None = parts[0].arg
     while isinstance(term, ex.Access) and term.tensor in algorithm:
         term = written_out(term, algorithm)
     return term.args[0] if isinstance(term, ex.Call) and term.fn == "exp" else None
 
 
 def _shift_by(
-    backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], by_term: bool
+    backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], alike: tuple[str, ...], by_term: bool
 ) -> Algorithm | None:
     """``backward`` with exp(argument) shifted by the saved logarithm and the sum itself 1; None if gradients would change.
 
-    ``by_term``: only in terms that the sum enters, as where another sum of the same exponentials is there too.
+    ``alike`` are shifted too, see addends.py. ``by_term``: only in terms that the sum enters, as where another sum of the
+    same exponentials is there too.
     """
 
     def shifted(e: ex.Expr) -> ex.Expr:
@@ -75,7 +80,11 @@ def _shift_by(
         if d.name == total.name:
             known[d.name] = Degree(times=Fraction(-1))
             continue
-        definition = replace(d, expr=moved_terms(d.expr, known, shifted) if by_term else shifted(d.expr))
+        if d.name in alike:
+            expr = shift_exponent(d.expr, ex.Cast(ex.Access(name, tuple(map(ex.Label, d.labels))), "fp32"))
+        else:
+            expr = moved_terms(d.expr, known, shifted) if by_term else shifted(d.expr)
+        definition = replace(d, expr=expr)
         known[d.name] = degree_of(definition, known)
         definitions.append(definition)
     if any(known[g] is None or not known[g].free for g in grads):  # type: ignore[union-attr]
@@ -155,7 +164,7 @@ def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Call) and node.fn == "exp" and (names := matches(argument, node.args[0])) is not None:
             index = tuple(ex.Label(names.get(label, label)) for label in labels)
-            return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(ex.Cast(ex.Access(name, index), "fp32"))),))
+            return shift_exponent(node, ex.Cast(ex.Access(name, index), "fp32"))
         return node
 
     return expr.transform(change)
@@ -163,18 +172,12 @@ def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...
 
 def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     """Drop Funcs that only rename another or a constant."""
-    shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
-    simple = [d for d in algorithm.definitions if isinstance(d.expr, (ex.Access, ex.Const, ex.Scalar))]
-    copies = {d.name: d for d in simple if d.name not in keep and d.name not in shifted}
-
-    def change(node: ex.Expr) -> ex.Expr:
-        while isinstance(node, ex.Access) and node.tensor in copies:
-            d = copies[node.tensor]
-            node = ex.substitute(d.expr, dict(zip(d.labels, node.index)))
-        return node
-
-    kept = tuple(replace(d, expr=simplify(d.expr.transform(change))) for d in algorithm.definitions if d.name not in copies)
-    return algorithm.with_definitions(kept)
+    simple = (ex.Access, ex.Const, ex.Scalar)
+    copies = tuple(d.name for d in algorithm.definitions if isinstance(d.expr, simple) and d.name not in keep)
+    changed = written_out_copies(algorithm, copies)
+    used = {a.tensor for d in changed.definitions for a in ex.accesses(d.expr)}
+    kept = (replace(d, expr=simplify(d.expr)) for d in changed.definitions if d.name not in copies or d.name in used)
+    return algorithm.with_definitions(tuple(kept))
 
 
 def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
+from .addends import shifted_alike
 from .degree import Degree, degree, degree_of, moved_terms
 from .normalize import fresh_name, written_out
 
@@ -22,6 +23,7 @@ def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     f[x, y] = exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)) / s[x];``
 
     Exact because every output has degree 0 in mu (see degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
+    What else is added to the sum, an exponential too, is shifted alike (see addends.py).
     Where shifting every such exp would change an output, as it does when rows and columns of one matrix are normalized,
     only those of the sum and of the Funcs that use it are shifted, then only those in terms that the sum enters, then none.
     The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
@@ -92,10 +94,13 @@ def _shifted(
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     name = fresh_name(f"{owner.name}_shift", taken)
     known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+    alike = shifted_alike(owner, algorithm) if set(labels) <= set(owner.labels) else ()
     definitions: list[Definition] = []
     for d in algorithm.definitions:
         expr = d.expr
-        if d.name == owner.name or d.name in within:
+        if d.name in alike:
+            expr = shift_exponent(expr, ex.Access(name, tuple(map(ex.Label, labels))))
+        elif d.name == owner.name or d.name in within:
             expr = moved_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
         definition = replace(d, expr=_restore_logarithms(expr, known, name))
         known[d.name] = degree_of(definition, known)
@@ -114,6 +119,12 @@ def shift_value(mu: ex.Expr) -> ex.Expr:
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
 
+def shift_exponent(expr: ex.Expr, mu: ex.Expr) -> ex.Expr:
+    """``exp(x)`` as ``exp(x - mu)``, mu made safe."""
+    assert isinstance(expr, ex.Call) and expr.fn == "exp"
+    return ex.Call("exp", (ex.Binary("-", expr.args[0], shift_value(mu)),), pos=expr.pos)
+
+
 def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
     """Shift every ``exp`` in ``expr`` whose argument is ``arg`` up to a renaming of labels."""
 
@@ -122,7 +133,7 @@ def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str,
             names = matches(arg, node.args[0])
             if names is not None:
                 index = tuple(ex.Label(names.get(label, label)) for label in labels)
-                return ex.Call("exp", (ex.Binary("-", node.args[0], shift_value(ex.Access(name, index))),), pos=node.pos)
+                return shift_exponent(node, ex.Access(name, index))
         return node
 
     return expr.transform(change)

@@ -217,10 +217,18 @@ class _Lowering:
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
         for d in self.algorithm.definitions:
-            if self.fused.get(d.name) == (func, label) and self._used(d.name):
+            if self.fused.get(d.name) == (func, label) and self._used(d.name) and not self._waits(d.name, env):
                 index = self.bound_index(d, env)
                 if index is not None:
                     self.realize(d.name, index, scope)
+
+    def _waits(self, func: str, env: dict[str, Tile]) -> bool:
+        """Whether ``func`` is made from what a loop further in accumulates; it is computed where it is used, after that loop."""
+        for name in self.algorithm.needed_by((func,)):
+            place = self.fused.get(name)
+            if name != func and place and place[1] not in env and place[1] in reduction_labels(self.algorithm, name):
+                return True
+        return False
 
     def _used(self, func: str) -> bool:
         """Whether another Func of this program reads ``func``; an output that none reads can wait."""

@@ -111,6 +111,9 @@ class MemoryPrinter:
             (tiles if nest.axes_of(index[d]) else single).extend(parts)
         if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
             return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
+        shape = [a for a in axes if not a.scalar]
+        if single and shape:  # nor, from Triton 3.9 on, spread one over a tile
+            return f"tl.full({self._shape(tuple(shape))}, {' & '.join(single)}, tl.int32) != 0"
         return " & ".join(tiles + single)
 
     def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:

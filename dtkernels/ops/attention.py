@@ -4,6 +4,8 @@ import torch
 
 from .public import op
 
+EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next
+
 
 @op
 def attention(
@@ -14,30 +16,78 @@ def attention(
     *,
     causal: bool = False,
     scale: float | torch.Tensor | None = None,
+    window: tuple[int | None, int | None] | None = None,
+    offset: int | torch.Tensor = 0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
 
     q: (..., H, M, D); k: (..., G, L, D); v: (..., G, L, N), where G divides H (grouped queries: head h uses h // (H / G));
     fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores),
-    broadcastable to (..., H, M, L). causal: query m sees keys l <= m, counted from the first of both. scale: 1 / sqrt(D)
-    unless given. Returns (..., H, M, N). A query that sees nothing gives zeros. Raises ValueError where shapes disagree.
+    broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given. Query m stands at key p = m + offset (a number, or a
+    one-element tensor, read on the device); L - M aligns the last query with the last key. causal: it sees keys l <= p.
+    window (left, right): it sees p - left <= l <= p + right, None for no limit; keys out of reach are not read. softcap c:
+    scores become c * tanh(scores / c) before a mask is added. sinks: (H,), the score of one key more a head, of value 0.
+    Returns (..., H, M, N). A query that sees nothing gives zeros. Differentiable in q, k, v, a floating mask, scale and
+    sinks. Raises ValueError where shapes disagree.
 
     >>> attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.ones(1, 2, 5, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
-    if not (2 <= q.dim() == k.dim() == v.dim()):
-        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-    if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
-        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
-    given = {}
+    groups = _check_shapes(q, k, v)
+    given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None:
         shape = (*q.shape[:-1], k.shape[-2])
         try:
             mask = mask.expand(shape)
         except RuntimeError:
             raise ValueError(f"attention: mask broadcasts to {shape}; got shape {tuple(mask.shape)}") from None
-        given = {"masked": True, "mask": mask} if mask.dtype == torch.bool else {"biased": True, "bias": mask}
+        given |= {"masked": True, "mask": mask} if mask.dtype == torch.bool else {"biased": True, "bias": mask}
+    if softcap is not None:
+        if not softcap > 0:
+            raise ValueError(f"attention: softcap is a number above 0; got {softcap}")
+        given |= {"capped": True, "cap": float(softcap)}
+    if sinks is not None:
+        heads = q.shape[-3] if q.dim() > 2 else 1
+        if sinks.shape != (heads,):
+            raise ValueError(f"attention: sinks has one number a head, shape ({heads},); got shape {tuple(sinks.shape)}")
+        given |= {"sinks": True, "sink": sinks}
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[-1], 1))
-    return attention.operator()(Q=q, K=k, V=v, scale=scale, group=heads // groups, causal=causal, **given)
+    return attention.operator()(Q=q, K=k, V=v, scale=scale, group=groups, **given)
+
+
+def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
+    """Query heads that share a head of k and v."""
+    if not (2 <= q.dim() == k.dim() == v.dim()):
+        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
+    if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
+        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+    return heads // groups
+
+
+def _reach(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None] | None, offset: int | torch.Tensor) -> dict[str, object]:
+    """The spec's parameters and scalars for the keys that a query may see; nothing where that is all of them."""
+    left, right = window if window is not None else (None, None)
+    if any(side is not None and side < 0 for side in (left, right)):
+        raise ValueError(f"attention: a window reaches 0 or more keys to either side, None for no limit; got {window}")
+    right = 0 if causal else right
+    if causal and left is None and isinstance(offset, int) and offset == 0:
+        return {"causal": True}
+    if max(queries, keys) >= EXACT and (left is not None or right is not None):
+        raise ValueError(f"attention: windows and offsets count up to {EXACT} keys; got {queries} queries and {keys} keys")
+    given: dict[str, object] = {}
+    fixed = isinstance(offset, int)
+    if not fixed:
+        offset = offset.to(torch.float32)
+    if left is not None and not (fixed and queries - 1 + offset - left <= 0):
+        given |= {"starts": True, "first": _number(offset - left)}
+    if right is not None and not (fixed and offset + right >= keys - 1):
+        given |= {"ends": True, "last": _number(offset + right)}
+    return given
+
+
+def _number(value: int | torch.Tensor) -> float | torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else float(value)
