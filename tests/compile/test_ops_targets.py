@@ -27,6 +27,8 @@ CASES = {
     "attention": ("attention", (4, 32, 4096, 128, 4096, 128), {}),
     "causal": ("attention", (4, 32, 4096, 128, 4096, 128), {"causal": True}),
 }
+#: with every option at once; compiled for fewer GPUs
+OPTIONS = {"options": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "capped": True, "sinks": True})}
 ROWS = ("relu", "softmax", "dyt")
 PRODUCTS = ("mmsigmoid", "two_mm", "attention", "causal")
 #: GPU -> the instruction with which its matrix units multiply halves
@@ -57,7 +59,7 @@ def compile_one(case: str, dtype: str, gpu: str) -> list[dict]:
     """What there is to know about the machine code of each kernel of one case."""
     from dtkernels.show import Subject, machine_code, read
 
-    op, shape, params = CASES[case]
+    op, shape, params = (CASES | OPTIONS)[case]
     subject = Subject(read(op), gpu, shape, dtype, params)
     found = []
     for _, compiled in machine_code(subject):
@@ -131,6 +133,13 @@ def test_compiles_and_fits_into_shared_memory(compiled, case, dtype, gpu):
     for facts in kernels:
         assert facts["binary"] and facts["target"].endswith(marks[gpu])
         assert facts["shared"] <= facts["limit"], facts
+
+
+@every(cases=OPTIONS, dtypes=["bf16"], gpus=["h200", "mi300x"])
+def test_options_of_attention_fit_too(compiled, case, dtype, gpu):
+    (facts,) = compiled(case, dtype, gpu)
+    assert facts["shared"] <= facts["limit"] and facts["matrix units"]
+    assert facts["spilled"] in (None, {"STACK": 0, "LOCAL": 0})
 
 
 @every(gpus=["h200"])

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dtkernels.algebra as algebra
+from dtkernels.algebra.addends import name_addends
 from dtkernels.algebra.batch import add_batch
 from dtkernels.algebra.build import simplify
 from dtkernels.algebra.degree import FREE, Degree, degree
@@ -76,6 +77,7 @@ RULES = {
     "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
     "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
     "name_reductions": (name_reductions, lambda a: name_reductions(a)),
+    "name_addends": (name_addends, lambda a: name_addends(a)),
     "stabilize": (stabilize, lambda a: stabilize(a, outputs(a))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
@@ -135,6 +137,24 @@ def test_attention_backward_is_that_of_flash_attention():
     assert "d_K[b, h, l, d] = rdot(d_scores[b, h, m, l] * scale, Q[b, h, m, d], m);" in text
     assert "d_V[b, h, l, n] = rdot(d_attention[b, h, m, n], e[b, h, m, l], m);" in text
     assert not any("rmax" in line for line in text)
+
+
+def test_a_sink_is_shifted_with_the_sum_it_is_added_to_and_back():
+    a, outs = op("attention", sinks=True)
+    text = lines(prepare_algorithm(a, outs))
+    assert "rest[b, h, m] = exp(sink[h] - where(total_shift[b, h, m] > -inf, total_shift[b, h, m], 0));" in text
+    assert "total[b, h, m] = rsum(e[b, h, m, l], l) + rest[b, h, m];" in text
+    g = derived("attention", sinks=True)
+    assert g.forward_outputs == ("attention", "total_log") and "attention" in g.backward.inputs
+    text = lines(g.backward)
+    assert "d_total[b, h, m] = -rsum(d_attention[b, h, m, n] * attention[b, h, m, n], n);" in text
+    assert "d_sink[h] = rsum(d_total[b, h, m] * rest[b, h, m], b, m);" in text
+
+
+def test_what_no_parameter_asks_for_leaves_no_trace():
+    a, _ = op("attention")
+    assert [d.name for d in a.definitions if any(d.name in str(e.expr) for e in a.definitions)] == ["scores", "e", "total"]
+    assert a.inputs == ("Q", "K", "V") and a.scalars == ("scale",)
 
 
 def test_grouped_heads_are_summed():
@@ -363,5 +383,5 @@ def test_simplify():
 
 
 def test_unknown_parameters_are_refused():
-    with pytest.raises(DTError, match="unknown parameter: found 'window'; allowed: causal, masked, biased, group"):
+    with pytest.raises(DTError, match="unknown parameter: found 'window'; allowed: causal, starts, ends, masked, capped, biased, sinks, group"):
         op("attention", window=4)

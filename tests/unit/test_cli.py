@@ -147,7 +147,7 @@ BAD = [
     (["show", "softmax", "--stage", "sass"], "argument --stage: invalid choice"),
     (["show", "attention", "--param", "causal"], "a parameter is name=value"),
     (["show", "attention", "--param", "causal=3"], "parameter causal is bool: found 3"),
-    (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, masked, biased, "),
+    (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, starts, ends, masked, "),
     (["tune"], "invalid choice: 'tune'"),
     ([], "the following arguments are required: COMMAND"),
 ]

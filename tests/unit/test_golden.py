@@ -26,6 +26,7 @@ OPS = {
     "op_two_mm": ("two_mm", (8192, 4096, 16, 4096), {}),
     "op_attention": ("attention", (4, 32, 4096, 128, 4096, 128), {}),
     "op_attention_causal": ("attention", (4, 32, 4096, 128, 4096, 128), {"causal": True}),
+    "op_attention_window": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "sinks": True}),
 }
 CASES = [*OPS, *PROGRAMS]
 

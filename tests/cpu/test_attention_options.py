@@ -1,0 +1,102 @@
+"""Windows, offsets, softcap and sinks of attention: results and gradients, by kernels and by the reference."""
+
+import pytest
+import torch
+from attention_cases import OPTIONS, SINKS, inputs, truth
+
+import dtkernels
+
+SHAPE = (2, 4, 2, 37, 53, 24, 40)
+
+
+def agree(given: dict, atol: float = 4e-6) -> None:
+    """The result and every gradient against float64; sums over a few dozen keys in float32."""
+    ours, exact = dict(given), {n: t.detach().double() if is_float(t) else t for n, t in given.items()}
+    leaves = [n for n, t in given.items() if is_float(t)]
+    for kind in (ours, exact):
+        for name in leaves:
+            kind[name] = kind[name].detach().requires_grad_()
+    result, wanted = dtkernels.ops.attention(**ours), truth(**exact)
+    torch.testing.assert_close(result.double(), wanted, atol=atol, rtol=1e-5)
+    adjoint = torch.randn(result.shape, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(result, [ours[n] for n in leaves], adjoint)
+    expected = torch.autograd.grad(wanted, [exact[n] for n in leaves], adjoint.double())
+    for name, a, b in zip(leaves, found, expected):
+        assert a.shape == b.shape
+        torch.testing.assert_close(a.double(), b, atol=atol, rtol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def is_float(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.is_floating_point()
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_kernels_agree_with_float64(name):
+    before = dtkernels.paths().get("attention", {"interpreter": 0})["interpreter"]
+    agree(inputs(SHAPE, OPTIONS[name]))
+    assert dtkernels.paths()["attention"]["interpreter"] == before + 1
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_the_reference_agrees_with_float64(name, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    agree(inputs(SHAPE, OPTIONS[name]))
+
+
+@pytest.mark.parametrize("depth, values", [(8, 8), (80, 96), (96, 72), (256, 256), (24, 200)])
+def test_widths_need_not_be_powers_of_two_nor_equal(depth, values):
+    agree(inputs((1, 2, 1, 19, 21, depth, values), {"causal": True, "window": (7, 0)}), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["sinks", "chunk of a prefill", "offset on the device"])
+def test_one_query_over_many_keys(name):
+    agree(inputs((1, 4, 2, 1, 500, 16, 16), OPTIONS[name]))
+
+
+@pytest.mark.parametrize("score", [-200.0, 200.0])
+def test_a_sink_far_from_the_scores_is_exact(score):
+    """200 above: everything goes to the sink, and nothing overflows; 200 below: as if there were none."""
+    given = inputs((1, 2, 2, 5, 19, 16, 16), {"sinks": SINKS})
+    given["sinks"] = torch.full((2,), score)
+    agree(given)
+
+
+def test_limits_that_no_query_reaches_cost_nothing():
+    """They leave the variant without any limit, so that no kernel is made for them."""
+    from dtkernels.ops.attention import _reach
+
+    assert _reach(1, 64, True, None, 63) == {}
+    assert _reach(8, 64, False, (71, None), 64) == {}
+    assert _reach(8, 8, True, (None, 3), 0) == {"causal": True}
+    assert _reach(1, 64, True, (15, 0), 63) == {"starts": True, "first": 48.0}
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"window": (-1, 0)}, "a window reaches 0 or more keys to either side, None for no limit; got (-1, 0)"),
+        ({"softcap": 0.0}, "softcap is a number above 0; got 0.0"),
+        ({"sinks": torch.zeros(3)}, "sinks has one number a head, shape (4,); got shape (3,)"),
+    ],
+)
+def test_bad_options_are_one_clear_line(options, message):
+    with pytest.raises(ValueError) as error:
+        dtkernels.ops.attention(**inputs(SHAPE, options))
+    assert str(error.value) == f"attention: {message}"
+
+
+def test_softmax_that_may_say_none_of_these_is_stable(tmp_path):
+    """The same rule for another spec: a constant beside the sum of exponentials."""
+    spec = tmp_path / "softmax_one.yaml"
+    spec.write_text(
+        "op: softmax_one\ndoc: softmax with one class more, of score 0\nalgorithm: |\n"
+        "  Func total, softmax_one; In A; Var x; RVar y;\n"
+        "  total[x] = 1 + rsum(exp(A[x, y]), y);\n  softmax_one[x, y] = exp(A[x, y]) / total[x];\n"
+    )
+    op = dtkernels.register(spec)
+    x = (50 * torch.randn(5, 33, generator=torch.Generator().manual_seed(0)) + 60).requires_grad_()
+    exact = x.detach().double().requires_grad_()
+    wanted = torch.cat([exact, torch.zeros(5, 1)], 1).softmax(1)[:, :33]
+    adjoint = torch.randn(5, 33)
+    torch.testing.assert_close(op(x).double(), wanted, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(torch.autograd.grad(op(x), x, adjoint)[0].double(), torch.autograd.grad(wanted, exact, adjoint.double())[0], atol=1e-5, rtol=1e-5)
