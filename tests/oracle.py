@@ -21,7 +21,7 @@ from dtkernels.lang.algorithm import Algorithm
 U = 2.0**-23  #: one float32 step, twice the rounding of one operation
 #: relative rounding to a dtype; bfloat16 is rounded toward zero by the interpreter
 STEP = {"float32": 2.0**-24, "fp32": 2.0**-24, "float16": 2.0**-11, "fp16": 2.0**-11, "bfloat16": 2.0**-7, "bf16": 2.0**-7}
-LARGEST = {"float32": 3.4e38, "float16": 65504.0, "bfloat16": 3.3e38}
+LARGEST = {"float32": 3.4e38, "fp32": 3.4e38, "float16": 65504.0, "fp16": 65504.0, "bfloat16": 3.3e38, "bf16": 3.3e38}
 SMALLEST = {"float32": 1e-37, "fp32": 1e-37, "float16": 2.0**-24, "fp16": 2.0**-24, "bfloat16": 1e-37, "bf16": 1e-37}
 
 
@@ -147,7 +147,8 @@ class _Evaluation:
 
     def _cast(self, a: Value, dtype: str) -> Value:
         v = _number(a.v)
-        return Value(a.labels, v, a.e + 2 * STEP[dtype] * np.abs(np.where(np.isfinite(v), v, 0)) + SMALLEST[dtype])
+        e = a.e + 2 * STEP[dtype] * np.abs(np.where(np.isfinite(v), v, 0)) + SMALLEST[dtype]
+        return Value(a.labels, v, np.where(np.isfinite(v) & (np.abs(v) + e > LARGEST[dtype]), np.inf, np.where(np.isfinite(v), e, a.e)))
 
     def _access(self, tensor: str, index: tuple[ex.Expr, ...]) -> Value:
         source = self.done.get(tensor) or Value((), self.inputs[tensor], np.zeros(self.inputs[tensor].shape))

@@ -39,7 +39,7 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
     simple = (ex.Access, ex.Const, ex.Scalar)
     emptied = tuple(d.name for d in folded.definitions if isinstance(d.expr, simple) and not isinstance(algorithm[d.name].expr, simple))
-    return drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded)
+    return keep_extents(drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded), algorithm)
 
 
 def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
@@ -80,6 +80,18 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     kept["vars"] = tuple(v for v in algorithm.vars if v in own)
     kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])
     return replace(algorithm, **kept)
+
+
+def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
+    """``after``, with an ``Extent`` for each label whose length only a removed access told.
+
+    Before: ``f[x] = rsum(where(false, A[x, y], B[x]), y);``  After: ``Extent y = A[1]; f[x] = rsum(B[x], y);``
+    """
+    lost = [label for label in after.labels if after.extent_source(label) is None and after.constant_extent(label) is None]
+    sources = {label: source for label in lost if (source := before.extent_source(label)) is not None}
+    told = {tensor for tensor, _ in sources.values()}
+    inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
+    return replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items())) if sources else after
 
 
 def _fold(node: ex.Expr) -> ex.Expr:

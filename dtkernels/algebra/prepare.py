@@ -10,7 +10,7 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.schedule import Primitive, Program, Schedule
 from .addends import name_addends
 from .degree import Degree, degree
-from .fold import bind_parameters, drop_unused, fold_constants
+from .fold import bind_parameters, drop_unused, fold_constants, keep_extents
 from .moments import center_moments
 from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
 from .pull_out import pull_out
@@ -21,7 +21,7 @@ def stages(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
 ) -> Iterator[tuple[str, Algorithm]]:
     """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
-    algorithm = bind_parameters(algorithm, params)
+    algorithm = written = bind_parameters(algorithm, params)
     yield "bind_parameters", algorithm
     algorithm = mean_to_sum(algorithm)
     yield "mean_to_sum", algorithm
@@ -39,7 +39,7 @@ def stages(
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
     algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
-    yield "fold_constants", drop_unused(fold_constants(algorithm))
+    yield "fold_constants", keep_extents(drop_unused(fold_constants(algorithm)), written)
 
 
 def prepare_algorithm(

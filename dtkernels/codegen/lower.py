@@ -167,7 +167,7 @@ class _Lowering:
         tile, block = self.tile_size(self.root, label), self.blocks.get(label)
         if block is None and tile == WHOLE:
             return self.whole_axis(label), ""
-        name = scope.fresh(label)
+        name = scope.fresh(label, self.top if block is not None else None)  # the index of a block is defined outside every loop
         if block is None:
             return Axis(name, label, tile, exact=tile == 1), "extent"
         asked, tile = tile, tile or block

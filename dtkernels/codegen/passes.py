@@ -107,9 +107,39 @@ def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str
             return _outside(value, axis, lets, loads) if value is not None else None
         case Guard(arg, axes, neutral):
             return neutral if axis in axes else _outside(arg, axis, lets, loads)
+        case Op("+" | "-" as fn, (a, b)) if (left := _outside(a, axis, lets, loads)) is not None and math.isinf(left):
+            right = _outside(b, axis, lets, loads)
+            cancels = left if fn == "-" else -left  # inf - inf is NaN
+            return left if right not in (None, cancels) or right is None and _avoids(b, cancels, lets) else None
         case Op(fn, args):
             return _operate(fn, [_outside(a, axis, lets, loads) for a in args])
     return None
+
+
+def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
+    """Whether no element of ``tile`` can be the infinity ``value``, whatever the inputs hold."""
+    match tile:
+        case Const(own):
+            return own != value
+        case nest.Position() | nest.Size() | nest.Start() | nest.Step():
+            return True
+        case Local(name, _):
+            return name in lets and _avoids(lets[name], value, lets)
+        case Guard(arg, _, neutral):
+            return neutral != value and _avoids(arg, value, lets)
+        case Op("where", (Op(">", (x, Const(low))), y, other)) if x == y and low == value == -math.inf:
+            return _avoids(other, value, lets)
+        case Op("where", (_, a, b)) | Op("+", (a, b)):
+            return _avoids(a, value, lets) and _avoids(b, value, lets)
+        case Op("-", (a, b)):
+            return _avoids(a, value, lets) and _avoids(b, -value, lets)
+        case Op("neg", (a,)):
+            return _avoids(a, -value, lets)
+        case Op("sigmoid" | "tanh" | "erf", _):
+            return True
+        case Op("exp" | "exp2" | "abs" | "sqrt", _):
+            return value < 0
+    return False
 
 
 def _operate(fn: str, args: list[float | None]) -> float | None:
@@ -124,8 +154,6 @@ def _operate(fn: str, args: list[float | None]) -> float | None:
             return 0.0
         case ("*", [a, b]) if a is not None and b is not None and not math.isnan(a * b):
             return a * b
-        case ("+" | "-", [a, b]) if a is not None and math.isinf(a) and (b is None or b == 0):
-            return a
         case ("+" | "-", [a, b]) if a == 0 and b == 0:
             return 0.0
         case ("where", [_, a, b]) if a == b:

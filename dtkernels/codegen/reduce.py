@@ -219,7 +219,8 @@ class _Step:
             if self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
                 index = self.l.bound_index(d, env)
                 if index is not None and not self._waits(d):
-                    self.l.realize(d.name, index, self.inner)
+                    varies = d.name not in self.l.outputs or set(d.labels) & set(self.bound)
+                    self.l.realize(d.name, index, self.inner if varies else self.outer)  # an output is stored though nothing is summed
 
     def _waits(self, d: Definition) -> bool:
         """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""

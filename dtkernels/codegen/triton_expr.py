@@ -129,7 +129,8 @@ class ExpressionPrinter:
         if fn.startswith("cast:") and not nest.axes_of(args[0]):
             return f"tl.cast({self.text(args[0], order)}, tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn.startswith("cast:"):
-            return f"{self._at(args[0], order, _ATOM)}.to(tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
+            first = ".to(tl.float32)" if is_integer(args[0]) else ""  # the interpreter takes the bits of an integer for a bfloat16
+            return f"{self._at(args[0], order, _ATOM)}{first}.to(tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn in HELPERS or fn == "//":
             if fn == "//" and never_negative(op):
                 return f"{self._at(args[0], order, _MULTIPLY)} // {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY

@@ -52,8 +52,10 @@ class Wrapper:
     def _sizes(self, name: str) -> list[str]:
         """Extents from the inputs that are read; every label that a kernel or an output needs."""
         tensors = []
+        read = {a.tensor for d in self.algorithm.definitions for a in ex.accesses(d.expr)}
         for t in self.reads:
             labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
+            labels += [] if t in read else [f"*[None] * ({t}.dim() - {len(labels)})"]  # only its extents count
             tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))

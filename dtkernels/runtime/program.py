@@ -53,7 +53,7 @@ def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool
         double(A=torch.ones(5000, device="cuda"))
     """
     program = parse(source, name)
-    if params:
+    if params or program.algorithm.params:
         from ..algebra.fold import bind_parameters
 
         program = Program(bind_parameters(program.algorithm, params), program.schedule)
