@@ -355,7 +355,7 @@ def host(func: str, fused: dict[str, tuple[str, str]]) -> str:
 
 def outputs_of(compiled, *args, **kwargs) -> dict[str, object]:
     """Call every wrapper of a compiled program; results by Func."""
-    program = parse(str(compiled.program))
+    program = compiled.program
     fused, asked = program.schedule.fused(), program.outputs()
     results: dict[str, object] = {}
     for root in dict.fromkeys(host(f, fused) for f in asked):
@@ -380,7 +380,7 @@ def check(text: str, *args, params: dict[str, int | bool] | None = None, dtype: 
     scalars = {name: s.item() if hasattr(s := given[name], "item") else s for name in algorithm.scalars}
     operands = dtype or dtype_name(args[0])
     want = evaluate(text, inputs, scalars, params=params, operands=operands if operands in STEP else "float32")
-    left = parse(str(compiled.program)).algorithm  # parameters bound: what only another variant reads is no argument
+    left = compiled.program.algorithm  # parameters bound: what only another variant reads is no argument
     results = outputs_of(compiled, *(given[name] for name in given if name in left.inputs + left.scalars))
     for name, got in results.items():
         assert dtype is None or dtype_name(got) == dtype, f"{name} is {got.dtype}, not {dtype}"
