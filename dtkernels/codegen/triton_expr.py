@@ -126,17 +126,21 @@ class ExpressionPrinter:
             return f"~{self._truth(args[0], order)}", _UNARY
         if fn == "neg":
             return f"-{self._at(args[0], order, _UNARY)}", _UNARY
-        if fn.startswith("cast:") and not nest.axes_of(args[0]):
-            return f"tl.cast({self.text(args[0], order)}, tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
         if fn.startswith("cast:"):
-            first = ".to(tl.float32)" if is_integer(args[0]) else ""  # the interpreter takes the bits of an integer for a bfloat16
-            return f"{self._at(args[0], order, _ATOM)}{first}.to(tl.{DTYPES[fn[5:]]}).to(tl.float32)", _ATOM
+            return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
         if fn in HELPERS or fn == "//":
             if fn == "//" and never_negative(op):
                 return f"{self._at(args[0], order, _MULTIPLY)} // {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
             self.helpers.add("floor_divide" if fn == "//" else fn)
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
         return _CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
+
+    def _cast(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
+        """Rounded to ``dtype``, as float32; integers by way of float32, since the interpreter takes their bits for a bfloat16."""
+        way = ("tl.float32", dtype) if is_integer(tile) else (dtype,)
+        if nest.axes_of(tile):
+            return self._at(tile, order, _ATOM) + "".join(f".to({d})" for d in way) + ".to(tl.float32)"
+        return f"tl.cast({self.text(tile, order)}, {way[0]})" + "".join(f".to({d})" for d in way[1:]) + ".to(tl.float32)"
 
     def _at(self, tile: Tile, order: tuple[Axis, ...], strength: int) -> str:
         text, own = self._print(tile, order)
