@@ -1,0 +1,133 @@
+"""Time that calls take on the host: eager calls with and without gradients, the first call of a process, the import.
+
+    python tools/host_time.py                      everything, against torch's own ops
+    python tools/host_time.py --json out.json      and the figures as JSON
+    python tools/host_time.py --first softmax      one first call in this process, in milliseconds
+
+Calls are issued in bursts that the GPU keeps up with; a figure is the median burst over its calls. DTKERNELS_TABLES
+names the tables as usual; without a prebuilt kernel for a call the first one compiles, and its line says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+ROUNDS, BURST = 60, 100
+ROWS, COLUMNS = 256, 2048
+FIRST = """
+import sys, time, torch
+x = torch.randn({rows}, {columns}, device="cuda").bfloat16()
+torch.cuda.synchronize()
+begin = time.perf_counter()
+import dtkernels
+imported = time.perf_counter()
+y = dtkernels.ops.{op}(x)
+called = time.perf_counter()
+torch.cuda.synchronize()
+dtkernels.ops.{op}(x)
+known = time.perf_counter()
+dtkernels.ops.{op}(x[: {rows} // 2])
+other = time.perf_counter()
+print((imported - begin) * 1e3, (called - imported) * 1e3, (other - known) * 1e3, "triton" in sys.modules)
+"""
+
+
+def microseconds(call) -> float:
+    """Median host time of one call, the GPU having caught up before each burst."""
+    for _ in range(BURST):
+        call()
+    times = []
+    for _ in range(ROUNDS):
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        for _ in range(BURST):
+            call()
+        times.append((time.perf_counter() - begin) / BURST * 1e6)
+    torch.cuda.synchronize()
+    return statistics.median(times)
+
+
+def calls(dtype: torch.dtype):
+    """name -> (ours, torch's, inputs)"""
+    import dtkernels.ops as ops
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", dtype=torch.float32).to(dtype)
+
+    x, wide = random(ROWS, COLUMNS), random(1024, 4096)
+    weights = [random(1), random(COLUMNS), random(COLUMNS)]
+    many = [random(1), random(4096), random(4096)]
+    eager = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, a, w, b: torch.tanh(a * x) * w + b}
+    found = {name: (getattr(ops, name), eager[name], (x, *(weights if name == "dyt" else []))) for name in eager}
+    trained = {name: (getattr(ops, name), eager[name], (wide, *(many if name == "dyt" else []))) for name in eager}
+    return found, trained
+
+
+def both_ways(call, inputs):
+    """Forward and backward as one call."""
+    inputs = [t.clone().requires_grad_() for t in inputs]
+    grad = torch.ones_like(call(*inputs))
+
+    def run():
+        torch.autograd.grad(call(*inputs), inputs, grad)
+
+    return run
+
+
+def eager_calls(dtype: torch.dtype) -> list[dict]:
+    """Figures of calls that were made before."""
+    found, trained = calls(dtype)
+    figures = []
+    x = found["relu"][2][0]
+    base = microseconds(lambda: torch.relu(x))
+    with torch.no_grad():
+        for name, (ours, theirs, inputs) in found.items():
+            pair = [microseconds(lambda f=f: f(*inputs)) for f in (ours, theirs)]
+            figures.append({"what": f"{name} forward", "us": pair[0], "torch_us": pair[1], "relu_us": base})
+    for name, (ours, theirs, inputs) in trained.items():
+        pair = [microseconds(both_ways(f, inputs)) for f in (ours, theirs)]
+        figures.append({"what": f"{name} forward + backward 1024x4096", "us": pair[0], "torch_us": pair[1], "relu_us": base})
+    return figures
+
+
+def first_call(op: str, runs: int = 5) -> dict:
+    """Median of fresh processes."""
+    found = []
+    for _ in range(runs):
+        done = subprocess.run([sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS)], capture_output=True, text=True, timeout=300)
+        if done.returncode:
+            return {"what": f"first {op}", "failed": (done.stderr.strip().splitlines() or ["?"])[-1]}
+        *times, triton = done.stdout.split()
+        found.append([float(t) for t in times] + [triton == "True"])
+    medians = [statistics.median(column) for column in list(zip(*found))[:3]]
+    return {"what": f"first {op}", "import_ms": medians[0], "first_ms": medians[1], "other_shape_ms": medians[2], "triton": any(f[3] for f in found)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float16"))
+    parser.add_argument("--first", metavar="OP", help="only the first call of this op in a fresh process")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("host_time: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
+        return 2
+    figures = [first_call(options.first)] if options.first else [first_call(op) for op in ("relu", "softmax")] + eager_calls(getattr(torch, options.dtype))
+    for f in figures:
+        print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in f.items()))
+    if options.json:
+        head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
+        options.json.write_text(json.dumps({**head, "figures": figures}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
