@@ -92,13 +92,20 @@ def eager_calls(dtype: torch.dtype) -> list[dict]:
         for name, (ours, theirs, inputs) in found.items():
             pair = [microseconds(lambda f=f: f(*inputs)) for f in (ours, theirs)]
             figures.append({"what": f"{name} forward", "us": pair[0], "torch_us": pair[1], "relu_us": base})
+            show(figures[-1])
     for name, (ours, theirs, inputs) in trained.items():
         pair = [microseconds(both_ways(f, inputs)) for f in (ours, theirs)]
         figures.append({"what": f"{name} forward + backward 1024x4096", "us": pair[0], "torch_us": pair[1], "relu_us": base})
+        show(figures[-1])
     return figures
 
 
-def first_call(op: str, runs: int = 5) -> dict:
+def show(figure: dict) -> None:
+    """One line."""
+    print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in figure.items()), flush=True)
+
+
+def first_call(op: str, runs: int = 3) -> dict:
     """Median of fresh processes."""
     found = []
     for _ in range(runs):
@@ -120,9 +127,10 @@ def main() -> int:
     if not torch.cuda.is_available():
         print("host_time: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
-    figures = [first_call(options.first)] if options.first else [first_call(op) for op in ("relu", "softmax")] + eager_calls(getattr(torch, options.dtype))
-    for f in figures:
-        print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in f.items()))
+    figures = [] if options.first else eager_calls(getattr(torch, options.dtype))
+    for op in [options.first] if options.first else ["softmax", "relu"]:
+        figures.append(first_call(op))
+        show(figures[-1])
     if options.json:
         head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
         options.json.write_text(json.dumps({**head, "figures": figures}, indent=1))

@@ -1,4 +1,9 @@
-"""A spec: one op as YAML. Keys: op, doc, algorithm; parameters, dtypes, schedules and shapes where they are wanted."""
+"""A spec: one op as YAML. Keys: op, doc, algorithm; parameters, dtypes, schedules, shapes, compiled and autocast where they are wanted.
+
+compiled: what torch.compile makes of a call, ``kernel`` (the default) or ``fuse``: opened into plain operations, which the
+compiler fuses with what surrounds them. autocast: ``fp32`` or ``keep``; by default products take the lower dtype, and what
+has none is kept as it is.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,8 @@ from .parser import parse
 from .schedule import Program
 
 REQUIRED = ("op", "doc", "algorithm")
-OPTIONAL = ("parameters", "dtypes", "schedules", "shapes")
+OPTIONAL = ("parameters", "dtypes", "schedules", "shapes", "compiled", "autocast")
+CHOICES = {"compiled": ("kernel", "fuse"), "autocast": ("fp32", "keep")}
 
 
 @dataclass(frozen=True)
@@ -28,6 +34,8 @@ class Spec:
     schedules: tuple[dict, ...] = ()
     shapes: tuple[dict, ...] = ()
     source: str = "<spec>"
+    compiled: str = "kernel"
+    autocast: str | None = None
 
     @property
     def algorithm(self) -> Algorithm:
@@ -61,7 +69,8 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
         if name not in declared:
             raise DTError(f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none")
     return Spec(data["op"], data["doc"].strip(), program, dict(parameters), tuple(data.get("dtypes") or ("fp32", "fp16", "bf16")),
-                tuple(data.get("schedules") or ()), tuple(data.get("shapes") or ()), source)  # fmt: skip
+                tuple(data.get("schedules") or ()), tuple(data.get("shapes") or ()), source,
+                data.get("compiled", "kernel"), data.get("autocast"))  # fmt: skip
 
 
 def _check_keys(data: dict, source: str) -> None:
@@ -71,5 +80,8 @@ def _check_keys(data: dict, source: str) -> None:
     for key in data:
         if key not in REQUIRED + OPTIONAL:
             raise DTError(f"{source}: unknown key", found=repr(key), allowed=", ".join(REQUIRED + OPTIONAL))
+    for key, allowed in CHOICES.items():
+        if key in data and data[key] not in allowed:
+            raise DTError(f"{source}: {key} is one of a few words", found=repr(data[key]), allowed=", ".join(allowed))
     if not data["op"].isidentifier():
         raise DTError(f"{source}: op is a Python name", found=repr(data["op"]))

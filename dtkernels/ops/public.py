@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from ..runtime.torch_ops import call_entry, signature
 from .registry import shipped
+
+_compiling = torch.compiler.is_dynamo_compiling
+
+
+class _Traced:
+    """Stands for an operator while torch.compile reads a call: a name, nothing that the compiler would have to look into."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, *args, **kwargs):
+        return call_entry(self.name, _signature(self.name), args, kwargs)
+
+
+def _signature(name: str) -> str:
+    shipped(name)
+    return signature(name)
+
+
+_signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
 
 
 def op(function: Callable) -> Callable:
     """Attach ``operator`` and ``source`` of the spec that bears the function's name."""
+    name = function.__name__
 
     def operator():
-        return shipped(function.__name__)
+        return _Traced(name) if _compiling() else shipped(name)
 
     def source(shape=None, gpu="h200", **options):
         """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""

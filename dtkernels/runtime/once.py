@@ -1,8 +1,20 @@
-"""Gradients that have no derivative of their own say so when one is asked for."""
+"""Derivatives that there are none of say so when they are asked for."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
+from torch.autograd import forward_ad
+
+
+def refuse_forward_mode(op: str, values: Iterable[object]) -> None:
+    """Raise NotImplementedError, one line, where a value carries a tangent, which would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    for v in values:
+        if isinstance(v, torch.Tensor) and forward_ad.unpack_dual(v).tangent is not None:
+            raise NotImplementedError(f"{op}: forward-mode differentiation is not supported; allowed: backward")
 
 
 def without_derivative(op: str, results: tuple, given: tuple) -> tuple:

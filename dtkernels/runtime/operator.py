@@ -17,12 +17,14 @@ from ..algebra.prepare import differentiable_form, prepare_algorithm
 from ..codegen.formula import formula
 from ..codegen.target import Target, target
 from ..codegen.triton_module import emit, plain_labels
+from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program, Schedule
 from ..lang.spec import Spec
+from . import torch_ops
 from .decide import Subject
 from .dispatch import Dispatcher
-from .once import without_derivative
+from .once import refuse_forward_mode, without_derivative
 from .paths import count
 from .quick import QuickCalls
 from .reference import evaluate
@@ -30,6 +32,9 @@ from .shapes import Fitted, fit
 from .table import spec_hash
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 class Asked(Exception):
@@ -49,34 +54,73 @@ class Operator:
         self.__doc__ = f"{spec.doc}\n\n{spec.algorithm}"
         self._variants: dict[tuple, Variant] = {}
         self._spec_hash = spec_hash(spec.algorithm)
-        self._quick = QuickCalls()
+        #: whether there are products for the matrix units; the setting of float32 products then matters, and autocast lowers
+        self.products = any(isinstance(n, ex.Dot) for d in spec.algorithm.definitions for n in d.expr.walk())
+        self._quick = QuickCalls(self.products)
         self._asking, self._asked = threading.Lock(), None
+        torch_ops.known[spec.op] = self
 
     def __repr__(self) -> str:
         return f"<dtkernels op {self.spec.op}>"
 
     def __call__(self, *args, **kwargs):
+        if _compiling():
+            return torch_ops.call_entry(self.__name__, torch_ops.signature(self.__name__), args, kwargs)
+        quick = self._quick
+        key = quick.key(args, kwargs)
+        run = quick.known.get(key)
+        return run(args, kwargs) if run is not None else self._unknown(key, args, kwargs)
+
+    def _unknown(self, key: tuple | None, args: tuple, kwargs: dict):
+        """A call of a kind that was not seen before."""
         if self._asked is not None and self._asked == threading.get_ident():
             raise Asked(args, kwargs)
-        key = self._quick.key(args, kwargs)
-        if key is not None and (known := self._quick.known.get(key)) is not None:
-            return known(args, kwargs)
+        if key is None and special(args, kwargs):
+            return torch_ops.call_entry(self.spec.op, torch_ops.signature(self.spec.op), args, kwargs, opaque=True)
+        if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            device = next((v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), "cpu")
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                dtype = self.autocast_dtype(device)
+                cast = torch_ops.cast_to
+                with torch.amp.autocast(device, enabled=False):
+                    return self(*[cast(v, dtype) for v in args], **{n: cast(v, dtype) for n, v in kwargs.items()})
+        refuse_forward_mode(self.spec.op, (*args, *kwargs.values()))
         bound = self.bind(args, kwargs)
         results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.spec.op, bound.fitted.tensors, bound.scalars))
         if key is not None:
             self._quick.learn(key, args, kwargs, bound, results)
         return results if len(results) > 1 else results[0]
 
+    def plain(self, args: tuple, kwargs: dict):
+        """A call without gradients that runs here and now, whatever asks for it."""
+        with torch.no_grad():
+            key = self._quick.key(args, kwargs)
+            run = self._quick.known.get(key)
+            if run is not None:
+                return run(args, kwargs)
+            bound = self.bind(args, kwargs)
+            results = tuple(bound.fitted.restore(r) for r in bound.variant.forward(self.spec.op, bound.fitted.tensors, bound.scalars))
+            if key is not None:
+                self._quick.learn(key, args, kwargs, bound, results)
+        return results if len(results) > 1 else results[0]
+
+    def autocast_dtype(self, device: str) -> torch.dtype | None:
+        """The dtype of inputs under autocast: the lower one for matrix products, else what the spec says; None: as they are."""
+        if self.spec.autocast is not None:
+            return torch.float32 if self.spec.autocast == "fp32" else None
+        return torch.get_autocast_dtype(device) if self.products else None
+
     def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
         """The arguments with which ``call()`` calls this op, which is not run."""
         with self._asking:
+            known, self._quick.known = self._quick.known, {}
             self._asked = threading.get_ident()
             try:
                 call()
             except Asked as asked:
                 return asked.args[0], asked.args[1]
             finally:
-                self._asked = None
+                self._asked, self._quick.known = None, known
         raise RuntimeError(f"{self.spec.op} was not called")
 
     def bind(self, args: tuple, kwargs: dict) -> BoundCall:
@@ -88,7 +132,8 @@ class Operator:
         fitted = fit(self.spec.op, core.algorithm, tensors)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
         variant.check(self.spec.op, fitted.tensors)
-        return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.algorithm.scalars})
+        key = (tuple(sorted(params.items())), fitted.batched if fitted.labels else frozenset(), fitted.labels)
+        return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.algorithm.scalars}, key)
 
     def variant(self, params: tuple, batched: frozenset[str], labels: int) -> Variant:
         """The op with its parameters bound and its batch labels added."""
@@ -141,6 +186,7 @@ class BoundCall:
     given: dict[str, torch.Tensor]
     fitted: Fitted
     scalars: dict[str, object]
+    key: tuple  #: what ``Operator.variant`` gives the variant for
 
 
 @dataclass(frozen=True)
@@ -151,6 +197,7 @@ class Pair:
     public: tuple[str, ...]
     forward: Variant
     backward: Variant
+    names: tuple[str, ...]  #: of the inputs and scalars of a call
 
 
 class Variant:
@@ -192,7 +239,7 @@ class Variant:
             if found.forward_outputs != self.outputs:
                 forward = Variant(found.forward, found.forward_outputs, replace(self.subject, saved=True, wanted=wanted))
             backward = Variant(found.backward, tuple(found.grads.values()), replace(self.subject, direction="backward", wanted=wanted))
-            self._pairs[wanted] = Pair(found, self.outputs, forward, backward)
+            self._pairs[wanted] = Pair(found, self.outputs, forward, backward, (*self.algorithm.inputs, *self.algorithm.scalars))
         return self._pairs[wanted]
 
     def pairs(self) -> tuple[Pair, ...]:
@@ -204,7 +251,7 @@ class Variant:
         path = choose_path(tensors)
         count(op, path)
         if path == "reference":
-            return evaluate(self.algorithm, tensors, scalars, self.outputs)
+            return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
         return tuple(self.dispatch(tensors, scalars))
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
@@ -252,6 +299,24 @@ class _Differentiable(torch.autograd.Function):
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*ctx.saved_tensors, *grads)))
+
+
+def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A result as a kernel leaves it: contiguous, in memory of its own."""
+    result = result.contiguous()
+    shared = any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False
+    return result.clone() if shared else result
+
+
+def special(args: tuple, kwargs: dict) -> bool:
+    """Whether tensors are not plain ones with data, or a dispatch mode is on: torch's dispatcher knows what to do with those."""
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    for v in (*args, *kwargs.values()):
+        if isinstance(v, torch.Tensor):
+            if type(v) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(v):
+                return True
+    return False
 
 
 def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:

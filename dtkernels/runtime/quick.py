@@ -7,9 +7,11 @@ call of that kind. Reshaping is not repeated: a view has the same pointer, so th
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import forward_ad
 
 from .launch import Bound
 from .once import without_derivative
@@ -19,51 +21,50 @@ if TYPE_CHECKING:
     from .operator import BoundCall, Pair
 
 REMEMBERED = 4096
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-_compiling = torch.compiler.is_compiling
-_allow_tf32 = torch.backends.cuda.matmul
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_grad_enabled = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 
 
 class QuickCalls:
-    """The kinds of calls of one op that are known."""
+    """The kinds of calls of one op that are known. ``precise``: the setting of float32 products is part of a kind."""
 
-    def __init__(self):
-        self.known: dict[tuple, _Inference | _Training] = {}
+    def __init__(self, precise: bool):
+        self.known: dict[tuple, Callable] = {}
+        self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
         """What decides how a call runs, but for its contents; None for calls that are not learned."""
-        if _compiling():
+        if _autocast() or _modes() or forward_ad._current_level >= 0:
             return None
-        grad, single, parts = False, False, []
+        grad, parts = False, []
         try:
             for v in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(v)
-                if kind in _PLAIN:
-                    if not v.is_cuda:
-                        return None
-                    dtype = v.dtype
-                    single = single or dtype is torch.float32
-                    grad = grad or v.requires_grad
-                    parts.append((v.shape, v.stride(), dtype, v.get_device(), v.data_ptr() & 15 == 0, v.requires_grad))
+                if kind is _Tensor or kind is _Parameter:
+                    wants = v.requires_grad
+                    if wants:
+                        grad = True
+                    parts += (v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15 == 0, wants)
                 elif kind is float:
                     parts.append(float)
                 elif kind is int or kind is bool or v is None:
-                    parts.append((kind, v))
+                    parts += (kind, v)
                 else:
                     return None
-        except RuntimeError:  # a tensor without storage: functional transforms
+        except RuntimeError:  # a tensor without storage or strides: functional transforms, sparse layouts
             return None
-        mode = (grad and torch.is_grad_enabled(), single and _allow_tf32.allow_tf32)
-        return (*parts, *kwargs, mode) if kwargs else (*parts, mode)
+        parts.append((grad and _grad_enabled(), self.precise and _tf32()))
+        return (*parts, *kwargs) if kwargs else tuple(parts)
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
         """Remember how this call ran, if it can be repeated so."""
-        found = None
-        places = _places(args, kwargs, call)
-        if places is not None and not any(r.requires_grad for r in results):
-            found = _Inference.of(call, places, results)
-        elif places is not None:
-            found = _Training.of(call, places, results)
+        if not results[0].is_cuda or (places := _places(args, kwargs, call)) is None:
+            return
+        training = any(r.requires_grad for r in results)
+        found = _Training.of(call, places, results) if training else _inference(call, places, results)
         if found is not None:
             if len(self.known) >= REMEMBERED:
                 self.known.clear()
@@ -106,24 +107,27 @@ def _bound(variant, values: tuple) -> Bound | None:
     return route.launch if route is not None and isinstance(route.launch, Bound) else None
 
 
-class _Inference:
-    """A call without gradients."""
+def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Callable | None:
+    """What runs a call without gradients: (args, kwargs) -> results."""
+    bound = _bound(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
+    if bound is None or not all(r.is_contiguous() for r in results):
+        return None
+    bound = _shaped(bound, [tuple(r.shape) for r in results])
+    count, pick, one = counter(call.variant.subject.op), _picker(places), bound.alone()
+    if one is not None and places == list(range(len(places))):
 
-    def __init__(self, op: str, places: list[int | str], bound: Bound):
-        self.pick, self.bound, self.single = _picker(places), bound, len(bound.results) == 1
-        self.counter = counter(op)
+        def run(args: tuple, kwargs: dict):
+            count["gpu"] += 1
+            return one(args)
 
-    @staticmethod
-    def of(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> _Inference | None:
-        bound = _bound(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
-        if bound is None or not all(r.is_contiguous() for r in results):
-            return None
-        return _Inference(call.variant.subject.op, places, _shaped(bound, [tuple(r.shape) for r in results]))
+    else:
 
-    def __call__(self, args: tuple, kwargs: dict):
-        self.counter["gpu"] += 1
-        results = self.bound(self.pick(args, kwargs))
-        return results[0] if self.single else tuple(results)
+        def run(args: tuple, kwargs: dict):
+            count["gpu"] += 1
+            results = bound(pick(args, kwargs))
+            return results[0] if len(results) == 1 else tuple(results)
+
+    return run
 
 
 class _Training:
@@ -144,10 +148,23 @@ class _Training:
         adjoints = [pair.gradient.adjoints[o] for o in pair.public]
         self.arriving = [adjoints.index(n) if i is None else None for n, i in zip((*self.inputs, *self.scalars), self.sources)]
         self.fitted_results = [shape for shape, _ in (pair_allocation(bound, j) for j in range(self.public))]
-        self.needed = sorted({i for i in self.sources if i is not None})  # what backward reads, and so what is kept
+        self._plan_saving({**call.fitted.tensors, **call.scalars})
         self.like = {n: (tuple(v.shape), v.dtype) for n, v in {**call.given, **call.scalars}.items() if isinstance(v, torch.Tensor)}
         self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
+        self.precise = pair.backward.dispatch.precise
         self.backwards: dict[tuple, Bound] = {}
+
+    def _plan_saving(self, values: dict[str, object]) -> None:
+        """What backward reads, and so what forward keeps: places of tensors, of numbers, and where each value then is."""
+        needed = sorted({i for i in self.sources if i is not None})
+        number = [n for n, v in enumerate(values.values()) if not isinstance(v, torch.Tensor)]
+        self.kept, self.numbers = [i for i in needed if i not in number], [i for i in needed if i in number]
+        after = len(self.kept) + self.public
+        #: for each of backward's values its place among what was kept, then gradients, then numbers
+        self.order = [
+            len(self.kept) + g if i is None else self.kept.index(i) if i in self.kept else after + self.numbers.index(i)
+            for i, g in zip(self.sources, self.arriving)
+        ]
 
     @staticmethod
     def of(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> _Training | None:
@@ -165,19 +182,24 @@ class _Training:
         """Public results in the shapes that the caller sees."""
         extra = [shape for shape, _ in (pair_allocation(self.forward, j) for j in range(self.public, len(self.forward.results)))]
         self.forward = _shaped(self.forward, [*(tuple(r.shape) for r in results), *extra])
+        self.one = self.forward.alone()
         return self
 
     def __call__(self, args: tuple, kwargs: dict):
         self.counter["gpu"] += 1
         return _Quick.apply(self, *self.pick(args, kwargs))
 
-    def back(self, known: dict[int, object], grads: tuple) -> list[torch.Tensor | None]:
-        """The gradients of the arguments, in the arguments' shapes; ``known`` are the values and results kept, by place."""
+    def back(self, kept: tuple, grads: tuple) -> list[torch.Tensor | None]:
+        """The gradients of the arguments, in the arguments' shapes; ``kept`` is what ``order`` counts in."""
         self.backward_counter["gpu"] += 1
-        values = tuple([known[i] if i is not None else grads[g] for i, g in zip(self.sources, self.arriving)])
-        key = tuple([(g.shape, g.stride(), g.dtype, g.data_ptr() & 15 == 0) for g in grads])
+        values = tuple([kept[i] for i in self.order])
+        key = (self.precise and _tf32(), *[(g.stride(), g.data_ptr() & 15 == 0) for g in grads])
         bound = self.backwards.get(key)
-        results = bound(values) if bound is not None else self._first(key, values)
+        if bound is not None:
+            results = bound(values)
+        else:
+            with torch.no_grad():
+                results = self._first(key, values)
         return [results[i] if i is not None else None for i in self.wanted]
 
     def _first(self, key: tuple, values: tuple) -> list[torch.Tensor]:
@@ -211,17 +233,15 @@ class _Quick(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, call: _Training, *values):
-        results = call.forward(values)
+        results = call.forward(values) if call.one is None else (call.one(values),)
         known = (*values, *results)
-        tensors = [i for i in call.needed if isinstance(known[i], torch.Tensor)]
-        ctx.call, ctx.tensors = call, tensors
-        ctx.numbers = {i: known[i] for i in call.needed if i not in tensors}
-        ctx.save_for_backward(*[known[i] for i in tensors])
+        ctx.call = call
+        ctx.numbers = [values[i] for i in call.numbers]
+        ctx.save_for_backward(*[known[i] for i in call.kept])
         return results[0] if call.public == 1 else tuple(results[: call.public])
 
     @staticmethod
     def backward(ctx, *grads):
         saved = ctx.saved_tensors
-        with torch.no_grad():
-            results = ctx.call.back({**ctx.numbers, **dict(zip(ctx.tensors, saved))}, grads)
+        results = ctx.call.back((*saved, *grads, *ctx.numbers), grads)
         return (None, *without_derivative(ctx.call.op, tuple(results), (*saved, *grads)))

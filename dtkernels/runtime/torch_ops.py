@@ -1,0 +1,296 @@
+"""Ops as torch.library knows them: ``torch.ops.dtkernels.<op>``, for torch.compile, torch.export, autocast and tensors without data.
+
+Each op has four entries, made from its algorithm alone:
+
+``<op>``           the op as the caller sees it, opaque to the compiler; differentiable
+``<op>_open``      the same, which the compiler opens into plain torch operations and fuses with what surrounds it
+``<op>_forward``   one forward and what backward reads of it, on tensors of the ranks that the algorithm declares
+``<op>_backward``  the derived gradient, likewise
+
+Eager calls do not come this way: they go from the arguments to bound kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+from torch._C import DispatchKey
+
+from ..lang import expr as ex
+from .once import refuse_forward_mode, without_derivative
+from .reference import evaluate, extents, result_dtype
+
+if TYPE_CHECKING:
+    from .operator import Operator, Variant
+
+NAMESPACE = "dtkernels"
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+known: dict[str, Operator] = {}  #: the ops of this process by name; of several the last that was made
+_schemas: dict[str, tuple[str, Operator]] = {}  #: of those that torch.library has
+
+
+def ensure(name: str) -> None:
+    """Register the entries of an op. Raises RuntimeError where the name was registered with other arguments."""
+    if name in _schemas and _schemas[name][1] is known[name]:
+        return
+    schema = _schema(known[name])
+    if name in _schemas and _schemas[name][0] != schema:
+        raise RuntimeError(f"{name}: torch knows this name with other arguments until the process ends; allowed: another name")
+    if name not in _schemas:
+        _define(name, schema)
+    _schemas[name] = schema, known[name]
+
+
+def _schema(operator: Operator) -> str:
+    """Inputs, scalars as tensors, then by name: scalars as numbers and compile-time parameters."""
+    a = operator.spec.algorithm
+    needed = _always_needed(operator)
+    parts = [f"Tensor {n}" if n in needed else f"Tensor? {n}" for n in a.inputs] + [f"Tensor? {s}" for s in a.scalars]
+    for i in range(len(parts) - 1, -1, -1):
+        if not parts[i].startswith("Tensor?"):
+            break
+        parts[i] += "=None"
+    whole = integer_scalars(a)
+    named = [f"{'SymInt' if s in whole else 'float'}? {s}_number=None" for s in a.scalars]
+    named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
+    count = len(operator.spec.outputs)
+    return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {'Tensor' if count == 1 else '(' + ', '.join(['Tensor'] * count) + ')'}"
+
+
+def _always_needed(operator: Operator) -> set[str]:
+    """Inputs that no setting of the truth-valued parameters does without."""
+    flags = [(n, not v) for n, v in operator.spec.algorithm.params if isinstance(v, bool)]
+    settings = [(), *((f,) for f in flags), tuple(flags)]
+    return set.intersection(*(set(operator.variant(tuple(sorted(s)), frozenset(), 0).algorithm.inputs) for s in settings))
+
+
+def integer_scalars(algorithm) -> set[str]:
+    """Scalars that enter indices."""
+    indices = [i for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index]
+    return {n.name for i in indices for n in i.walk() if isinstance(n, ex.Scalar)}
+
+
+# -- from a call to an entry ------------------------------------------------------------------------------------------
+
+
+def signature(name: str) -> str:
+    """``entry | inputs | scalars | parameters``, names separated by blanks: a text, which a compiler takes for a constant."""
+    ensure(name)
+    spec = known[name].spec
+    a = spec.algorithm
+    entry = name + ("_open" if spec.compiled == "fuse" else "")
+    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
+
+
+signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
+
+
+def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = False):
+    """A call by way of torch.library. Written so that torch.compile can read it; ``told`` is the op's signature."""
+    entry, inputs, scalars, params = [part.split() for part in told.split("|")]
+    names = inputs + scalars
+    defaults = dict([p.split("=") for p in params])
+    if len(args) > len(names):
+        raise TypeError(f"{name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
+    given = dict(zip(names, args))
+    for key, value in kwargs.items():
+        if key in given or key not in names and key not in defaults:
+            raise TypeError(f"{name}: {'repeated' if key in given else 'unknown'} argument {key!r}; allowed: {', '.join(names + list(defaults))}")
+        given[key] = value
+    tensors = [given.get(n) for n in inputs]
+    named = {}
+    for n in scalars:
+        value = given.get(n)
+        number = value is not None and not isinstance(value, torch.Tensor)
+        tensors.append(None if number else value)
+        if number:
+            named[n + "_number"] = value
+    for n in defaults:
+        if n in given:
+            named[n] = given[n]
+    return getattr(torch.ops.dtkernels, name if opaque else entry[0])(*tensors, **named)
+
+
+def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
+    """What an entry was called with, by the op's own names."""
+    a = operator.spec.algorithm
+    given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
+    for key, value in named.items():
+        if value is not None:
+            given[key.removesuffix("_number") if key.removesuffix("_number") in a.scalars else key] = value
+    return given
+
+
+# -- entries ------------------------------------------------------------------------------------------------------------
+
+
+def _define(name: str, schema: str) -> None:
+    tags = (torch.Tag.pt2_compliant_tag,)
+    inner = "(Tensor[] values, float[] numbers, str kind) -> Tensor[]"
+    for entry, text in ((name, schema), (f"{name}_open", schema), (f"{name}_forward", inner), (f"{name}_backward", inner)):
+        _library.define(f"{entry}{text}", tags=tags)
+
+    def run(*args, **named):
+        return known[name].plain((), _arguments(known[name], args, named))
+
+    def shaped(*args, **named):
+        call = known[name].bind((), _arguments(known[name], args, named))
+        results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors))
+        return results if len(results) > 1 else results[0]
+
+    def differentiable(*args, **named):
+        given = _arguments(known[name], args, named)
+        refuse_forward_mode(name, given.values())
+        if not (torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given.values())):
+            with torch._C._AutoDispatchBelowAutograd():
+                return getattr(torch.ops.dtkernels, name)(*args, **named)
+        call = known[name].bind((), given)
+        results = tuple(call.fitted.restore(r) for r in _recorded(name, call))
+        return results if len(results) > 1 else results[0]
+
+    def opened(*args, **named):
+        call = known[name].bind((), _arguments(known[name], args, named))
+        variant = call.variant
+        results = evaluate(variant.algorithm, call.fitted.tensors, call.scalars, variant.outputs)
+        results = tuple(call.fitted.restore(r.contiguous()) for r in results)
+        return results if len(results) > 1 else results[0]
+
+    def mapped(info, in_dims, *args, **named):
+        raise RuntimeError(f"{name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
+
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    _library.impl(name, differentiable, "Autograd")
+    _library.impl(f"{name}_open", opened, "CompositeImplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shaped, lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", mapped, lib=_library)
+    for key, device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+        for entry in (name, f"{name}_open"):
+            _library.impl(entry, _casting(name, entry, device), key)
+    for half in ("forward", "backward"):
+        _library.impl(f"{name}_{half}", _half(name, half), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _half_shaped(name, half), lib=_library)
+
+
+def _casting(name: str, entry: str, device: str):
+    """The entry with its floating tensors cast as autocast would have it, see ``autocast_dtype``."""
+
+    def cast(*args, **named):
+        dtype = known[name].autocast_dtype(device)
+        with torch.amp.autocast(device, enabled=False):
+            return getattr(torch.ops.dtkernels, entry)(*[cast_to(v, dtype) for v in args], **named)
+
+    return cast
+
+
+def cast_to(value: object, dtype: torch.dtype | None) -> object:
+    """A tensor of 16 or 32 bits in ``dtype``; anything else, or no dtype, as it is."""
+    plain = dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16)
+    return value if plain else value.to(dtype)
+
+
+def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Tensors in the shapes, dtypes and strides of a variant's results, not filled."""
+    a, sizes, dtype = variant.algorithm, extents(variant.algorithm, tensors), result_dtype(variant.algorithm, tensors)
+    device, found = next(iter(tensors.values())).device, []
+    for output in variant.outputs:
+        cast = a[output].expr
+        own = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else dtype
+        wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64
+        found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=torch.float64 if wide else own, device=device))
+    return tuple(found)
+
+
+# -- the two halves of a gradient ---------------------------------------------------------------------------------------
+
+
+def _recorded(name: str, call):
+    """The public results of a bound call, differentiable."""
+    values = {**call.fitted.tensors, **call.scalars}
+    numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
+    wanted = tuple(n for n, v in values.items() if n not in numbers and v.requires_grad)
+    params, batched, labels = call.key
+    kind = json.dumps({"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "numbers": numbers})
+    tensors = [v for n, v in values.items() if n not in numbers]
+    results = _Recorded.apply(name, kind, [values[n] for n in numbers], *tensors)
+    return results[: len(call.variant.outputs)]
+
+
+def _pair(name: str, kind: str):
+    """(the pair of halves, names of the scalars that are numbers)"""
+    told = json.loads(kind)
+    variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
+    return variant.pair(tuple(told["wanted"])), tuple(told["numbers"])
+
+
+def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: list[float], named: tuple[str, ...]) -> tuple[dict, dict]:
+    """Tensors and scalars of a variant by name."""
+    a = variant.algorithm
+    names = [n for n in (*a.inputs, *a.scalars) if n not in named]
+    whole = integer_scalars(a)
+    given = dict(zip(names, values)) | {n: int(v) if n in whole else v for n, v in zip((s for s in named if s in a.scalars), numbers)}
+    return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
+
+
+def _half(name: str, half: str):
+    def run(values: list[torch.Tensor], numbers: list[float], kind: str) -> list[torch.Tensor]:
+        pair, named = _pair(name, kind)
+        variant = getattr(pair, half)
+        with torch.no_grad():
+            return list(variant.forward(name if half == "forward" else f"{name} backward", *_sorted_out(variant, values, numbers, named)))
+
+    return run
+
+
+def _half_shaped(name: str, half: str):
+    def shaped(values: list[torch.Tensor], numbers: list[float], kind: str) -> list[torch.Tensor]:
+        pair, named = _pair(name, kind)
+        variant = getattr(pair, half)
+        return list(like_results(variant, _sorted_out(variant, values, numbers, named)[0]))
+
+    return shaped
+
+
+class _Recorded(torch.autograd.Function):
+    """Forward and backward by the two inner entries, so that tracing sees both."""
+
+    @staticmethod
+    def forward(name: str, kind: str, numbers: list[float], *values: torch.Tensor):
+        pair, named = _pair(name, kind)
+        a = pair.forward.algorithm
+        own = dict(zip([n for n in _order(pair) if n not in named], values))
+        numbered = dict(zip(named, numbers))
+        results = getattr(torch.ops.dtkernels, f"{name}_forward")(
+            [own[n] for n in (*a.inputs, *a.scalars) if n not in named], [numbered[n] for n in named if n in a.scalars], kind
+        )
+        return tuple(results)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        name, kind, numbers, *values = inputs
+        pair, named = _pair(name, kind)
+        names = [n for n in _order(pair) if n not in named]
+        found = {**dict(zip(names, values)), **dict(zip(pair.forward.outputs, output))}
+        a = pair.backward.algorithm
+        ctx.name, ctx.kind, ctx.like = name, kind, {n: (v.shape, v.dtype) for n, v in zip(names, values)}
+        ctx.kept = tuple(n for n in (*a.inputs, *a.scalars) if n in found)
+        ctx.numbers = [v for n, v in zip(named, numbers) if n in a.scalars]
+        ctx.save_for_backward(*(found[n] for n in ctx.kept))
+        ctx.mark_non_differentiable(*output[len(pair.public) :])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        pair, named = _pair(ctx.name, ctx.kind)
+        a = pair.backward.algorithm
+        found = dict(zip(ctx.kept, ctx.saved_tensors)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
+        values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]
+        results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.numbers, ctx.kind)
+        made = dict(zip(pair.gradient.grads, results))
+        shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
+        return (None, None, None, *without_derivative(ctx.name, shaped, (*ctx.saved_tensors, *grads)))
+
+
+def _order(pair) -> tuple[str, ...]:
+    """Names of a call's inputs and scalars, in order of declaration."""
+    return pair.names

@@ -1,0 +1,84 @@
+"""Under torch.compile: an op as one kernel, opened for Inductor to fuse, or as torch's own formula? Times of each, alone and in a chain.
+
+    python tools/compile_policy.py --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+import torch
+
+SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
+NATIVE = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, w, b, a: torch.tanh(a * x) * w + b}
+CHAINS = {
+    "alone": lambda f, x, y, *more: f(x, *more),
+    "chain": lambda f, x, y, *more: f(x * 0.5 + y, *more) * y,
+}
+
+
+def forms(op: str) -> dict:
+    """name -> the op as a function that torch.compile reads."""
+    import dtkernels.ops
+    from dtkernels.runtime import torch_ops
+
+    getattr(dtkernels.ops, op).operator()
+    torch_ops.ensure(op)
+    return {"kernel": getattr(torch.ops.dtkernels, op), "fuse": getattr(torch.ops.dtkernels, f"{op}_open"), "torch": NATIVE[op]}
+
+
+def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
+    """Forward, and forward + backward, of each form in milliseconds."""
+    from triton.testing import do_bench
+
+    x, y = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    more = [torch.randn(n, device="cuda", dtype=torch.bfloat16) for n in (shape[1], shape[1], 1)] if op == "dyt" else []
+    found = []
+    for name, form in forms(op).items():
+        torch._dynamo.reset()
+
+        def work(x, y, *more, form=form):
+            return CHAINS[chain](form, x, y, *more)
+
+        compiled = torch.compile(work, fullgraph=True)
+        with torch.no_grad():
+            forward = do_bench(lambda: compiled(x, y, *more), return_mode="median")
+        leaves = [t.clone().requires_grad_() for t in (x, *more)]
+        grad = torch.randn_like(x)
+
+        def both(leaves=leaves):
+            torch.autograd.grad(compiled(leaves[0], y, *leaves[1:]), leaves, grad)
+
+        line = {"op": op, "shape": shape, "where": chain, "form": name, "forward_us": forward * 1e3, "both_us": do_bench(both, return_mode="median") * 1e3}
+        print(line, flush=True)
+        found.append(line)
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--ops", default="relu,softmax,dyt")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("compile_policy: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
+        return 2
+    figures = []
+    for op in options.ops.split(","):
+        for shape in SHAPES:
+            for chain in CHAINS:
+                try:
+                    figures += times(op, shape, chain)
+                except Exception as error:  # one form that fails must not lose the rest
+                    print(op, shape, chain, type(error).__name__, str(error).splitlines()[:3], flush=True)
+                if options.json:
+                    head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
+                    options.json.write_text(json.dumps({**head, "figures": figures}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
