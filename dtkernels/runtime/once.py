@@ -35,9 +35,12 @@ class _Final(torch.autograd.Function):
     """The identity on its first ``count`` tensors, tied to the rest; its backward refuses."""
 
     @staticmethod
-    def forward(ctx, op: str, count: int, *tensors: torch.Tensor):
-        ctx.op = op
+    def forward(op: str, count: int, *tensors: torch.Tensor):
         return tuple(t.view_as(t) for t in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.op = inputs[0]
 
     @staticmethod
     def backward(ctx, *grads):

@@ -75,6 +75,10 @@ class Operator:
         """A call of a kind that was not seen before."""
         if self._asked is not None and self._asked == threading.get_ident():
             raise Asked(args, kwargs)
+        refuse_forward_mode(self.spec.op, (*args, *kwargs.values()))
+        if torch._C._are_functorch_transforms_active():
+            torch_ops.ensure(self.spec.op)
+            return torch_ops.recorded(self, args, kwargs)
         if key is None and special(args, kwargs):
             return torch_ops.call_entry(self.spec.op, torch_ops.signature(self.spec.op), args, kwargs, opaque=True)
         if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
@@ -84,7 +88,6 @@ class Operator:
                 cast = torch_ops.cast_to
                 with torch.amp.autocast(device, enabled=False):
                     return self(*[cast(v, dtype) for v in args], **{n: cast(v, dtype) for n, v in kwargs.items()})
-        refuse_forward_mode(self.spec.op, (*args, *kwargs.values()))
         bound = self.bind(args, kwargs)
         results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.spec.op, bound.fitted.tensors, bound.scalars))
         if key is not None:
@@ -291,14 +294,15 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         pair, backward = ctx.pair, ctx.pair.backward
-        known = {**ctx.plain, **dict(zip(ctx.kept, ctx.saved_tensors))}
+        saved = ctx.saved_tensors  # once: checkpointing gives them once
+        known = {**ctx.plain, **dict(zip(ctx.kept, saved))}
         known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         inputs = {n: known[n] for n in backward.algorithm.inputs}
         with torch.no_grad():
             results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
-        return (None, None, None, None, *without_derivative(ctx.op, shaped, (*ctx.saved_tensors, *grads)))
+        return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
 
 
 def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -314,7 +318,7 @@ def special(args: tuple, kwargs: dict) -> bool:
         return True
     for v in (*args, *kwargs.values()):
         if isinstance(v, torch.Tensor):
-            if type(v) not in (torch.Tensor, torch.nn.Parameter) or torch._C._functorch.is_functorch_wrapped_tensor(v):
+            if type(v) not in (torch.Tensor, torch.nn.Parameter):
                 return True
     return False
 

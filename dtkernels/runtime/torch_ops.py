@@ -89,7 +89,13 @@ signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.
 
 def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = False):
     """A call by way of torch.library. Written so that torch.compile can read it; ``told`` is the op's signature."""
-    entry, inputs, scalars, params = [part.split() for part in told.split("|")]
+    tensors, named = entry_arguments(name, told, args, kwargs)
+    return getattr(torch.ops.dtkernels, name if opaque else told.split(" ")[0])(*tensors, **named)
+
+
+def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[list, dict]:
+    """A call of an op as its entry takes it. Raises TypeError, one line, where names do not agree."""
+    _, inputs, scalars, params = [part.split() for part in told.split("|")]
     names = inputs + scalars
     defaults = dict([p.split("=") for p in params])
     if len(args) > len(names):
@@ -110,7 +116,7 @@ def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = F
     for n in defaults:
         if n in given:
             named[n] = given[n]
-    return getattr(torch.ops.dtkernels, name if opaque else entry[0])(*tensors, **named)
+    return tensors, named
 
 
 def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
@@ -146,9 +152,9 @@ def _define(name: str, schema: str) -> None:
         if not (torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given.values())):
             with torch._C._AutoDispatchBelowAutograd():
                 return getattr(torch.ops.dtkernels, name)(*args, **named)
-        call = known[name].bind((), given)
-        results = tuple(call.fitted.restore(r) for r in _recorded(name, call))
-        return results if len(results) > 1 else results[0]
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(f"{name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls")
+        return recorded(known[name], (), given)
 
     def opened(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
@@ -158,7 +164,7 @@ def _define(name: str, schema: str) -> None:
         return results if len(results) > 1 else results[0]
 
     def mapped(info, in_dims, *args, **named):
-        raise RuntimeError(f"{name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
+        raise unmapped(name)
 
     _library.impl(name, run, "CompositeExplicitAutograd")
     _library.impl(name, differentiable, "Autograd")
@@ -205,16 +211,19 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
 # -- the two halves of a gradient ---------------------------------------------------------------------------------------
 
 
-def _recorded(name: str, call):
-    """The public results of a bound call, differentiable."""
+def recorded(operator: Operator, args: tuple, kwargs: dict):
+    """The results of a call, differentiable by the inner entries."""
+    name, call = operator.spec.op, operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
-    wanted = tuple(n for n, v in values.items() if n not in numbers and v.requires_grad)
+    every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
+    wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
     params, batched, labels = call.key
     kind = json.dumps({"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "numbers": numbers})
     tensors = [v for n, v in values.items() if n not in numbers]
-    results = _Recorded.apply(name, kind, [values[n] for n in numbers], *tensors)
-    return results[: len(call.variant.outputs)]
+    results = _Recorded.apply(name, kind, [values[n] for n in numbers], *tensors)[: len(call.variant.outputs)]
+    results = tuple(call.fitted.restore(r) for r in results)
+    return results if len(results) > 1 else results[0]
 
 
 def _pair(name: str, kind: str):
@@ -252,6 +261,11 @@ def _half_shaped(name: str, half: str):
     return shaped
 
 
+def unmapped(name: str) -> NotImplementedError:
+    """What a vmap over an op raises."""
+    return NotImplementedError(f"{name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
+
+
 class _Recorded(torch.autograd.Function):
     """Forward and backward by the two inner entries, so that tracing sees both."""
 
@@ -282,13 +296,18 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         pair, named = _pair(ctx.name, ctx.kind)
-        a = pair.backward.algorithm
-        found = dict(zip(ctx.kept, ctx.saved_tensors)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
+        a, saved = pair.backward.algorithm, ctx.saved_tensors  # once: checkpointing gives them once
+        found = dict(zip(ctx.kept, saved)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]
         results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.numbers, ctx.kind)
         made = dict(zip(pair.gradient.grads, results))
         shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
-        return (None, None, None, *without_derivative(ctx.name, shaped, (*ctx.saved_tensors, *grads)))
+        return (None, None, None, *without_derivative(ctx.name, shaped, (*saved, *grads)))
+
+
+    @staticmethod
+    def vmap(info, in_dims, name: str, *values):
+        raise unmapped(name)
 
 
 def _order(pair) -> tuple[str, ...]:

@@ -1,0 +1,275 @@
+"""Ops inside PyTorch: torch.library's own checks, torch.compile, torch.export, autocast, checkpointing, tensors without data."""
+
+import copy
+import io
+
+import pytest
+import torch
+from op_cases import MAKERS, normal
+from torch import nn
+
+import dtkernels
+from dtkernels.runtime import torch_ops
+
+CASES = {
+    "relu": (3, 7),
+    "softmax": (2, 3, 17),
+    "dyt": (2, 3, 17),
+    "mmsigmoid": (2, 5, 7),
+    "two_mm": (5, 7, 17, 16),
+    "attention": (2, 4, 2, 9, 11, 16, 16),
+}
+MINE = """
+op: blend
+doc: Twice the larger of two tensors, or of a tensor and a number, with a sum over rows beside it.
+parameters:
+  shifted: a bias is added
+algorithm: |
+  Func blend, total;
+  In A, B, bias;
+  SIn level;
+  Var x, y;
+  Param shifted = false;
+  blend[x, y] = 2 * maximum(A[x, y] * level, B[x, y]) + where(shifted, bias[y], 0);
+  total[x] = rsum(blend[x, y], y);
+  blend.compile(); total.compile();
+"""
+
+
+@pytest.fixture(autouse=True)
+def reference(monkeypatch):
+    """Eager torch on the same algorithm: what is tested here is how calls get there."""
+    monkeypatch.delenv("TRITON_INTERPRET")
+    torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def mine(tmp_path_factory):
+    path = tmp_path_factory.mktemp("specs") / "blend.yaml"
+    path.write_text(MINE)
+    return dtkernels.register(path)
+
+
+def case_of(op: str, dtype: torch.dtype = torch.float32):
+    return MAKERS[op](CASES[op], dtype, "cpu")
+
+
+def entry_of(op: str, call) -> tuple:
+    """(name, positional, named) of what torch.library is asked for by ``call()``."""
+    operator = getattr(dtkernels.ops, op)
+    operator = operator.operator() if hasattr(operator, "operator") else operator
+    tensors, named = torch_ops.entry_arguments(op, torch_ops.signature(op), *operator.arguments(call))
+    return op, tensors, named
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("op", MAKERS)
+def test_opcheck(op, grad):
+    case = case_of(op)
+    inputs = tuple(t.requires_grad_(grad) for t in case.inputs)
+    name, tensors, named = entry_of(op, lambda: case.ours(*inputs, **case.options))
+    torch.library.opcheck(getattr(torch.ops.dtkernels, name).default, tuple(tensors), named)
+
+
+def test_opcheck_of_options():
+    q, k = normal(2, 4, 9, 16, dtype=torch.float32, device="cpu"), normal(2, 2, 11, 16, dtype=torch.float32, device="cpu", seed=1)
+    for options in ({"causal": True}, {"mask": torch.rand(2, 1, 9, 11) > 0.3}, {"mask": torch.randn(9, 11)}, {"scale": torch.tensor(0.3)}):
+        _, tensors, named = entry_of("attention", lambda options=options: dtkernels.ops.attention(q, k, k, **options))
+        torch.library.opcheck(torch.ops.dtkernels.attention.default, tuple(tensors), named)
+
+
+def test_opcheck_of_a_registered_spec(mine):
+    a, b, bias = (normal(*s, dtype=torch.float32, device="cpu", seed=i).requires_grad_() for i, s in enumerate([(5, 7), (5, 7), (7,)]))
+    for args, options in (((a, b, None, 0.5), {}), ((a, b, bias, torch.tensor(0.5)), {"shifted": True})):
+        given = {n: v for n, v in zip(("A", "B", "bias", "level"), args) if v is not None}
+        _, tensors, named = entry_of("blend", lambda given=given, options=options: mine(**given, **options))
+        torch.library.opcheck(torch.ops.dtkernels.blend.default, tuple(tensors), named)
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_opcheck_of_the_inner_entries(op):
+    """What backward is made of, caught as it is called."""
+    case = case_of(op)
+    inputs = tuple(t.requires_grad_() for t in case.inputs)
+    name, tensors, named = entry_of(op, lambda: case.ours(*inputs, **case.options))
+    caught = []
+
+    class Catch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func.namespace == "dtkernels":
+                caught.append((func, args))
+            return func(*args, **(kwargs or {}))
+
+    with Catch():
+        result = getattr(torch.ops.dtkernels, name)(*tensors, **named)
+        result.sum().backward()
+    assert [f.name() for f, _ in caught] == [f"dtkernels::{op}_forward", f"dtkernels::{op}_backward"]
+    for func, args in caught:
+        detached = torch.utils._pytree.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, args)
+        torch.library.opcheck(func, detached)
+
+
+def gradients(call, inputs, grad):
+    result = call(*inputs)
+    return [result, *torch.autograd.grad(result, inputs, grad)]
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_compile_is_one_graph_forward_and_backward(op):
+    case = case_of(op)
+    inputs = tuple(t.requires_grad_() for t in case.inputs)
+    grad = torch.randn_like(case.result())
+    compiled = torch.compile(lambda *i: case.ours(*i, **case.options) * 1.5, fullgraph=True, backend="aot_eager")
+    wanted = gradients(lambda *i: case.ours(*i, **case.options) * 1.5, inputs, grad)
+    for got, good in zip(gradients(compiled, inputs, grad), wanted):
+        torch.testing.assert_close(got, good)
+
+
+def test_compile_of_a_registered_spec(mine):
+    a, b = (normal(5, 7, dtype=torch.float32, device="cpu", seed=i).requires_grad_() for i in range(2))
+    compiled = torch.compile(lambda a, b: mine(A=a, B=b, level=0.5), fullgraph=True, backend="aot_eager")
+    for got, good in zip(compiled(a, b), mine(A=a, B=b, level=0.5)):
+        torch.testing.assert_close(got, good)
+
+
+@pytest.mark.parametrize("policy", ["kernel", "fuse"])
+def test_the_spec_says_what_the_compiler_sees(mine, policy, monkeypatch):
+    seen = []
+
+    def backend(graph, inputs):
+        seen.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
+        return graph.forward
+
+    object.__setattr__(mine.spec, "compiled", policy)
+    a, b = torch.randn(3, 4), torch.randn(3, 4)
+    compiled = torch.compile(lambda a, b: mine(a, b, level=2.0)[0], fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend))
+    torch.testing.assert_close(compiled(a, b), mine(a, b, level=2.0)[0])
+    assert ("dtkernels.blend.default" in seen) == (policy == "kernel") and ("aten.maximum.default" in seen) == (policy == "fuse")
+
+
+@pytest.mark.parametrize("op", ["softmax", "dyt", "mmsigmoid", "attention"])
+def test_dynamic_shapes_compile_once(op):
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    case = case_of(op)
+    compiled = torch.compile(lambda *i: case.ours(*i, **case.options), fullgraph=True, backend=counter)
+    for size in (5, 8, 13):
+        inputs = list(case.inputs)
+        shape = list(inputs[0].shape)
+        shape[-2] = size
+        inputs[0] = torch.randn(shape).requires_grad_()
+        torch._dynamo.mark_dynamic(inputs[0], len(shape) - 2)
+        result = compiled(*inputs)
+        torch.testing.assert_close(result, case.ours(*inputs, **case.options))
+        result.sum().backward()
+        assert inputs[0].grad.shape == inputs[0].shape
+    assert counter.frame_count == 1
+
+
+def test_inductor_runs_the_compiled_graph():
+    x = torch.randn(4, 33, requires_grad=True)
+    compiled = torch.compile(lambda x: dtkernels.ops.softmax(x * 2) + 1, fullgraph=True)
+    torch.testing.assert_close(compiled(x), (x * 2).softmax(-1) + 1)
+    (got,) = torch.autograd.grad(compiled(x).pow(2).sum(), x)
+    (wanted,) = torch.autograd.grad(((x * 2).softmax(-1) + 1).pow(2).sum(), x)
+    torch.testing.assert_close(got, wanted)
+
+
+class Net(nn.Module):
+    """A module that calls ops."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.weight, self.bias, self.alpha = nn.Parameter(torch.ones(8)), nn.Parameter(torch.zeros(8)), nn.Parameter(torch.tensor([0.5]))
+
+    def forward(self, x):
+        x = dtkernels.ops.dyt(self.inner(x), self.alpha, self.weight, self.bias)
+        return dtkernels.ops.softmax(dtkernels.ops.relu(x))
+
+
+def test_export_with_a_dynamic_batch_saves_and_loads():
+    net, x = Net(), torch.randn(3, 8)
+    program = torch.export.export(net, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},))
+    buffer = io.BytesIO()
+    torch.export.save(program, buffer)
+    buffer.seek(0)
+    loaded = torch.export.load(buffer).module()
+    for rows in (3, 17):
+        x = torch.randn(rows, 8)
+        torch.testing.assert_close(loaded(x), net(x))
+
+
+def test_copies_and_pickles_of_modules():
+    net, x = Net(), torch.randn(3, 8)
+    wanted = net(x)
+    buffer = io.BytesIO()
+    torch.save(net, buffer)
+    buffer.seek(0)
+    for other in (copy.deepcopy(net), torch.load(buffer, weights_only=False)):
+        torch.testing.assert_close(other(x), wanted)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_gradient_checkpointing(reentrant):
+    net, x = Net(), torch.randn(3, 8, requires_grad=True)
+    wanted = torch.autograd.grad(net(x).pow(2).sum(), x)
+    y = torch.utils.checkpoint.checkpoint(net, x, use_reentrant=reentrant)
+    y.pow(2).sum().backward()
+    torch.testing.assert_close(x.grad, wanted[0])
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "compiled"])
+def test_autocast_lowers_products_and_follows_torch_elsewhere(compiled):
+    a, b = torch.randn(4, 8, requires_grad=True), torch.randn(8, 5, requires_grad=True)
+
+    def work(a, b):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return dtkernels.ops.mmsigmoid(a, b), dtkernels.ops.relu(a), dtkernels.ops.softmax(a.bfloat16())
+
+    run = torch.compile(work, fullgraph=True, backend="aot_eager") if compiled else work
+    product, plain, soft = run(a, b)
+    assert (product.dtype, plain.dtype, soft.dtype) == (torch.bfloat16, torch.float32, torch.float32)
+    product.float().sum().backward()
+    assert a.grad.dtype == torch.float32 and b.grad.shape == b.shape
+
+
+@pytest.mark.parametrize("op", MAKERS)
+def test_tensors_without_data_have_the_right_shapes_and_dtypes(op):
+    for dtype in (torch.float32, torch.bfloat16):
+        case = case_of(op, dtype)
+        wanted = case.result()
+        meta = case.ours(*(t.to("meta") for t in case.inputs), **case.options)
+        assert (meta.shape, meta.dtype, meta.device.type) == (wanted.shape, wanted.dtype, "meta")
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = case.ours(*(mode.from_tensor(t) for t in case.inputs), **case.options)
+        assert (fake.shape, fake.dtype, fake.stride()) == (wanted.shape, wanted.dtype, wanted.stride())
+
+
+def test_what_there_is_no_rule_for_says_so():
+    x = torch.randn(3, 4)
+    with pytest.raises(NotImplementedError, match="softmax: torch.vmap is not supported; allowed: leading dimensions"):
+        torch.func.vmap(dtkernels.ops.softmax)(x)
+    for call in (lambda: torch.func.jvp(dtkernels.ops.softmax, (x,), (x,)), lambda: dual(x)):
+        with pytest.raises(NotImplementedError, match="softmax: forward-mode differentiation is not supported"):
+            call()
+
+
+def dual(x):
+    with torch.autograd.forward_ad.dual_level():
+        return dtkernels.ops.softmax(torch.autograd.forward_ad.make_dual(x, x))
+
+
+def test_functional_gradients():
+    x = torch.randn(3, 4)
+    got = torch.func.grad(lambda x: dtkernels.ops.softmax(x)[0, 0])(x)
+    torch.testing.assert_close(got, torch.func.grad(lambda x: x.softmax(-1)[0, 0])(x))
+
+
+def test_a_name_registered_with_other_arguments_is_refused(mine, tmp_path):
+    torch_ops.ensure("blend")
+    path = tmp_path / "blend.yaml"
+    path.write_text(MINE.replace("In A, B, bias;", "In A, bias;").replace("B[x, y]", "A[x, y]"))
+    dtkernels.register(path)
+    with pytest.raises(RuntimeError, match="blend: torch knows this name with other arguments"):
+        torch_ops.ensure("blend")
+    torch_ops.known["blend"] = mine
