@@ -24,6 +24,7 @@ from .notes import log, warn_once
 from .reference import extents, result_dtype
 from .store import Entry, Store, StoreError, digest
 
+_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {getattr(torch, name): short for short, name in ex.DTYPES.items()}
 REMEMBERED = 4096  #: kinds of calls that one dispatcher keeps
 
@@ -46,7 +47,7 @@ def call_key(values: tuple, precision: bool) -> tuple:
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
             parts.append(v if isinstance(v, int) else float)
-    return (*parts, torch.backends.cuda.matmul.allow_tf32 if precision and values[0].dtype == torch.float32 else None)
+    return (*parts, precision and _tf32())
 
 
 class Dispatcher:

@@ -29,6 +29,7 @@ from .paths import count
 from .quick import QuickCalls
 from .reference import evaluate
 from .shapes import Fitted, fit
+from .sharded import any_sharded, call_sharded
 from .table import spec_hash
 
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -79,6 +80,8 @@ class Operator:
         if torch._C._are_functorch_transforms_active():
             torch_ops.ensure(self.spec.op)
             return torch_ops.recorded(self, args, kwargs)
+        if any_sharded((*args, *kwargs.values())):
+            return call_sharded(self, args, kwargs)
         if key is None and special(args, kwargs):
             return torch_ops.call_entry(self.spec.op, torch_ops.signature(self.spec.op), args, kwargs, opaque=True)
         if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
@@ -96,16 +99,18 @@ class Operator:
 
     def plain(self, args: tuple, kwargs: dict):
         """A call without gradients that runs here and now, whatever asks for it."""
-        with torch.no_grad():
-            key = self._quick.key(args, kwargs)
-            run = self._quick.known.get(key)
-            if run is not None:
-                return run(args, kwargs)
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.plain(args, kwargs)
+        key = self._quick.key(args, kwargs)
+        run = self._quick.known.get(key)
+        if run is None:
             bound = self.bind(args, kwargs)
             results = tuple(bound.fitted.restore(r) for r in bound.variant.forward(self.spec.op, bound.fitted.tensors, bound.scalars))
             if key is not None:
                 self._quick.learn(key, args, kwargs, bound, results)
-        return results if len(results) > 1 else results[0]
+            return results if len(results) > 1 else results[0]
+        return run(args, kwargs)
 
     def autocast_dtype(self, device: str) -> torch.dtype | None:
         """The dtype of inputs under autocast: the lower one for matrix products, else what the spec says; None: as they are."""
@@ -128,7 +133,7 @@ class Operator:
 
     def bind(self, args: tuple, kwargs: dict) -> BoundCall:
         """The variant that a call runs, with its tensors in the shapes that it wants. Raises TypeError and ValueError, one line."""
-        tensors, scalars, params = self._bind(args, kwargs)
+        tensors, scalars, params = self.named(args, kwargs)
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.algorithm.inputs}
         self._check_types(tensors)
@@ -152,7 +157,8 @@ class Operator:
         variant = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)))
 
-    def _bind(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
+    def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
+        """A call as inputs, scalars and parameters by name. Raises TypeError, one line, where names do not agree."""
         a = self.spec.algorithm
         names = a.inputs + a.scalars
         if len(args) > len(names):

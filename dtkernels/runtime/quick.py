@@ -152,7 +152,7 @@ class _Training:
         self.like = {n: (tuple(v.shape), v.dtype) for n, v in {**call.given, **call.scalars}.items() if isinstance(v, torch.Tensor)}
         self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
         self.precise = pair.backward.dispatch.precise
-        self.backwards: dict[tuple, Bound] = {}
+        self.backwards: dict[tuple, Callable] = {}
 
     def _plan_saving(self, values: dict[str, object]) -> None:
         """What backward reads, and so what forward keeps: places of tensors, of numbers, and where each value then is."""
@@ -187,16 +187,16 @@ class _Training:
 
     def __call__(self, args: tuple, kwargs: dict):
         self.counter["gpu"] += 1
-        return _Quick.apply(self, *self.pick(args, kwargs))
+        return _apply(self, *self.pick(args, kwargs))
 
     def back(self, kept: tuple, grads: tuple) -> list[torch.Tensor | None]:
         """The gradients of the arguments, in the arguments' shapes; ``kept`` is what ``order`` counts in."""
         self.backward_counter["gpu"] += 1
         values = tuple([kept[i] for i in self.order])
         key = (self.precise and _tf32(), *[(g.stride(), g.data_ptr() & 15 == 0) for g in grads])
-        bound = self.backwards.get(key)
-        if bound is not None:
-            results = bound(values)
+        run = self.backwards.get(key)
+        if run is not None:
+            results = run(values)
         else:
             with torch.no_grad():
                 results = self._first(key, values)
@@ -219,7 +219,9 @@ class _Training:
         like = [self.like[n] for n in self.pair.gradient.grads]
         exact = all(r.dtype == dtype and r.is_contiguous() for r, (_, dtype) in zip(results, like))
         if same and exact and isinstance(route.launch, Bound):
-            self.backwards[key] = _shaped(route.launch, [shape for shape, _ in like])
+            bound = _shaped(route.launch, [shape for shape, _ in like])
+            one = bound.alone()
+            self.backwards[key] = bound if one is None else lambda values: (one(values),)
         return [r.reshape(shape).to(dtype) for r, (shape, dtype) in zip(results, like)]
 
 
@@ -236,12 +238,19 @@ class _Quick(torch.autograd.Function):
         results = call.forward(values) if call.one is None else (call.one(values),)
         known = (*values, *results)
         ctx.call = call
-        ctx.numbers = [values[i] for i in call.numbers]
+        if call.numbers:
+            ctx.numbers = [values[i] for i in call.numbers]
         ctx.save_for_backward(*[known[i] for i in call.kept])
         return results[0] if call.public == 1 else tuple(results[: call.public])
 
     @staticmethod
     def backward(ctx, *grads):
-        saved = ctx.saved_tensors
-        results = ctx.call.back((*saved, *grads, *ctx.numbers), grads)
-        return (None, *without_derivative(ctx.call.op, tuple(results), (*saved, *grads)))
+        call, saved = ctx.call, ctx.saved_tensors
+        results = call.back((*saved, *grads, *ctx.numbers) if call.numbers else saved + grads, grads)
+        if not _grad_enabled():
+            return (None, *results)
+        return (None, *without_derivative(call.op, tuple(results), (*saved, *grads)))
+
+
+#: ``_Quick.apply`` without its look at functional transforms, whose tensors never come here
+_apply = super(torch.autograd.Function, _Quick).apply

@@ -20,6 +20,7 @@ from torch._C import DispatchKey
 
 from ..lang import expr as ex
 from .once import refuse_forward_mode, without_derivative
+from .paths import count
 from .reference import evaluate, extents, result_dtype
 
 if TYPE_CHECKING:
@@ -139,7 +140,10 @@ def _define(name: str, schema: str) -> None:
         _library.define(f"{entry}{text}", tags=tags)
 
     def run(*args, **named):
-        return known[name].plain((), _arguments(known[name], args, named))
+        operator = known[name]
+        if named or any(a is None for a in args):
+            return operator.plain((), _arguments(operator, args, named))
+        return operator.plain(args, {})
 
     def shaped(*args, **named):
         call = known[name].bind((), _arguments(known[name], args, named))
@@ -226,8 +230,18 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     return results if len(results) > 1 else results[0]
 
 
+_pairs: dict[tuple, tuple] = {}
+
+
 def _pair(name: str, kind: str):
     """(the pair of halves, names of the scalars that are numbers)"""
+    key = (name, kind, id(known[name]))
+    if key not in _pairs:
+        _pairs[key] = _told(name, kind)
+    return _pairs[key]
+
+
+def _told(name: str, kind: str):
     told = json.loads(kind)
     variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
     return variant.pair(tuple(told["wanted"])), tuple(told["numbers"])
@@ -243,11 +257,16 @@ def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: list[floa
 
 
 def _half(name: str, half: str):
+    title = name if half == "forward" else f"{name} backward"
+
     def run(values: list[torch.Tensor], numbers: list[float], kind: str) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
+        if not named and (route := variant.dispatch.known(tuple(values))) is not None:
+            count(title, "gpu" if values[0].is_cuda else "interpreter")
+            return list(route.launch(tuple(values)))
         with torch.no_grad():
-            return list(variant.forward(name if half == "forward" else f"{name} backward", *_sorted_out(variant, values, numbers, named)))
+            return list(variant.forward(title, *_sorted_out(variant, values, numbers, named)))
 
     return run
 

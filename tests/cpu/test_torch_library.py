@@ -5,6 +5,7 @@ import io
 
 import pytest
 import torch
+import triton.language  # noqa: F401  here, while it is to interpret: Inductor would import it where these tests have it otherwise
 from op_cases import MAKERS, normal
 from torch import nn
 

@@ -16,6 +16,7 @@ from op_cases import MAKERS, check
 
 import dtkernels
 from dtkernels.ops.registry import shipped
+from dtkernels.runtime import driver as driver_module
 from dtkernels.runtime import library
 from dtkernels.runtime.decide import gpu_of
 from dtkernels.runtime.operator import device_target
@@ -145,6 +146,7 @@ def test_a_damaged_store_warns_once_and_the_result_is_right(tables, tmp_path, mo
     (folder / "softmax.safetensors").write_bytes(data)
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
     library.forget()
+    monkeypatch.setattr(driver_module, "_driver", None)  # what is loaded stays loaded: this one has loaded nothing
     x = torch.randn(504, 2048, device="cuda")  # no other test calls this shape, so that nothing about it is remembered
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
         for _ in range(3):
