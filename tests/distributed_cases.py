@@ -21,7 +21,11 @@ class Net(nn.Module):
     def __init__(self, width: int = 64):
         super().__init__()
         self.inner = nn.Linear(width, width)
-        self.weight, self.bias, self.alpha = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), nn.Parameter(torch.tensor([0.5]))
+        self.weight, self.bias, self.alpha = (
+            nn.Parameter(torch.ones(width)),
+            nn.Parameter(torch.zeros(width)),
+            nn.Parameter(torch.tensor([0.5])),
+        )
         self.gate = nn.Parameter(torch.randn(width, width) * width**-0.5)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

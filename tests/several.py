@@ -14,7 +14,9 @@ def run_together(kind: str, names: list[str], folder: Path, seconds: int = 300) 
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     command = [sys.executable, str(TESTS / "distributed_cases.py"), kind]
     running = [
-        subprocess.Popen([*command, str(rank), str(folder / "store"), *names], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "store"), *names], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
     ]
     said = []

@@ -36,7 +36,18 @@ def rows_of(op: str, to: Target) -> list[Row]:
             variant = core.pair(names).backward if names else core
             own = {label: sizes.get(label) or sizes[label.rstrip("_")] for label in known_labels(variant.algorithm)}
             text = str(formula(variant.algorithm, variant.outputs, own, 4 if dtype == "fp32" else 2, to))
-            rows.append(Row(op, "backward" if names else "forward", dtype, own, text, spec_hash(operator.spec.algorithm), wanted=names, measured=False))
+            rows.append(
+                Row(
+                    op,
+                    "backward" if names else "forward",
+                    dtype,
+                    own,
+                    text,
+                    spec_hash(operator.spec.algorithm),
+                    wanted=names,
+                    measured=False,
+                )
+            )
     return rows
 
 

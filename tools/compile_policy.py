@@ -1,6 +1,6 @@
 """Under torch.compile: an op as one kernel, opened for Inductor to fuse, or as torch's own formula? Times of each, alone and in a chain.
 
-    python tools/compile_policy.py --json out.json
+python tools/compile_policy.py --json out.json
 """
 
 from __future__ import annotations
@@ -45,14 +45,21 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
 
         compiled = torch.compile(work, fullgraph=True)
         with torch.no_grad():
-            forward = do_bench(lambda: compiled(x, y, *more), return_mode="median")
+            forward = do_bench(lambda compiled=compiled: compiled(x, y, *more), return_mode="median")
         leaves = [t.clone().requires_grad_() for t in (x, *more)]
         grad = torch.randn_like(x)
 
-        def both(leaves=leaves):
+        def both(leaves=leaves, compiled=compiled, grad=grad):
             torch.autograd.grad(compiled(leaves[0], y, *leaves[1:]), leaves, grad)
 
-        line = {"op": op, "shape": shape, "where": chain, "form": name, "forward_us": forward * 1e3, "both_us": do_bench(both, return_mode="median") * 1e3}
+        line = {
+            "op": op,
+            "shape": shape,
+            "where": chain,
+            "form": name,
+            "forward_us": forward * 1e3,
+            "both_us": do_bench(both, return_mode="median") * 1e3,
+        }
         print(line, flush=True)
         found.append(line)
     return found

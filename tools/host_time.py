@@ -90,7 +90,7 @@ def eager_calls(dtype: torch.dtype) -> list[dict]:
     base = microseconds(lambda: torch.relu(x))
     with torch.no_grad():
         for name, (ours, theirs, inputs) in found.items():
-            pair = [microseconds(lambda f=f: f(*inputs)) for f in (ours, theirs)]
+            pair = [microseconds(lambda f=f, inputs=inputs: f(*inputs)) for f in (ours, theirs)]
             figures.append({"what": f"{name} forward", "us": pair[0], "torch_us": pair[1], "relu_us": base})
             show(figures[-1])
     for name, (ours, theirs, inputs) in trained.items():
@@ -102,20 +102,30 @@ def eager_calls(dtype: torch.dtype) -> list[dict]:
 
 def show(figure: dict) -> None:
     """One line."""
-    print("  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in figure.items()), flush=True)
+    print(
+        "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in figure.items()), flush=True
+    )
 
 
 def first_call(op: str, runs: int = 3) -> dict:
     """Median of fresh processes."""
     found = []
     for _ in range(runs):
-        done = subprocess.run([sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS)], capture_output=True, text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS)], capture_output=True, text=True, timeout=300
+        )
         if done.returncode:
             return {"what": f"first {op}", "failed": (done.stderr.strip().splitlines() or ["?"])[-1]}
         *times, triton = done.stdout.split()
         found.append([float(t) for t in times] + [triton == "True"])
     medians = [statistics.median(column) for column in list(zip(*found))[:3]]
-    return {"what": f"first {op}", "import_ms": medians[0], "first_ms": medians[1], "other_shape_ms": medians[2], "triton": any(f[3] for f in found)}
+    return {
+        "what": f"first {op}",
+        "import_ms": medians[0],
+        "first_ms": medians[1],
+        "other_shape_ms": medians[2],
+        "triton": any(f[3] for f in found),
+    }
 
 
 def main() -> int:

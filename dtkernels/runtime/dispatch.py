@@ -113,11 +113,17 @@ class Dispatcher:
             arch = self.device_target(device).arch
             kernels = []
             for launch in notes.launches:
-                fitting = (e for e in entries if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants))
+                fitting = (
+                    e
+                    for e in entries
+                    if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants)
+                )
                 entry = next(fitting, None)
                 if entry is None:
                     return None
-                kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
+                kernels.append(
+                    (entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared))
+                )
             bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
             return bound, bound.first(values, notes)
         except NotBound:
@@ -153,7 +159,9 @@ class Dispatcher:
             self._compiled[source] = module
             if on_gpu:
                 where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_none()}"
-                log.info("dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where)
+                log.info(
+                    "dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where
+                )
 
         def launch(values: tuple) -> list[torch.Tensor]:
             result = module.call(*values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+
 import torch
 
 from .driver import NO_CONTEXT, LaunchConfig, cluster_attribute, driver
@@ -64,7 +65,9 @@ class Bound:
     Threads may call it at once: each call takes its own argument storage from a pool.
     """
 
-    def __init__(self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[Entry, ctypes.c_void_p]], device: torch.device):
+    def __init__(
+        self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[Entry, ctypes.c_void_p]], device: torch.device
+    ):
         self.device, self.index = device, device.index
         used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
         record.allocated = [t for t in record.allocated if id(t) in used]

@@ -183,7 +183,11 @@ class Operator:
                 raise TypeError(f"{self.spec.op}: {name} is a {type(t).__name__}; allowed: a tensor")
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.spec.op}: {name} is on {t.device}, {first} is on {tensors[first].device}; allowed: one device")
-            if not t.is_floating_point() and t.dtype not in (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64) or t.is_complex():
+            if (
+                not t.is_floating_point()
+                and t.dtype not in (torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64)
+                or t.is_complex()
+            ):
                 raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
 
 
@@ -227,7 +231,9 @@ class Variant:
                 raise ValueError(f"{op}: {name} has {len(self.dims[name])} dimensions; got shape {tuple(t.shape)}")
             for label, size in zip(self.dims[name], t.shape):
                 if label is not None and seen.setdefault(label, (size, name))[0] != size:
-                    raise ValueError(f"{op}: {name} has {size} along {label}, {seen[label][1]} has {seen[label][0]}; shapes {', '.join(f'{n} {tuple(x.shape)}' for n, x in tensors.items())}")
+                    known, other = seen[label]
+                    shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
+                    raise ValueError(f"{op}: {name} has {size} along {label}, {other} has {known}; shapes {shapes}")
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs, differentiable where an input asks for it."""
@@ -314,7 +320,9 @@ class _Differentiable(torch.autograd.Function):
 def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """A result as a kernel leaves it: contiguous, in memory of its own."""
     result = result.contiguous()
-    shared = any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False
+    shared = (
+        any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False
+    )
     return result.clone() if shared else result
 
 
@@ -335,7 +343,9 @@ def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None
 
 def choose_path(tensors: dict[str, torch.Tensor]) -> str:
     """gpu, interpreter or reference, by device and dtype."""
-    if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(t.is_floating_point() for t in tensors.values()):
+    if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
+        t.is_floating_point() for t in tensors.values()
+    ):
         return "reference"
     if next(iter(tensors.values())).is_cuda:
         return "gpu"

@@ -68,7 +68,7 @@ def _counted(expr: ex.Expr, label: str) -> bool:
 
 
 def dims_of(algorithm: Algorithm, tensor: str, extra: int) -> tuple[str | None, ...]:
-    """For each dimension of an input the label that moves along it; leading ones beyond the declared are ``-1``, ``-2``, ... from the right."""
+    """For each dimension of an input the label that moves along it; leading ones beyond the declared are named -1, -2, ... from the right."""
     index = next(a.index for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor)
     steps = [step_of(i) for i in index]
     return (*(str(i - extra) for i in range(extra)), *(s[0] if s else None for s in steps))
@@ -108,7 +108,9 @@ def call_sharded(operator: Operator, args: tuple, kwargs: dict):
             order = (*batch, *algorithm[o].labels)
             results[o].append(Replicate() if label is None else Shard(order.index(label)))
         cuttable = tuple(c for c in cuttable if c != label)  # a second axis cuts another label
-    local = {n: v.redistribute(mesh, placed[n]).to_local(grad_placements=grads[n]) if isinstance(v, DTensor) else v for n, v in given.items()}
+    local = {
+        n: v.redistribute(mesh, placed[n]).to_local(grad_placements=grads[n]) if isinstance(v, DTensor) else v for n, v in given.items()
+    }
     found = operator(**local, **params)
     found = found if isinstance(found, tuple) else (found,)
     wrapped = tuple(DTensor.from_local(r, mesh, results[o], run_check=False) for o, r in zip(outputs, found))

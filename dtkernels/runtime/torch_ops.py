@@ -16,7 +16,6 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
-from torch._C import DispatchKey
 
 from ..lang import expr as ex
 from .once import refuse_forward_mode, without_derivative
@@ -57,7 +56,8 @@ def _schema(operator: Operator) -> str:
     named = [f"{'SymInt' if s in whole else 'float'}? {s}_number=None" for s in a.scalars]
     named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
     count = len(operator.spec.outputs)
-    return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {'Tensor' if count == 1 else '(' + ', '.join(['Tensor'] * count) + ')'}"
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
 
 
 def _always_needed(operator: Operator) -> set[str]:
@@ -104,7 +104,9 @@ def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[li
     given = dict(zip(names, args))
     for key, value in kwargs.items():
         if key in given or key not in names and key not in defaults:
-            raise TypeError(f"{name}: {'repeated' if key in given else 'unknown'} argument {key!r}; allowed: {', '.join(names + list(defaults))}")
+            raise TypeError(
+                f"{name}: {'repeated' if key in given else 'unknown'} argument {key!r}; allowed: {', '.join(names + list(defaults))}"
+            )
         given[key] = value
     tensors = [given.get(n) for n in inputs]
     named = {}
@@ -157,7 +159,9 @@ def _define(name: str, schema: str) -> None:
             with torch._C._AutoDispatchBelowAutograd():
                 return getattr(torch.ops.dtkernels, name)(*args, **named)
         if torch._C._are_functorch_transforms_active():
-            raise NotImplementedError(f"{name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls")
+            raise NotImplementedError(
+                f"{name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls"
+            )
         return recorded(known[name], (), given)
 
     def opened(*args, **named):
@@ -322,7 +326,6 @@ class _Recorded(torch.autograd.Function):
         made = dict(zip(pair.gradient.grads, results))
         shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
         return (None, None, None, *without_derivative(ctx.name, shaped, (*saved, *grads)))
-
 
     @staticmethod
     def vmap(info, in_dims, name: str, *values):

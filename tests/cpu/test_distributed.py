@@ -4,7 +4,6 @@ import pytest
 from distributed_cases import CASES
 from several import run_together
 
-
 NAMES = [c for c in CASES if c != "streams_of_each_device"]
 
 

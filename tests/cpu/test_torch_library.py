@@ -143,7 +143,9 @@ def test_the_spec_says_what_the_compiler_sees(mine, policy, monkeypatch):
 
     object.__setattr__(mine.spec, "compiled", policy)
     a, b = torch.randn(3, 4), torch.randn(3, 4)
-    compiled = torch.compile(lambda a, b: mine(a, b, level=2.0)[0], fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend))
+    compiled = torch.compile(
+        lambda a, b: mine(a, b, level=2.0)[0], fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend)
+    )
     torch.testing.assert_close(compiled(a, b), mine(a, b, level=2.0)[0])
     assert ("dtkernels.blend.default" in seen) == (policy == "kernel") and ("aten.maximum.default" in seen) == (policy == "fuse")
 

@@ -67,7 +67,11 @@ def test_dynamic_shapes_compile_once():
 
 def test_a_training_step_in_a_cuda_graph():
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
-    w, b, a = torch.ones(256, device="cuda", requires_grad=True), torch.zeros(256, device="cuda", requires_grad=True), torch.tensor([0.5], device="cuda", requires_grad=True)
+    w, b, a = (
+        torch.ones(256, device="cuda", requires_grad=True),
+        torch.zeros(256, device="cuda", requires_grad=True),
+        torch.tensor([0.5], device="cuda", requires_grad=True),
+    )
 
     def step():
         return torch.autograd.grad(dtkernels.ops.dyt(x, a, w, b).square().sum(), (x, a, w, b))
@@ -141,7 +145,9 @@ def test_layouts_and_empty_tensors():
 
 def test_mixed_dtypes_and_devices():
     a, b = torch.randn(32, 48, device="cuda"), torch.randn(48, 16, device="cuda")
-    torch.testing.assert_close(dtkernels.ops.mmsigmoid(a.bfloat16(), b).float(), torch.sigmoid(a.bfloat16().float() @ b), rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(
+        dtkernels.ops.mmsigmoid(a.bfloat16(), b).float(), torch.sigmoid(a.bfloat16().float() @ b), rtol=1e-2, atol=1e-2
+    )
     with pytest.raises(ValueError) as caught:
         dtkernels.ops.mmsigmoid(a, b.cpu())
     assert str(caught.value) == "mmsigmoid: B is on cpu, A is on cuda:0; allowed: one device"
