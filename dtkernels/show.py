@@ -25,6 +25,7 @@ SPECS = Path(__file__).resolve().parent / "specs"
 STAGES = ("algorithm", "algebra", "schedule", "nest", "triton", "ptx")
 DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes an element
 DEFAULT_EXTENT = 4096
+TAKEN = 65536  #: extent of a dimension that elements of an input index, where there is no input to ask
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,16 @@ def arguments(subject: Subject) -> tuple:
     element = getattr(torch, ex.DTYPES[subject.dtype])
     nodes = [n for d in a.definitions for n in d.expr.walk()]
     cast = {n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
-    values = {*value_inputs(a, list(a.inputs)), *cast}  # the rest are masks
+    values = {*value_inputs(a, list(a.inputs)), *cast}  # the rest are masks and integers
     shapes = input_shapes(a, subject.sizes, scalars)
-    tensors = [torch.empty(shapes[t], dtype=element if t in values else torch.bool, device="meta") for t in a.inputs]
+    other = {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
+    tensors = [torch.empty(shapes[t], dtype=element if t in values else other[t], device="meta") for t in a.inputs]
     return (*tensors, *scalars.values())
 
 
 def scalar_values(algorithm: Algorithm, given: dict[str, object]) -> dict[str, int | float]:
     """A number for each scalar input: the one given, else 1 inside an index and 0.5 elsewhere."""
-    indices = [i for d in algorithm.definitions for access in ex.accesses(d.expr) for i in access.index]
-    integers = {node.name for index in indices for node in index.walk() if isinstance(node, ex.Scalar)}
+    integers = algorithm.integer_scalars()
     return {s: int(given.get(s, 1)) if s in integers else float(given.get(s, 0.5)) for s in algorithm.scalars}
 
 
@@ -208,6 +209,8 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
             return value, value
         case ex.Scalar(name):
             return int(scalars[name]), int(scalars[name])
+        case ex.Access():
+            return 0, TAKEN - 1
         case ex.Unary("-", arg):
             low, high = _range(arg, sizes, scalars)
             return -high, -low
@@ -217,11 +220,13 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
                 return a[0] + b[0], a[1] + b[1]
             if op == "-":
                 return a[0] - b[1], a[1] - b[0]
+            if op == "%":
+                return 0, max(b[1], 1) - 1
             if op == "/" and b[0] <= 0 <= b[1]:
                 raise DTError("an index is divided by what is not 0", found=str(index), at=index.pos)
             ends = [x * y if op == "*" else x // y for x in a for y in b]
             return min(ends), max(ends)
-    raise DTError("the extent of a computed index", found=str(index), allowed="labels, integers, SIn, len() and + - * /", at=index.pos)
+    raise DTError("the extent of a computed index", found=str(index), allowed="labels, integers, SIn, len() and + - * / %", at=index.pos)
 
 
 def machine_code(subject: Subject) -> list[tuple]:

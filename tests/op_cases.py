@@ -1,4 +1,4 @@
-"""Inputs and float64 truth for the six ops: the one place where tests hold them against torch's own operations."""
+"""Inputs and float64 truth for every op: the one place where tests hold them against torch's own operations."""
 
 from __future__ import annotations
 
@@ -92,8 +92,71 @@ def attention(shape, dtype, device, causal: bool = False) -> Case:
     return Case(f"attention {shape} causal={causal}", dtkernels.ops.attention, truth, (q, k, v), terms=8.0, options={"causal": causal})
 
 
+def rmsnorm(shape, dtype, device, offset: int = 0) -> Case:
+    x, w = normal(*shape, dtype=dtype, device=device), normal(shape[-1], dtype=dtype, device=device, seed=1)
+
+    def truth(x, w):
+        return F.rms_norm(x, (shape[-1],), w + offset, 1e-5)
+
+    return Case(f"rmsnorm {shape}", lambda x, w: dtkernels.ops.rmsnorm(x, w, 1e-5, offset=offset), truth, (x, w), terms=8.0)
+
+
+def layernorm(shape, dtype, device) -> Case:
+    x = normal(*shape, dtype=dtype, device=device)
+    w, b = (normal(shape[-1], dtype=dtype, device=device, seed=s) for s in (1, 2))
+    return Case(f"layernorm {shape}", dtkernels.ops.layernorm, lambda x, w, b: F.layer_norm(x, (shape[-1],), w, b, 1e-5), (x, w, b), terms=8.0)
+
+
+def swiglu(shape, dtype, device) -> Case:
+    a, b = (normal(*shape, dtype=dtype, device=device, seed=s) for s in (0, 1))
+    return Case(f"swiglu {shape}", dtkernels.ops.swiglu, lambda a, b: F.silu(a) * b, (a, b), terms=8.0)
+
+
+def geglu(shape, dtype, device, exact: bool = False) -> Case:
+    a, b = (normal(*shape, dtype=dtype, device=device, seed=s) for s in (0, 1))
+    kind = "none" if exact else "tanh"
+    return Case(f"geglu {shape} {kind}", dtkernels.ops.geglu, lambda a, b: F.gelu(a, approximate=kind) * b, (a, b), terms=8.0, options={"exact": exact})
+
+
+def rope(shape, dtype, device) -> Case:
+    """Queries and keys, one after the other along the heads."""
+    batch, heads, groups, length, depth = shape
+    q, k = (normal(batch, h, length, depth, dtype=dtype, device=device, seed=h) for h in (heads, groups))
+    cos, sin = (normal(batch, length, depth, dtype=dtype, device=device, seed=s) for s in (3, 4))
+
+    def truth(q, k, cos, sin):
+        def rotated(x):
+            return torch.cat((-x[..., depth // 2 :], x[..., : depth // 2]), -1)
+
+        return torch.cat([x * cos[:, None] + rotated(x) * sin[:, None] for x in (q, k)], 1)
+
+    return Case(f"rope {shape}", lambda *t: torch.cat(dtkernels.ops.rope(*t), 1), truth, (q, k, cos, sin), terms=8.0)
+
+
+def cross_entropy(shape, dtype, device, smoothing: float = 0.1) -> Case:
+    """Row by row, one of them ignored, rounded to the dtype of the logits."""
+    *rows, classes = shape
+    logits = normal(*shape, dtype=dtype, device=device) * 3
+    target = torch.randint(classes, rows, generator=torch.Generator().manual_seed(classes)).to(device)
+    target.view(-1)[1:2] = -100
+    options = {"label_smoothing": smoothing, "reduction": "none"}
+
+    def ours(x):
+        return dtkernels.ops.cross_entropy(x, target, **options).to(x.dtype)
+
+    def truth(x):
+        return F.cross_entropy(x.reshape(-1, classes), target.reshape(-1), **options).view(rows)
+
+    return Case(f"cross_entropy {shape}", ours, truth, (logits,), terms=16.0)
+
+
 def _terms(a: torch.Tensor, b: torch.Tensor) -> float:
     return (a.double().abs() @ b.double().abs()).max().item() if a.numel() and b.numel() else 1.0
 
 
-MAKERS = {"relu": relu, "softmax": softmax, "dyt": dyt, "mmsigmoid": mmsigmoid, "two_mm": two_mm, "attention": attention}
+MAKERS = {"relu": relu, "softmax": softmax, "dyt": dyt, "mmsigmoid": mmsigmoid, "two_mm": two_mm, "attention": attention,
+          "rmsnorm": rmsnorm, "layernorm": layernorm, "swiglu": swiglu, "geglu": geglu, "rope": rope, "cross_entropy": cross_entropy}  # fmt: skip
+PRODUCTS = ("mmsigmoid", "two_mm", "attention")  #: ops that use the matrix units
+#: a small call of each op
+SMALL = {"relu": (33, 7), "softmax": (33, 65), "dyt": (33, 65), "mmsigmoid": (33, 17, 65), "two_mm": (33, 17, 65, 16), "attention": (1, 4, 2, 9, 11, 16, 16),
+         "rmsnorm": (33, 65), "layernorm": (33, 65), "swiglu": (33, 7), "geglu": (33, 7), "rope": (2, 4, 2, 9, 10), "cross_entropy": (33, 65)}  # fmt: skip

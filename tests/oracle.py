@@ -173,7 +173,7 @@ class _Evaluation:
                 a, b = self._index(left), self._index(right)
                 labels = tuple(dict.fromkeys(a.labels + b.labels))
                 a, b = a.to(labels), b.to(labels)
-                return _exact(labels, {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.floor_divide}[op](a.v, b.v))
+                return _exact(labels, {"+": np.add, "-": np.subtract, "*": np.multiply, "/": np.floor_divide, "%": np.mod}[op](a.v, b.v))
             case ex.Unary(_, arg):
                 a = self._index(arg)
                 return _exact(a.labels, -a.v)
@@ -282,6 +282,8 @@ def _binary(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarra
             v, least = a / b, np.abs(b) - eb
             e = (ea + np.abs(v) * eb) / np.where(eb == 0, np.abs(b), least) + 2 * U * np.abs(v)
             return v, np.where((least > 0) | (eb == 0), e, np.inf)
+        case "%":  # of whole numbers
+            return np.mod(a, b), np.zeros(np.broadcast(a, b).shape)
         case "maximum":
             return np.maximum(a, b), np.maximum(ea, eb)
         case "minimum":

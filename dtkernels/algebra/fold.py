@@ -33,7 +33,7 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     bound = {**defaults, **values}
 
     def bind(node: ex.Expr) -> ex.Expr:
-        return ex.Const(bound[node.name], pos=node.pos) if isinstance(node, ex.Param) else node
+        return replace(constant(bound[node.name]), pos=node.pos) if isinstance(node, ex.Param) else node
 
     definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
     folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
@@ -91,6 +91,7 @@ def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
     sources = {label: source for label in lost if (source := before.extent_source(label)) is not None}
     told = {tensor for tensor, _ in sources.values()}
     inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
+    inputs += tuple(t for t in after.inputs if t not in inputs)
     return replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items())) if sources else after
 
 
@@ -126,6 +127,8 @@ def _fold_arithmetic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> e
     if a is not None and b is not None and not (math.isinf(a) or math.isinf(b)):
         if op in _FOLD:
             return constant(_FOLD[op](a, b))
+        if op == "%" and b > 0 and isinstance(a, int) and isinstance(b, int):
+            return constant(a % b)
         if op == "/" and b != 0 and a % b == 0:
             return constant(a // b) if isinstance(a, int) and isinstance(b, int) else constant(a / b)
     if b == 1 and op in "*/" or b == 0 and op in "+-":

@@ -122,14 +122,14 @@ class _Reverse:
         conditions: list[ex.Expr] = []
         for label, i in zip(target, (ex.substitute(i, rename) for i in c.index)):
             name = next((n.name for n in i.walk() if isinstance(n, ex.Label)), None)
-            found = self._solve(i, ex.Label(label), over) if name not in solved else None
+            found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
             if found is None:
                 conditions.append(ex.Binary("==", _as_value(i), ex.Label(label)))
                 continue
             value, new = found
             over += new
             solved[name] = value
-            if not isinstance(value, ex.Label) and not _vanishes_outside(adjoint, name):
+            if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
                 low = ex.Binary(">=", value, ZERO)
                 conditions.append(ex.Binary("and", low, ex.Binary("<", value, ex.Len(name.rstrip("'")))))
         adjoint = ex.substitute(adjoint, solved)
@@ -138,8 +138,11 @@ class _Reverse:
         left = tuple(label for label in over if label not in solved)
         return self._restore(self._summed(adjoint, left), names, target)
 
-    def _solve(self, index: ex.Expr, target: ex.Expr, over: list[str]) -> tuple[ex.Expr, list[str]] | None:
-        """The label in ``index`` from ``index = target``, with labels that then still vary; None if it has no one answer."""
+    def _solve(self, index: ex.Expr, target: ex.Label, over: list[str], names: dict[str, str]) -> tuple[ex.Expr, list[str]] | None:
+        """The label in ``index`` from ``index = target``, with labels that then still vary; None if it has no one answer.
+
+        ``names``: label -> the name it goes by while ``target`` bears its own.
+        """
         match index:
             case ex.Label(name) if name in over:
                 return target, []
@@ -150,6 +153,12 @@ class _Reverse:
                 return ex.Binary("-" if op == "+" else "+", target, offset), []
             case ex.Binary("+", offset, ex.Label(name)) if name in over and not ex.free_labels(offset):
                 return ex.Binary("-", target, offset), []
+            case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
+                name = next((n.name for n in moved.walk() if isinstance(n, ex.Label)), "")
+                own = next((label for label, twin in names.items() if twin == name), name)
+                inner = self._solve(moved, target, over, names)
+                if inner is not None and {own, target.name} <= self.algorithm.tied_labels(round_):
+                    return ex.Binary("%", inner[0], ex.Len(round_)), inner[1]
         return None
 
     def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
@@ -259,6 +268,10 @@ def _finite_outside(e: ex.Expr, label: str) -> bool:
         case ex.Call("exp" | "exp2" | "log" | "log2" | "rsqrt" | "sqrt", _) if label in ex.free_labels(e):
             return False
     return all(_finite_outside(child, label) for child in e.children())
+
+
+def _is_remainder(e: ex.Expr) -> bool:
+    return isinstance(e, ex.Binary) and e.op == "%"
 
 
 def _as_value(index: ex.Expr) -> ex.Expr:

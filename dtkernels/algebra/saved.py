@@ -15,7 +15,7 @@ from ..lang.algorithm import Algorithm, Definition
 from .addends import addends, shifted_alike
 from .build import ONE, ZERO, simplify
 from .degree import Degree, degree_of, moved_terms
-from .fold import drop_unused, written_out_copies
+from .fold import drop_unused, keep_extents, written_out_copies
 from .normalize import fresh_name, written_out
 from .stability import matches, shift_exponent
 
@@ -44,7 +44,7 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
                 backward = shifted
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
-    backward = _needed(_read_outputs(backward, outputs), grads)
+    backward = keep_extents(_needed(_read_outputs(backward, outputs), grads), forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
     return Saved(with_extra, backward, tuple(e.name for e in used))

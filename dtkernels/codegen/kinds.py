@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..lang.expr import COMPARISONS
-from .nest import Const, Local, Op, Position, Scalar, Size, Start, Step, Tile
+from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile
 
 
 def kind_of(tile: Tile) -> str:
@@ -36,10 +36,12 @@ def is_integer(tile: Tile) -> bool:
             return integer
         case Local(_, _, kind):
             return kind == "integer"
+        case Load():
+            return tile.whole
         case Op("where", (_, a, b)):
             return is_integer(a) and is_integer(b)
         case Op(fn, args):
-            return fn in ("+", "-", "*", "//", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(is_integer(a) for a in args)
+            return fn in ("+", "-", "*", "//", "%", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(is_integer(a) for a in args)
     return False
 
 
@@ -54,6 +56,8 @@ def never_negative(tile: Tile) -> bool:
             return all(never_negative(a) for a in args)
         case Op("max", args):
             return any(never_negative(a) for a in args)
+        case Op("%", (_, b)):
+            return isinstance(b, Scalar) or never_negative(b)
         case Op("//", (a, b)):
             return never_negative(a) and (isinstance(b, Scalar) or never_negative(b))
     return False

@@ -55,7 +55,7 @@ class _Lowering:
         self.outputs = tuple(o for o in outputs if o == root or (o in self.fused and _host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
-        self.integers = _integer_scalars(self.algorithm)
+        self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
         self.top = Scope()
         self.reducer = Reducer(self)
@@ -312,7 +312,7 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                return self._access(tensor, tuple(self._index(i, env) for i in index), scope)
+                return self._access(tensor, tuple(self._index(i, env, scope) for i in index), scope)
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
             case ex.Unary(op, arg):
@@ -327,20 +327,21 @@ class _Lowering:
                 return Op(f"cast:{dtype}", (below(arg),))
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
-    def _index(self, expr: ex.Expr, env: dict[str, Tile]) -> Tile:
+    def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Index arithmetic: integers, and / rounds down."""
         match expr:
             case ex.Binary(op, left, right):
-                return Op("//" if op == "/" else op, (self._index(left, env), self._index(right, env)))
+                return Op("//" if op == "/" else op, (self._index(left, env, scope), self._index(right, env, scope)))
             case ex.Unary(_, arg):
-                return Op("neg", (self._index(arg, env),))
-        return self.tile(expr, env, self.top, {})
+                return Op("neg", (self._index(arg, env, scope),))
+        return self.tile(expr, env, scope, {})
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
         if tensor in self.fused and tensor in self.algorithm:
             return self.realize(tensor, index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
-        load = nest.Load(tensor, index, checked)
+        whole = tensor in self.integer_inputs
+        load = nest.Load(tensor, index, checked, whole=whole)
         known = scope.find(load)
         if known is not None:
             return known
@@ -349,14 +350,9 @@ class _Lowering:
         name = scope.fresh(tensor, home if home is not scope else None)
         home.take(name)
         home.body.append(Let(name, load, axes))
-        local = Local(name, axes)
+        local = Local(name, axes, kind_of(load))
         home.know(load, local)
         return local
-
-
-def _integer_scalars(algorithm: Algorithm) -> frozenset[str]:
-    """Scalars used in an index, hence integers."""
-    return frozenset(n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar))
 
 
 __all__ = ["lower", "reduction_labels", "Statement"]

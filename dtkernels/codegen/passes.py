@@ -47,10 +47,10 @@ def finish(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> t
 
 def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
     """Remove guards that the value loads give outside the extents makes needless, choosing 0 or -inf for each load."""
-    buffers = {s.name: s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
+    buffers = {s.name: s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
-    for name in [name for name, buffer in buffers.items() if buffer not in zero_outside]:
+    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not load.whole]:
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left

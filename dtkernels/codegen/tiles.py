@@ -140,6 +140,7 @@ class Load(Tile):
     index: tuple[Tile, ...]
     checked: tuple[int, ...] = ()
     other: float = 0
+    whole: bool = False  #: whether its elements are integers, and stay so
 
     def __str__(self) -> str:
         other = f" else {self.other}" if self.other else ""

@@ -17,7 +17,7 @@ _INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", 
 _CALLS = {
     "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})", "sqrt": "tl.sqrt({0})",
     "rsqrt": "tl.rsqrt({0})", "abs": "tl.abs({0})", "erf": "tl.erf({0})", "floor": "tl.floor({0})", "sigmoid": "tl.sigmoid({0})",
-    "tanh": "tanh({0})", "where": "tl.where({0}, {1}, {2})", "//": "floor_divide({0}, {1})",
+    "tanh": "tanh({0})", "where": "tl.where({0}, {1}, {2})", "//": "floor_divide({0}, {1})", "%": "floor_modulo({0}, {1})",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "largest": "tl.maximum({0}, {1})",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -42,6 +42,12 @@ def tanh(x):
 def floor_divide(a, b):
     # Triton's // rounds toward zero
     return (a - (a % b + b) % b) // b
+''',
+    "floor_modulo": '''
+@triton.jit
+def floor_modulo(a, b):
+    # Triton's % takes the sign of a
+    return (a % b + b) % b
 ''',
     "floor_to_int": '''
 @triton.jit
@@ -128,10 +134,10 @@ class ExpressionPrinter:
             return f"-{self._at(args[0], order, _UNARY)}", _UNARY
         if fn.startswith("cast:"):
             return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
-        if fn in HELPERS or fn == "//":
-            if fn == "//" and never_negative(op):
-                return f"{self._at(args[0], order, _MULTIPLY)} // {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
-            self.helpers.add("floor_divide" if fn == "//" else fn)
+        if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
+            return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
+        if fn in HELPERS or fn in ("//", "%"):
+            self.helpers.add({"//": "floor_divide", "%": "floor_modulo"}.get(fn, fn))
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
         return _CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
 
@@ -154,7 +160,7 @@ class ExpressionPrinter:
 
     def _float(self, tile: Tile, order: tuple[Axis, ...], fn: str) -> str:
         text = self.text(tile, order)
-        return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "min", "max", "cdiv") else text
+        return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv") else text
 
     def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
         inside = " & ".join(arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)

@@ -58,7 +58,8 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     if tensor in algorithm:
         return algorithm[tensor].labels
     index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
-    names = [next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
+    inside = [i for i in index if not isinstance(i, Label) and any(accesses(i))]  # named after what they are elements of, they would mislead
+    names = [str(dim) if i in inside else next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
     return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
 
 
@@ -301,7 +302,8 @@ class _KernelPrinter:
             for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        return frozenset(n for n, load in loads.items() if n not in operands or load.buffer in made)
+        whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
+        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
 
 
 __all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

@@ -33,7 +33,7 @@ class MemoryPrinter:
         mask = self._mask(load.buffer, load.index, load.checked, axes)
         args = [self._pointer(load.buffer, load.index, axes)]
         if mask:
-            args += [f"mask={mask}", "other=" + ('float("-inf")' if load.other else "0.0")]
+            args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
         args += [f'eviction_policy="evict_{policy}"' for t, policy in self.k.kernel.evict if t == load.buffer]
         return self._call(depth, f"{name} = tl.load", args, tail)
 

@@ -23,6 +23,13 @@ def index_type(*tensors):
     last = max(sum((n - 1) * s for n, s in zip(t.shape, t.stride())) for t in tensors)
     return tl.int64 if max(last, *(t.numel() for t in tensors)) >= 2**31 - 2**20 else tl.int32
 ''',
+    "whole_numbers": '''
+def whole_numbers(func, **tensors):
+    """Refuse tensors that do not hold integers."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in (torch.uint8, torch.int8, torch.int32, torch.int64):
+            raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, as it is an index or equals one")
+''',
     "dot_precision": '''
 def dot_precision():
     """float32 products follow torch's TF32 setting."""

@@ -58,6 +58,8 @@ class Wrapper:
             labels += [] if t in read else [f"*[None] * ({t}.dim() - {len(labels)})"]  # only its extents count
             tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
+        integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
+        lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
         labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
         for label in labels:
             if (constant := self.algorithm.constant_extent(label)) is not None:
@@ -76,7 +78,7 @@ class Wrapper:
 
     def _scalars(self, name: str) -> list[str]:
         lines = []
-        integers = {n.name for d in self.algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
+        integers = self.algorithm.integer_scalars()
         for s in self.scalars:
             kind = "int" if s in integers else "float"
             lines.append(f"    if isinstance({s}, torch.Tensor) and {s}.numel() != 1:")
@@ -142,8 +144,8 @@ def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
 
 
 def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
-    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor what is cast wherever it is read."""
-    masks = {t for t in inputs if all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
+    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor integers, nor what is cast wherever it is read."""
+    masks = {t for t in inputs if t in algorithm.integer_inputs() or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
     return [t for t in inputs if t not in masks]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from .errors import Position
-from .expr import Expr, Label, accesses
+from .expr import Access, Binary, Expr, Label, Scalar, accesses, is_integer
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,22 @@ class Algorithm:
             seen.add(func)
             todo += [a.tensor for a in accesses(self[func].expr) if a.tensor in self]
         return tuple(d.name for d in self.definitions if d.name in seen)
+
+    def integer_inputs(self) -> frozenset[str]:
+        """Inputs that must hold integers: those that stand in an index, ``W[t[x], y]``, or equal a label, ``y == t[x]``."""
+        found = {inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)}
+        for node in (n for d in self.definitions for n in d.expr.walk() if isinstance(n, Binary) and n.op in ("==", "!=")):
+            for one, other in ((node.left, node.right), (node.right, node.left)):
+                if isinstance(one, Access) and is_integer(other, frozenset()) and any(isinstance(n, Label) for n in other.walk()):
+                    found.add(one.tensor)
+        return frozenset(found & set(self.inputs))
+
+    def integer_scalars(self) -> frozenset[str]:
+        """Scalars that stand in an index."""
+        return frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))
+
+    def _accesses(self) -> Iterator[Access]:
+        return (a for d in self.definitions for a in accesses(d.expr))
 
     def extent_source(self, label: str) -> tuple[str, int] | None:
         """The (input, dimension) whose size is the extent of ``label``; None if no input tells."""

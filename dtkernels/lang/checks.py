@@ -27,6 +27,7 @@ def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
     for definition in algorithm.definitions:
         _check_accesses(algorithm, definition)
         _check_labels(algorithm, definition)
+        _check_remainders(algorithm, definition)
         kind_of(definition.expr)
     _check_used(algorithm, declared_at)
     _check_extents(algorithm, declared_at)
@@ -69,15 +70,29 @@ def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
         if len(access.index) != rank:
             raise DTError("rank mismatch", found=f"{access.tensor} with {len(access.index)} indices", allowed=f"{rank}", at=access.pos)
         for index in access.index:
-            _check_index(index, access)
+            _check_index(algorithm, index, access)
 
 
-def _check_index(index: ex.Expr, access: ex.Access) -> None:
-    for node in index.walk():
+def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> None:
+    """Integer arithmetic, an element of an input among it: ``W[t[x], y]``."""
+    todo = [index]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ex.Access) and node.tensor in algorithm.inputs:
+            continue  # its own index is checked for itself
+        todo += node.children()
         ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
-        ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/") or (isinstance(node, ex.Unary) and node.op == "-")
+        ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/%") or (isinstance(node, ex.Unary) and node.op == "-")
         if not ok:
-            raise DTError("an index is integer arithmetic on labels", found=str(node), allowed="labels, integers, SIn, parameters, len() and + - * /", at=node.pos or access.pos)
+            raise DTError("an index is integer arithmetic on labels", found=str(node), allowed="labels, integers, SIn, parameters, len(), elements of an In and + - * / %", at=node.pos or access.pos)
+
+
+def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
+    inputs, scalars = algorithm.integer_inputs(), algorithm.integer_scalars()
+    within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # an index is whole numbers anyway
+    for node in definition.expr.walk():
+        if isinstance(node, ex.Binary) and node.op == "%" and id(node) not in within and not ex.is_integer(node, inputs, scalars):
+            raise DTError("% is of whole numbers", found=str(node), allowed="labels, integers, parameters, len(), integer inputs and + - * % of them", at=node.pos)
 
 
 def _check_labels(algorithm: Algorithm, definition: Definition) -> None:

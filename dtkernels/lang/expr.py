@@ -24,7 +24,7 @@ REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 #: binary operator -> how tightly it binds (larger is tighter)
-PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6}
+PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
 NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
 
 
@@ -195,6 +195,22 @@ def free_labels(expr: Expr) -> frozenset[str]:
 def accesses(expr: Expr) -> Iterator[Access]:
     """Every indexed tensor or Func below ``expr``."""
     return (node for node in expr.walk() if isinstance(node, Access))
+
+
+def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = frozenset()) -> bool:
+    """Whether the value of ``expr`` is a whole number whatever it is given; ``inputs`` and ``scalars`` hold integers."""
+    match expr:
+        case Const(value):
+            return type(value) is int
+        case Label() | Len() | Param():
+            return True
+        case Scalar(name):
+            return name in scalars
+        case Access(tensor, _):
+            return tensor in inputs
+        case Unary("-", _) | Binary("+" | "-" | "*" | "%", _, _):
+            return all(is_integer(c, inputs, scalars) for c in expr.children())
+    return False
 
 
 def substitute(expr: Expr, labels: dict[str, Expr]) -> Expr:

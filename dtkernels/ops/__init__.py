@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 from .attention import attention
+from .cross_entropy import cross_entropy
 from .dyt import dyt
+from .geglu import geglu
+from .layernorm import layernorm
 from .mmsigmoid import mmsigmoid
 from .registry import register, registered
 from .relu import relu
+from .rmsnorm import rmsnorm
+from .rope import rope
 from .softmax import softmax
+from .swiglu import swiglu
 from .two_mm import two_mm
 
-__all__ = ["attention", "dyt", "mmsigmoid", "register", "relu", "softmax", "two_mm"]
+_OPS = ["attention", "cross_entropy", "dyt", "geglu", "layernorm", "mmsigmoid", "relu", "rmsnorm", "rope", "softmax", "swiglu", "two_mm"]
+__all__ = [*_OPS, "register"]
 
 
 def __getattr__(name: str):
     op = registered(name)
     if op is None:
-        raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {', '.join(a for a in __all__ if a != 'register')}, or register a spec")
+        raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {', '.join(_OPS)}, or register a spec")
     return op

@@ -32,6 +32,7 @@ from .shapes import Fitted, fit
 from .sharded import any_sharded, call_sharded
 from .table import spec_hash
 
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
 KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -54,6 +55,7 @@ class Operator:
         self.__name__ = spec.op
         self.__doc__ = f"{spec.doc}\n\n{spec.algorithm}"
         self._variants: dict[tuple, Variant] = {}
+        self._integers = spec.algorithm.integer_inputs()
         self._spec_hash = spec_hash(spec.algorithm)
         #: whether there are products for the matrix units; the setting of float32 products then matters, and autocast lowers
         self.products = any(isinstance(n, ex.Dot) for d in spec.algorithm.definitions for n in d.expr.walk())
@@ -189,6 +191,8 @@ class Operator:
                 or t.is_complex()
             ):
                 raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
+            if name in self._integers and t.dtype not in INTEGER_DTYPES:
+                raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it is an index or equals one")
 
 
 @dataclass(frozen=True)

@@ -69,10 +69,10 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
     saved = {}
     for pair in forward.pairs():
         saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
-    found = {}
+    found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
     for name in a.inputs:
         shape = tuple(sizes[label] if label in sizes else _reach(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
-        found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else torch.bool, device="meta")
+        found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else other[name], device="meta")
     return found
 
 
@@ -100,7 +100,7 @@ def build_row(operator: Operator, row: Row, target: Target) -> Built:
 
 def _scalar_kinds(algorithm: Algorithm, row: Row, dtype: torch.dtype) -> list[tuple]:
     """Scalars as numbers, and as one-element tensors; only the latter where a gradient is asked for."""
-    integers = {n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
+    integers = algorithm.integer_scalars()
     numbers = tuple(1 if s in integers else 0.5 for s in algorithm.scalars)
     tensors = tuple(1 if s in integers else torch.empty(1, dtype=dtype, device="meta") for s in algorithm.scalars)
     kinds = [tuple(t if s in row.wanted else n for s, n, t in zip(algorithm.scalars, numbers, tensors)), tensors]

@@ -64,6 +64,7 @@ class _Evaluator:
         self.algorithm, self.tensors, self.scalars = algorithm, tensors, scalars
         self.sizes = extents(algorithm, tensors)
         self.result = result_dtype(algorithm, tensors)
+        self.integers = algorithm.integer_inputs()
         self.compute = torch.float64 if self.result == torch.float64 else torch.float32
         self.device = next(iter(tensors.values())).device
         self.known: dict[str, Named] = {}
@@ -119,7 +120,10 @@ class _Evaluator:
                 v = self.value(arg)
                 return Named(torch.logical_not(v.data) if op == "not" else -v.data, v.labels)
             case ex.Binary(op, left, right):
-                (a, b), labels = self._together(self.value(left), self.value(right))
+                whole = (op in ex.COMPARISONS or op == "%") and all(ex.is_integer(side, self.integers) for side in (left, right))
+                (a, b), labels = self._together(*((self._index if whole else self.value)(side) for side in (left, right)))
+                if op == "%":
+                    return Named(torch.remainder(a, b).to(self.compute), labels)
                 if op in ("and", "or"):
                     return Named((torch.logical_and if op == "and" else torch.logical_or)(a, b), labels)
                 return Named(_BINARY[op](a, b), labels)
@@ -168,12 +172,13 @@ class _Evaluator:
         data = torch.einsum(left.data, [names[x] for x in left.labels], right.data, [names[x] for x in right.labels], [names[x] for x in labels])
         return Named(data, labels)
 
-    def _access(self, access: ex.Access) -> Named:
+    def _access(self, access: ex.Access, whole: bool = False) -> Named:
+        """An element, in the dtype that is computed in; as it is if it is a truth value, or a ``whole`` number is wanted."""
         if access.tensor in self.known:
             value = self.known[access.tensor].data
         else:
             value = self.tensors[access.tensor]
-            value = value.to(self.compute) if value.dtype != torch.bool else value
+            value = value.to(self.compute) if value.dtype != torch.bool and not whole else value
         plain = [i.name for i in access.index if isinstance(i, ex.Label)]
         if len(plain) == len(access.index) and len(set(plain)) == len(plain):
             return Named(value, tuple(plain))
@@ -202,10 +207,14 @@ class _Evaluator:
                 return self._number(self.sizes[label], integer=True)
             case ex.Scalar(name):
                 return self._number(self.scalars[name], integer=True)
+            case ex.Access():
+                return self._access(expr, whole=True)
             case ex.Unary(_, arg):
                 v = self._index(arg)
                 return Named(-v.data, v.labels)
             case ex.Binary(op, left, right):
                 (a, b), labels = self._together(self._index(left), self._index(right))
+                if op == "%":
+                    return Named(torch.remainder(a, b), labels)
                 return Named(torch.div(a, b, rounding_mode="floor") if op == "/" else _BINARY[op](a, b), labels)
         raise AssertionError(f"{type(expr).__name__} in an index")

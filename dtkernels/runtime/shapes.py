@@ -99,12 +99,17 @@ def _joins(algorithm: Algorithm, label: str, batched: frozenset[str]) -> bool:
                 return False
             if isinstance(node, ex.Access):
                 plain = isinstance(node.index[0], ex.Label) and node.index[0].name == label if node.index else False
-                elsewhere = any(label in ex.free_labels(i) for i in node.index[1:])
+                elsewhere = any(label in _labels_outside(i) for i in node.index[1:])
                 if elsewhere or (node.tensor in batched or node.tensor in algorithm) != plain:
                     return False
         if _as_value(d.expr, label):
             return False
     return True
+
+
+def _labels_outside(index: ex.Expr) -> frozenset[str]:
+    """Labels of an index, but for those of the elements in it, which are looked at for themselves."""
+    return frozenset() if isinstance(index, ex.Access) else frozenset({index.name}) if isinstance(index, ex.Label) else frozenset().union(*map(_labels_outside, index.children()))
 
 
 def _as_value(expr: ex.Expr, label: str) -> bool:

@@ -26,10 +26,16 @@ CASES = {
     "two_mm": ("two_mm", (8192, 4096, 16, 4096), {}),
     "attention": ("attention", (4, 32, 4096, 128, 4096, 128), {}),
     "causal": ("attention", (4, 32, 4096, 128, 4096, 128), {"causal": True}),
+    "rmsnorm": ("rmsnorm", (16384, 4096), {}),
+    "layernorm": ("layernorm", (16384, 4096), {}),
+    "swiglu": ("swiglu", (1 << 24,), {}),
+    "geglu": ("geglu", (1 << 24,), {}),
+    "rope": ("rope", (4, 32, 4096, 128, 8), {}),
+    "cross_entropy": ("cross_entropy", (8192, 32768), {}),
 }
 #: with every option at once; compiled for fewer GPUs
 OPTIONS = {"options": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "capped": True, "sinks": True})}
-ROWS = ("relu", "softmax", "dyt")
+ROWS = ("relu", "softmax", "dyt", "rmsnorm", "layernorm", "swiglu", "geglu", "rope")
 PRODUCTS = ("mmsigmoid", "two_mm", "attention", "causal")
 #: GPU -> the instruction with which its matrix units multiply halves
 MATRIX_UNITS = {"a100": r"mma\.sync", "h200": r"wgmma\.mma_async", "b200": r"tcgen05\.mma", "mi300x": r"v_mfma"}

@@ -58,8 +58,15 @@ SHAPES = {
     "mmsigmoid": [(1, 1, 1), (5, 7, 17), (33, 17, 5)],
     "two_mm": [(1, 1, 1, 1), (5, 7, 17, 16), (33, 9, 17, 20)],
     "attention": [(1, 1, 1, 1, 1, 1, 1), (1, 4, 2, 9, 11, 16, 16), (2, 3, 3, 5, 19, 8, 24), (1, 4, 1, 17, 3, 20, 16)],
+    "rmsnorm": [(1, 1), (3, 17), (2, 3, 65)],
+    "layernorm": [(1, 2), (3, 17), (2, 3, 65)],
+    "swiglu": [(1,), (3, 7), (257,)],
+    "geglu": [(1,), (3, 7), (257,)],
+    "rope": [(1, 1, 1, 1, 2), (2, 4, 2, 5, 6), (1, 3, 1, 7, 20)],
+    "cross_entropy": [(1, 1), (3, 17), (2, 3, 131)],
 }  # fmt: skip
-NAMES = {"relu": "A", "softmax": "A", "dyt": ("A", "alpha", "w", "b"), "mmsigmoid": "AB", "two_mm": "ABC", "attention": "QKV"}
+NAMES = {"relu": "A", "softmax": "A", "dyt": ("A", "alpha", "w", "b"), "mmsigmoid": "AB", "two_mm": "ABC", "attention": "QKV",
+         "rmsnorm": "Aw", "layernorm": "Awb", "swiglu": "AB", "geglu": "AB", "rope": ("Q", "K", "cos", "sin"), "cross_entropy": "A"}  # fmt: skip
 
 
 def in_order(function, **values):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_cases import MAKERS, attention, check, normal
+from op_cases import MAKERS, PRODUCTS, SMALL, attention, check, geglu, normal, rmsnorm
 
 import dtkernels
 
@@ -13,13 +13,19 @@ SHAPES = {
     "mmsigmoid": [(1, 1, 1), (37, 67, 101), (1, 131, 65), (127, 1, 31), (0, 4, 4), (4, 4, 0)],
     "two_mm": [(1, 1, 1, 1), (37, 67, 101, 16), (31, 129, 33, 65), (0, 4, 4, 4)],
     "attention": [(1, 1, 1, 1, 1, 1, 1), (1, 2, 1, 37, 77, 16, 24), (1, 1, 1, 67, 65, 80, 40), (1, 4, 2, 1, 101, 32, 32)],
+    "rmsnorm": [(1, 1), (7, 1000), (3, 5, 131), (2, 4097), (0, 5)],
+    "layernorm": [(1, 1), (7, 1000), (3, 5, 131), (2, 4097), (0, 5)],
+    "swiglu": [(1,), (4097,), (3, 5, 7), (0, 3)],
+    "geglu": [(1,), (4097,), (3, 5, 7), (0, 3)],
+    "rope": [(1, 1, 1, 1, 2), (2, 4, 2, 37, 80), (1, 3, 3, 5, 6), (2, 8, 1, 3, 64)],
+    "cross_entropy": [(1, 1), (7, 1000), (3, 5, 131), (2, 4097), (0, 5)],
 }  # fmt: skip
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
 def dtypes_of(op: str) -> list[torch.dtype]:
     """bf16 products multiply raw bits in Triton's interpreter, in every version: those run on a GPU only."""
-    return DTYPES if op in ("relu", "softmax", "dyt") else DTYPES[:2]
+    return DTYPES[:2] if op in PRODUCTS else DTYPES
 
 
 @pytest.mark.parametrize("op,dtype", [(op, dtype) for op in MAKERS for dtype in dtypes_of(op)], ids=str)
@@ -45,9 +51,61 @@ def test_causal_attention_agrees_with_float64(dtype):
         check(attention(shape, dtype, "cpu", causal=True), dtype)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_variants_of_norms_and_gates(dtype):
+    for shape in ((7, 129), (3, 5, 131)):
+        check(rmsnorm(shape, dtype, "cpu", offset=1), dtype)
+        check(geglu(shape, dtype, "cpu", exact=True), dtype)
+
+
+def test_layernorm_of_a_large_mean():
+    x = normal(5, 129, dtype=torch.float32, device="cpu") + 1e4
+    wanted = torch.nn.functional.layer_norm(x.double(), (129,))
+    got = dtkernels.ops.layernorm(x, torch.ones(129), torch.zeros(129))
+    assert (got - wanted).abs().max() < 2e-3, "the mean's own rounding, 5e-4 of the deviation, and little more"
+
+
+@pytest.mark.parametrize("reduction", ["none", "sum", "mean"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.25])
+@pytest.mark.parametrize("ignored", [-100, 3])
+def test_cross_entropy_by_its_options(reduction, smoothing, ignored):
+    logits = normal(4, 6, 11, dtype=torch.float32, device="cpu").requires_grad_()
+    target = torch.arange(24).view(4, 6) % 11
+    target[1, 2:4] = ignored
+    exact = logits.detach().double().requires_grad_()
+    options = {"ignore_index": ignored, "label_smoothing": smoothing, "reduction": reduction}
+    got = dtkernels.ops.cross_entropy(logits, target, **options)
+    want = torch.nn.functional.cross_entropy(exact.permute(0, 2, 1), target, **options)
+    assert got.dtype == torch.float32 and got.shape == want.shape
+    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.autograd.grad(got.sum(), logits)[0].double(), torch.autograd.grad(want.sum(), exact)[0], rtol=1e-5, atol=1e-7)
+
+
+def test_cross_entropy_is_float32_and_a_missing_class_gives_inf():
+    logits = normal(3, 5, dtype=torch.float16, device="cpu")
+    rows = dtkernels.ops.cross_entropy(logits, torch.tensor([1, 5, -1]), reduction="none")
+    assert rows.dtype == torch.float32 and rows.isinf().tolist() == [False, True, True]
+    assert dtkernels.ops.cross_entropy(logits, torch.full((3,), -100)).isnan()
+
+
+def test_rope_of_one_table_for_all_and_heads_that_lie_last():
+    q, k = normal(2, 5, 4, 16, dtype=torch.float32, device="cpu").transpose(1, 2), normal(2, 5, 2, 16, dtype=torch.float32, device="cpu").transpose(1, 2)
+    cos, sin = normal(5, 16, dtype=torch.float32, device="cpu"), normal(5, 16, dtype=torch.float32, device="cpu", seed=1)
+    for got, x in zip(dtkernels.ops.rope(q, k, cos, sin), (q, k)):
+        torch.testing.assert_close(got, x * cos + torch.cat((-x[..., 8:], x[..., :8]), -1) * sin)
+    for got, wanted in zip(dtkernels.ops.rope(q, k, cos[None], sin[None]), dtkernels.ops.rope(q, k, cos, sin)):
+        assert torch.equal(got, wanted)
+
+
+def test_gates_of_a_packed_tensor():
+    packed = normal(3, 4, 26, dtype=torch.float32, device="cpu")
+    gate, up = packed.chunk(2, -1)
+    torch.testing.assert_close(dtkernels.ops.swiglu(gate, up), torch.nn.functional.silu(gate) * up)
+
+
 @pytest.mark.parametrize("op", MAKERS)
 def test_gradients_agree_with_float64(op):
-    case = MAKERS[op]({"relu": (3, 7), "softmax": (3, 17), "dyt": (3, 17), "mmsigmoid": (5, 7, 17), "two_mm": (5, 7, 17, 16), "attention": (1, 4, 2, 9, 11, 16, 16)}[op], torch.float32, "cpu")
+    case = MAKERS[op](SMALL[op], torch.float32, "cpu")
     inputs = tuple(t.requires_grad_() for t in case.inputs)
     grad = normal(*case.result().shape, dtype=torch.float32, device="cpu", seed=9)
     ours = torch.autograd.grad(case.ours(*inputs, **case.options), inputs, grad)
@@ -93,6 +151,13 @@ def test_nan_stays():
         (lambda o, z: o.two_mm(z(3, 4), z(4, 5), z(6, 7)), "two_mm: C has 6 along l, B has 5"),
         (lambda o, z: o.dyt(z(3, 4), 1.0, z(5), z(4)), "dyt: w has 5 along y, A has 4"),
         (lambda o, z: o.attention(z(1, 4, 3, 8), z(1, 3, 3, 8), z(1, 3, 3, 8)), "attention: the heads of k and v divide those of q"),
+        (lambda o, z: o.rmsnorm(z(3, 4), z(5)), "rmsnorm: w has 5 along y, A has 4"),
+        (lambda o, z: o.swiglu(z(3, 4), z(3, 5)), "swiglu: "),
+        (lambda o, z: o.rope(z(1, 1, 2, 3), z(1, 1, 2, 3), z(2, 3), z(2, 3)), "rope: the last dimension is even; got shape (1, 1, 2, 3)"),
+        (lambda o, z: o.rope(z(1, 2, 4), z(1, 2, 4), z(2, 4), z(2, 4)), "rope: q and k have 4 dimensions"),
+        (lambda o, z: o.cross_entropy(z(3, 4), z(4)), "cross_entropy: target has a class for each row of logits; got shapes (3, 4), (4,)"),
+        (lambda o, z: o.cross_entropy(z(3, 4), z(3), reduction="all"), "cross_entropy: reduction is 'all'; allowed: none, sum, mean"),
+        (lambda o, z: o.cross_entropy(z(3, 4), z(3), label_smoothing=2), "cross_entropy: label_smoothing is 2; allowed: 0 to 1"),
         (lambda o, z: o.attention(z(3, 8), z(3, 7), z(3, 8)), "attention: K has 7 along d, Q has 8"),
     ],
 )
@@ -103,6 +168,8 @@ def test_wrong_shapes_give_one_clear_line(call, text):
 
 
 def test_wrong_types_are_named():
+    with pytest.raises(TypeError, match="cross_entropy: t is torch.float32; allowed: int32, int64, int8 or uint8, as it is an index or equals one"):
+        dtkernels.ops.cross_entropy(torch.zeros(3, 4), torch.zeros(3))
     with pytest.raises(TypeError, match="relu: A is a list; allowed: a tensor"):
         dtkernels.ops.relu([1.0])
     with pytest.raises(TypeError, match="relu: A is torch.complex64"):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_cases import MAKERS, attention, check, normal, softmax
+from op_cases import MAKERS, SMALL, attention, check, normal, softmax
 
 import dtkernels
 
@@ -13,6 +13,12 @@ SHAPES = {
     "mmsigmoid": [(1, 1, 1), (16, 16, 16), (130, 67, 200), (1000, 1000, 1000), (1, 4097, 513), (2048, 2048, 2048), (127, 1, 31)],
     "two_mm": [(1, 1, 1, 1), (64, 128, 32, 32), (130, 67, 200, 16), (1000, 777, 333, 65), (512, 1024, 64, 300), (8192, 4096, 4096, 16)],
     "attention": [(1, 1, 1, 1, 1, 1, 1), (2, 4, 2, 100, 77, 64, 64), (1, 2, 1, 1000, 1000, 80, 96), (2, 3, 3, 257, 4097, 128, 128), (1, 2, 2, 130, 64, 256, 32), (1, 8, 2, 1, 1000, 128, 128)],
+    "rmsnorm": [(1, 1), (7, 1000), (4096, 4097), (3, 5, 131), (70000, 33), (5, 131072 + 3)],
+    "layernorm": [(1, 1), (7, 1000), (4096, 4097), (3, 5, 131), (70000, 33), (5, 131072 + 3)],
+    "swiglu": [(1,), (4097,), (1000, 1000), (3, 5, 7), (70000, 3)],
+    "geglu": [(1,), (4097,), (1000, 1000), (3, 5, 7), (70000, 3)],
+    "rope": [(1, 1, 1, 1, 2), (2, 4, 2, 37, 80), (1, 32, 8, 1000, 128), (2, 8, 1, 3, 64)],
+    "cross_entropy": [(1, 1), (7, 1000), (4096, 4097), (3, 5, 131), (70000, 33), (5, 131072 + 3)],
 }  # fmt: skip
 
 
@@ -34,7 +40,7 @@ def test_causal_attention_agrees_with_float64(dtype):
 
 @pytest.mark.parametrize("op", MAKERS)
 def test_gradients_agree_with_float64(op):
-    case = MAKERS[op]({"relu": (33, 7), "softmax": (33, 65), "dyt": (33, 65), "mmsigmoid": (33, 17, 65), "two_mm": (33, 17, 65, 16), "attention": (2, 4, 2, 33, 41, 32, 32)}[op], torch.float32, "cuda")
+    case = MAKERS[op](SMALL[op], torch.float32, "cuda")
     inputs = tuple(t.requires_grad_() for t in case.inputs)
     grad = torch.randn_like(case.result())
     ours = torch.autograd.grad(case.ours(*inputs, **case.options), inputs, grad)

@@ -13,8 +13,8 @@ ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
 ADD = TWO + "f[x, y] = A[x, y];\n"
 SUM = "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x, y] = A[x, y] / s[x];\n"
-INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len() and + - * /"
-TOKENS = "names, numbers and + - * / < <= > >= == != = ( ) [ ] , ; : . #"
+INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In and + - * / %"
+TOKENS = "names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #"
 FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, rsum, rmax, rmin, rmean, rdot, cast, reshape, len"
 LATE = "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired: found s in f; allowed: s fused outside the loop over y"
 
@@ -53,7 +53,10 @@ SHAPES = {
     TWO + "f[x] = A[x, y];": "t.dt:2:13: a label on the right is on the left or reduced: found 'y' in f; allowed: x",
     "Func f; In A; Var x; RVar k;\nf[x] = rsum(A[x, k], k) * A[x, k];": "t.dt:2:18: a label on the right is on the left or reduced: found 'k' in f; allowed: x",
     ONE + "f[x] = A[x] + A[1.5 * x];": "t.dt:2:17: " + INDEX.format("1.5"),
-    ONE + "f[x] = A[x] + A[A[x]];": "t.dt:2:17: " + INDEX.format("A[x]"),
+    "Func g, f; In A; Var x;\ng[x] = 2 * A[x];\nf[x] = A[x] + A[g[x]];": "t.dt:3:17: " + INDEX.format("g[x]"),
+    ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
+    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
+    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
     ONE + "f[x] = A[x] + A[floor(x)];": "t.dt:2:17: " + INDEX.format("floor(x)"),
 }
 

@@ -27,6 +27,12 @@ OPS = {
     "op_attention": ("attention", (4, 32, 4096, 128, 4096, 128), {}),
     "op_attention_causal": ("attention", (4, 32, 4096, 128, 4096, 128), {"causal": True}),
     "op_attention_window": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "sinks": True}),
+    "op_rmsnorm": ("rmsnorm", (16384, 4096), {}),
+    "op_layernorm": ("layernorm", (16384, 4096), {}),
+    "op_swiglu": ("swiglu", (1 << 24,), {}),
+    "op_geglu": ("geglu", (1 << 24,), {}),
+    "op_rope": ("rope", (4, 32, 4096, 128, 8), {}),
+    "op_cross_entropy": ("cross_entropy", (8192, 32768), {}),
 }
 CASES = [*OPS, *PROGRAMS]
 

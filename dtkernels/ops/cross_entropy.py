@@ -1,0 +1,32 @@
+import torch
+
+from .public import op
+
+REDUCTIONS = ("none", "sum", "mean")
+
+
+@op
+def cross_entropy(
+    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
+) -> torch.Tensor:
+    """log(sum(exp(logits))) - logits[target], row by row: the cross entropy of torch.nn.functional, the classes last.
+
+    logits: (..., V); target: (...), integers from 0 to V - 1, or ignore_index for rows that do not count.
+    label_smoothing: that share of the probability asked for is spread over all classes. reduction: none gives (...), sum
+    their sum, mean the mean over the rows that count (nan where there are none). Always float32; differentiable in logits.
+    A target that does not exist gives inf. Raises ValueError where shapes disagree or an argument is not among these.
+
+    >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
+    tensor(1.3863)
+    """
+    if reduction not in REDUCTIONS:
+        raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
+    if not 0 <= label_smoothing <= 1:
+        raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed: 0 to 1")
+    if logits.shape[:-1] != target.shape:
+        raise ValueError(f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}")
+    share = {"smoothed": True, "smoothing": label_smoothing} if label_smoothing else {}
+    rows = cross_entropy.operator()(logits, target, ignored=ignore_index, **share)
+    if reduction == "none":
+        return rows
+    return rows.sum() if reduction == "sum" else rows.sum() / (target != ignore_index).sum()

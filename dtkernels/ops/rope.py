@@ -1,0 +1,25 @@
+import torch
+
+from .public import op
+
+
+@op
+def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rotary position embedding of queries and keys (Su et al., RoFormer, 2021), in the half-rotated form of Hugging Face.
+
+    q * cos + rotated(q) * sin, where rotated(q) is (-q[..., D/2:], q[..., :D/2]); k likewise. q: (B, H, S, D);
+    k: (B, G, S, D); cos, sin: (B, S, D), (1, S, D) or (S, D); D is even. Returns the two in the promoted dtype.
+    Differentiable in all four. Raises ValueError where shapes disagree or D is odd.
+
+    >>> q, k = rope(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.zeros(2, 4), torch.ones(2, 4))
+    >>> q[0, 0, 0]
+    tensor([-1., -1.,  1.,  1.])
+    """
+    if not q.dim() == k.dim() == 4 or cos.dim() not in (2, 3) or cos.shape != sin.shape:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, cos, sin))
+        raise ValueError(f"rope: q and k have 4 dimensions, cos and sin one shape of 2 or 3; got shapes {shapes}")
+    if q.shape[-1] % 2:
+        raise ValueError(f"rope: the last dimension is even; got shape {tuple(q.shape)}")
+    if cos.dim() == 2 or cos.shape[0] == 1:
+        cos, sin = (t.expand(q.shape[0], *t.shape[-2:]) for t in (cos, sin))
+    return rope.operator()(q, k, cos, sin)

@@ -1,0 +1,124 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Integers in the language: elements of an input in an index, inputs that equal a label, remainders; and their gradients."""
+
+import bounds  # noqa: F401 (an access outside the tensors raises)
+import pytest
+import torch
+from oracle import check
+
+import dtkernels
+
+LINE = ["", "f.block(x:4); f.tensorize(x:4);", "f.tensorize(x:0);"]
+PLANE = ["", "f.block(x:4, y:4); f.tensorize(x:4, y:4);", "f.block(x:2); f.tensorize(y:0);", "f.tensorize(x:0, y:0);"]
+
+
+def numbers(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("schedule", PLANE)
+def test_rows_picked_by_an_input(schedule, dtype):
+    """An embedding; what lies outside reads 0."""
+    t = torch.tensor([3, 0, 4, 4, 2, 99, 1], dtype=dtype)
+    check(f"Func f; In W, t; Var x, y; f[x, y] = 2 * W[t[x], y]; {schedule}", numbers(5, 6), t)
+
+
+@pytest.mark.parametrize("schedule", LINE)
+def test_one_element_of_each_row(schedule):
+    t = torch.tensor([3, 0, -1, 4, 5, -100, 2])
+    check(f"Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] - rsum(A[x, y], y); {schedule}", numbers(7, 5), t)
+
+
+@pytest.mark.parametrize("schedule", LINE)
+def test_arithmetic_around_an_element_and_an_element_of_an_element(schedule):
+    s, t = torch.tensor([1, 0, 2]), torch.tensor([2, 2, 0, 1, 9])
+    check(f"Func f; In A, s, t; Var x; f[x] = A[2 * t[x] + 1]  + 10 * A[s[t[x]] + x]; {schedule}", numbers(7), s, t)
+
+
+@pytest.mark.parametrize("schedule", ["f.block(x:2); f.tensorize(x:2, k:0);", "f.block(x:2); f.tensorize(x:2, k:2);", ""])
+def test_an_index_that_a_reduction_runs_over(schedule):
+    """A sum over neighbours that an input lists."""
+    n = torch.tensor([[0, 1, 2], [4, 4, -1], [3, 0, 77]])
+    check(f"Func f; In A, n, w; Var x; RVar k; f[x] = rsum(w[k] * A[n[x, k]], k); {schedule}", numbers(5), n, numbers(3))
+
+
+@pytest.mark.parametrize("schedule", PLANE)
+def test_a_label_equals_an_element(schedule):
+    """One-hot rows: exact, also where float32 would not tell two integers apart."""
+    t = torch.tensor([3, 0, -1, 5, 2**24 + 1])
+    check(f"Func f; In A, t; Var x, y; f[x, y] = A[x, y] - where(y == t[x], 1, 0); {schedule}", numbers(5, 6), t)
+    base = 2**24
+    large = f"Func f; In A, t; Var x, y; f[x, y] = A[x, y] + where(y + {base} == t[x], 1, 0); {schedule}"
+    check(large, numbers(3, 4), torch.tensor([base, base + 1, base + 3]))
+
+
+@pytest.mark.parametrize("schedule", LINE)
+@pytest.mark.parametrize("index", ["(x + 3) % len(x)", "(x - 2) % len(x)", "(-x) % 5", "x % 3", "(x * x) % 7 / 2"])
+def test_remainder_in_an_index(schedule, index):
+    """It takes the sign of the divisor, as Python's does."""
+    check(f"Func f; In A; Var x; f[x] = A[x] + 10 * A[{index}]; {schedule}", numbers(7))
+
+
+@pytest.mark.parametrize("schedule", LINE)
+def test_remainder_as_a_value(schedule):
+    check(f"Func f; In A; Var x; f[x] = A[x] + where(x % 2 == 0, -A[x + 1], A[x - 1]) + (x - 4) % 3; {schedule}", numbers(9))
+    t = torch.tensor([-7, 7, 0, 4, 123456789])
+    check(f"Func f; In A, t; Var x; f[x] = A[x] * where(t[x] % 4 == 1, 1, 0) + A[t[x] % len(x)]; {schedule}", numbers(5), t)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bool, torch.bfloat16], ids=str)
+def test_an_index_of_other_dtype_is_refused(dtype):
+    kernel = dtkernels.compile("Func f; In W, t; Var x, y; f[x, y] = W[t[x], y];")
+    with pytest.raises(TypeError, match=f"f: t is {dtype}; allowed: int32, int64, int8 or uint8, as it is an index or equals one"):
+        kernel(W=numbers(3, 4), t=torch.zeros(5, dtype=dtype))
+
+
+# -- as registered ops, with their gradients --------------------------------------------------------------------------
+
+GRADIENTS = {
+    "embedding": ("Func f; In W, t; Var x, y; f[x, y] = W[t[x], y];", lambda w, t: torch.nn.functional.embedding(t, w), (5, 6), [3, 0, 4, 4, 2, 0, 1]),
+    "picked": ("Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] * rsum(A[x, y], y);", lambda a, t: a.gather(1, t[:, None])[:, 0] * a.sum(1), (4, 5), [3, 0, 4, 2]),
+    "one_hot": ("Func f; In A, t; Var x; RVar y; f[x] = rsum(where(y == t[x], A[x, y], 0), y);", lambda a, t: a.gather(1, t[:, None])[:, 0], (4, 5), [3, 0, 4, 2]),
+    "rolled": ("Func f; In A, t; Var x; f[x] = A[(x + 3) % len(x)] * A[x] + 0 * t[x];", lambda a, t: a.roll(-3) * a, (7,), [0] * 7),
+    "rolled_back": ("Func f; In A, t; Var x; f[x] = A[(x - 2) % len(x)] + 0 * t[x];", lambda a, t: a.roll(2), (7,), [0] * 7),
+    "repeated": ("Func f; In A, t; Var x; f[x] = A[x % 3] + 0 * t[x];", lambda a, t: a[torch.arange(7) % 3], (3,), [0] * 7),
+    "pairs": ("Func f; In A, t; Var x; f[x] = where(x % 2 == 0, -A[x + 1], A[x - 1]) + 0 * t[x];", lambda a, t: torch.stack((-a[1::2], a[::2]), 1).flatten(), (8,), [0] * 8),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_gradients(name, reference, tmp_path, monkeypatch):
+    text, truth, shape, places = GRADIENTS[name]
+    path = tmp_path / "spec.yaml"
+    path.write_text(f"op: integers_{name}\ndoc: as in torch\nalgorithm: |\n  {text}\n")
+    op = dtkernels.register(path)
+    if reference:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    a, t = numbers(*shape).requires_grad_(), torch.tensor(places)
+    exact = a.detach().double().requires_grad_()
+    got, want = op(a, t), truth(exact, t)
+    torch.testing.assert_close(got.double(), want, rtol=1e-6, atol=1e-6)
+    adjoint = numbers(*got.shape, seed=1)
+    (found,), (wanted,) = torch.autograd.grad(got, a, adjoint), torch.autograd.grad(want, exact, adjoint.double())
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_goes_round_goes_back_without_a_sum():
+    """The gradient of a rotation is the rotation back, not a sum over all places."""
+    from dtkernels.algebra.gradient import gradient
+    from dtkernels.lang import parse
+
+    found = gradient(parse("Func f; In A, B; Var x; f[x] = A[(x + 3) % len(x)] + B[x];").algorithm, ("f",), ("A",))
+    assert "rsum" in str(found.backward["d_A"]), "A may be longer than f"
+    found = gradient(parse("Func f; In A; Var x; f[x] = A[x] + A[(x + 3) % len(x)];").algorithm, ("f",), ("A",))
+    assert str(found.backward["d_A"]) == "d_A[x] = d_f[x] + d_f[(x - 3) % len(x)];"
+
+
+def test_batches_join_the_rows_that_are_picked_from(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("op: integers_pick\ndoc: one a row\nalgorithm: |\n  Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] / rsum(A[x, y], y);\n")
+    op = dtkernels.register(path)
+    a, t = numbers(2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])
+    torch.testing.assert_close(op(a, t), a.gather(2, t[..., None])[..., 0] / a.sum(2))
