@@ -28,7 +28,7 @@ def whole_numbers(func, **tensors):
     """Refuse tensors that do not hold integers."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.uint8, torch.int8, torch.int32, torch.int64):
-            raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, as it is an index or equals one")
+            raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
 ''',
     "dot_precision": '''
 def dot_precision():

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 from .errors import Position
-from .expr import Access, Binary, Expr, Label, Scalar, accesses, is_integer
+from .expr import Access, Expr, Label, Scalar, accesses
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,8 @@ class Algorithm:
         return tuple(d.name for d in self.definitions if d.name in seen)
 
     def integer_inputs(self) -> frozenset[str]:
-        """Inputs that must hold integers: those that stand in an index, ``W[t[x], y]``, or equal a label, ``y == t[x]``."""
-        found = {inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)}
-        for node in (n for d in self.definitions for n in d.expr.walk() if isinstance(n, Binary) and n.op in ("==", "!=")):
-            for one, other in ((node.left, node.right), (node.right, node.left)):
-                if isinstance(one, Access) and is_integer(other, frozenset()) and any(isinstance(n, Label) for n in other.walk()):
-                    found.add(one.tensor)
-        return frozenset(found & set(self.inputs))
+        """Inputs that must hold integers: those that stand in an index, ``W[t[x], y]``."""
+        return frozenset(inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)) & frozenset(self.inputs)
 
     def integer_scalars(self) -> frozenset[str]:
         """Scalars that stand in an index."""

@@ -192,7 +192,7 @@ class Operator:
             ):
                 raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
             if name in self._integers and t.dtype not in INTEGER_DTYPES:
-                raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it is an index or equals one")
+                raise TypeError(f"{self.spec.op}: {name} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
 
 
 @dataclass(frozen=True)

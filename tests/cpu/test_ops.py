@@ -168,7 +168,7 @@ def test_wrong_shapes_give_one_clear_line(call, text):
 
 
 def test_wrong_types_are_named():
-    with pytest.raises(TypeError, match="cross_entropy: t is torch.float32; allowed: int32, int64, int8 or uint8, as it is an index or equals one"):
+    with pytest.raises(TypeError, match="cross_entropy: t is torch.float32; allowed: int32, int64, int8 or uint8, as it stands in an index"):
         dtkernels.ops.cross_entropy(torch.zeros(3, 4), torch.zeros(3))
     with pytest.raises(TypeError, match="relu: A is a list; allowed: a tensor"):
         dtkernels.ops.relu([1.0])
