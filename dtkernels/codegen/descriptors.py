@@ -64,6 +64,8 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
         if isinstance(i, Position) and not i.axis.scalar:
             if i.axis.tile > WIDEST:
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
+            if i.axis.padded:
+                raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
             start.append(Start(i.axis) if i.axis.tile else Const(0))
             box.append(i.axis)
         elif axes_of(i):

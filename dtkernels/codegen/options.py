@@ -27,6 +27,8 @@ class Options:
     ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
     ``f.descriptor(A, f)``           loads and stores by pointers                through descriptors where they can: descriptors.py
     ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split.py
+    ``g.store()``                    a Func ``g`` fused into one kernel and      the kernel it is fused into writes ``g``, others read it
+                                     read by another is computed in both
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
     """

@@ -155,7 +155,7 @@ class _KernelPrinter:
     def block_index(self, label: str) -> str:
         """The name of the index of a block; that of its one element, where a block is one."""
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
-        return axis.name if axis and self.blocks[label] == 1 else f"block_{label}"
+        return axis.name if axis and axis.scalar else f"block_{label}"
 
     def first(self, axis: Axis) -> str:
         """The name of the first index of the current tile of ``axis``."""
@@ -212,10 +212,10 @@ class _KernelPrinter:
         self.lines.append(pad + text)
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
-        if start == "block" and self.blocks[axis.label] == 1:
+        if start == "block" and axis.scalar:
             return  # the block's index is the element's
         base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
-        if start in ("block", "block+loop") and self.blocks[axis.label] != 1:
+        if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else ""
         if axis in self.started and not axis.scalar and start != "loop":
@@ -229,7 +229,9 @@ class _KernelPrinter:
         else:
             steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
             self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
-        if axis in self.masked:
+        if axis in self.masked and axis.padded:
+            self.line(depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})")
+        elif axis in self.masked:
             self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
 
     def _even(self, axis: Axis) -> str:

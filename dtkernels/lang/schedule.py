@@ -49,7 +49,7 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*",
+    "specialize": "label*", "reorder": "label*", "store": "",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
 
