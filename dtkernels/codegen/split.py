@@ -161,7 +161,7 @@ class _Splitter:
     # -- the merge --------------------------------------------------------------------------------------------------
 
     def _merge(self, accumulators: tuple[Accumulator, ...], fixed: tuple[Axis, ...]) -> Loop:
-        """The loop over parts: one step of the accumulation for each."""
+        """The loop over parts: one step of the accumulation for each, unrolled so that their loads overlap."""
         running = {name for a in accumulators for name, _ in a.moves}
         now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
@@ -188,7 +188,7 @@ class _Splitter:
                 late.append(Assign(a.name, a.axes, after[a.name]))
             else:
                 body.append(Assign(a.name, a.axes, value))
-        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=Const(self.split.parts))
+        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=Const(self.split.parts), options=(("loop_unroll_factor", min(self.split.parts, 16)),))
 
 
 def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:

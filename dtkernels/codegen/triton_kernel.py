@@ -93,7 +93,7 @@ class _KernelPrinter:
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
         made = frozenset(t for t in kernel.reads if t not in algorithm.inputs) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.vectors = {n.axis for n in self._nodes() if isinstance(n, Position)} | self.masked
         self.memory = MemoryPrinter(self)
@@ -136,6 +136,8 @@ class _KernelPrinter:
         text.constants += [*self.even.items()]
         names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
         text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
+        if any(h.startswith("hardware_") for h in self.expr.helpers):
+            text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
 
