@@ -65,7 +65,7 @@ class _Product:
             return (bm, bn, *self._fitting(bm, bn, 128, 5), ())
         if (bm, bn) == (128, 256) and k >= 256 and self._blocks(m, n, bm, bn, batch) >= 3 * shape.target.multiprocessors // 2:
             through = self._descriptors(batch)
-            return bm, bn, 64, 8, 3 if through else 4, through
+            return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
         bn = min(bn, 128)
         for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
             if 10 * self._blocks(m, n, *small, batch) >= 9 * shape.target.multiprocessors:
@@ -76,6 +76,8 @@ class _Product:
         return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
 
     def _fitting(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
+        while depth > 32 and 3 * (bm + bn) * depth * self.shape.itemsize > self.shape.target.shared_bytes:
+            depth //= 2
         while stages > 2 and (bm + bn) * depth * stages * self.shape.itemsize > self.shape.target.shared_bytes:
             stages -= 1
         return depth, 4, stages
@@ -155,12 +157,10 @@ class _Chain:
             return 16, 128 if wide <= 128 and itemsize == 2 else 32, 4, self._stages(16, 128, wide, 3)
         if itemsize == 4:
             return 64, 16 if wide >= 128 else 32, 8 if wide >= 128 else 4, self._stages(64, 32, wide, 2)
-        if wide <= 64:
+        if wide <= 64 or wide <= 128 and products == 2:
             rows, step, warps, stages = 64, 64, 4, 3
         elif wide > 128:
             rows, step, warps, stages = 64, 32, 4, 3
-        elif products == 2:
-            rows, step, warps, stages = (64, 64, 4, 3) if self._masked() else (128, 64, 4, 2)
         elif self._sums() == 1:
             rows, step, warps, stages = 128, 64, 8, 3
         else:
