@@ -64,8 +64,12 @@ def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: l
 
 
 def _approximate(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """The GPU's own instructions where results of 16 bits hide their error."""
-    used = {n.fn for m in members for n in shape.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
+    """The GPU's own instructions where results of 16 bits hide their error: not where a constant cancels most of the value, as in 1 + tanh(x)."""
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
+    used = {n.fn for n in nodes if isinstance(n, ex.Call)}
+    for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
+        sides = (n.left, n.right)
+        used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     found = tuple(f for f in APPROXIMATIONS if f in used)
     return (Primitive(root, "approximate", found),) if known and found else ()
