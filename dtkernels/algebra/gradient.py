@@ -204,9 +204,12 @@ class _Reverse:
         return self._plain_sum(e, labels)
 
     def _plain_sum(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """A sum in one go; down to a single number, rows first and then their sums, so that many programs share the work."""
+        """A sum in one go; down to a single number, columns first and then their sums, so that many programs share the work.
+
+        Columns, because the gradients of what broadcasts along rows are sums down columns too, and can share a loop.
+        """
         if len(labels) > 1 and not ex.free_labels(e) - set(labels):
-            return ex.Reduce("sum", ex.Reduce("sum", e, labels[1:]), labels[:1])
+            return ex.Reduce("sum", ex.Reduce("sum", e, labels[:-1]), labels[-1:])
         return ex.Reduce("sum", e, labels)
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:

@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from ..lang.errors import DTError
 from ..lang.errors import Position as Place
-from .nest import Axis, Const, Fetch, Kernel, Let, Load, Loop, Position, Put, Start, Statement, Store, Tile, axes_of
+from .nest import Axis, Const, Fetch, Kernel, Let, Load, Loop, Position, Put, Start, Statement, Store, Tile, any_product, axes_of
 from .split import drop_unused
 
 WIDEST = 256  #: elements of a box along one dimension
@@ -47,14 +47,18 @@ def described(kernel: Kernel, at: Place | None = None) -> Kernel:
 
 
 def pointed(kernel: Kernel) -> Kernel:
-    """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads."""
+    """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads.
+
+    Nor are products persistent then: their loads by pointers are not pipelined from one block into the next.
+    """
 
     def one(s: Statement) -> Statement:
         if not isinstance(s, Loop):
             return s
         return replace(s, body=tuple(one(x) for x in s.body), options=tuple(o for o in s.options if o[0] != "warp_specialize"))
 
-    return replace(kernel, body=tuple(one(s) for s in kernel.body))
+    stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
+    return replace(kernel, body=tuple(one(s) for s in kernel.body), persistent=stays)
 
 
 def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
@@ -64,6 +68,8 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
         if isinstance(i, Position) and not i.axis.scalar:
             if i.axis.tile > WIDEST:
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
+            if i.axis.padded:
+                raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
             start.append(Start(i.axis) if i.axis.tile else Const(0))
             box.append(i.axis)
         elif axes_of(i):

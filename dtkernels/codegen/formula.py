@@ -10,42 +10,49 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.schedule import Grouped, Primitive, Program, Schedule, Sized
+from ..lang.schedule import Primitive, Program, Schedule
 from ..lang.schedule_checks import reduction_labels
-from .fit import fitted
+from .formula_products import product_tiles
+from .formula_rows import ROW_LIMIT, row_tiles
+from .formula_shape import WHOLE_SIDE, Shape, pow2
 from .lower import lower
 from .target import Target
 
-ROW_LIMIT = 65536  #: longest row held in registers, in elements
-WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
-WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
+_OPTIONAL = ("descriptor", "persistent")  #: primitives that a form of accesses may refuse
 
 
 def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
-    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
-
-    Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
-    """
-    f = _Formula(algorithm, outputs, sizes, itemsize, target)
+    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element."""
+    f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
     for fused in f.placements():
-        schedule = Schedule((*fused, *(p for root in f.roots(fused) for p in f.tiles(root, fused)), *(Primitive(o, "compile") for o in outputs)))
-        try:
-            lower(Program(algorithm, schedule))
-        except DTError:
-            continue
-        return fitted(Program(algorithm, schedule), sizes, itemsize, target).schedule
+        roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
+        schedule = Schedule((*fused, *(p for root in roots for p in f.tiles(root, fused)), *(Primitive(o, "compile") for o in outputs)))
+        for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in _OPTIONAL))):
+            try:
+                lower(Program(algorithm, tried))
+            except DTError:
+                continue
+            return tried
     raise AssertionError("unfused Funcs can always be lowered")
 
 
 @dataclass
-class _Formula:
-    algorithm: Algorithm
-    outputs: tuple[str, ...]
-    sizes: dict[str, int]
-    itemsize: int
-    target: Target
+class _Fusion:
+    """What is computed in which kernel, and where in it."""
 
-    # -- fusion -----------------------------------------------------------------------------------------------------
+    shape: Shape
+
+    @property
+    def algorithm(self) -> Algorithm:
+        return self.shape.algorithm
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return self.shape.outputs
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return self.shape.sizes
 
     def placements(self):
         """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
@@ -53,8 +60,17 @@ class _Formula:
         yield self._fused(streaming=False)
         yield ()
 
-    def roots(self, fused: tuple[Primitive, ...]) -> tuple[str, ...]:
-        return tuple(f for f in self.algorithm.needed_by(self.outputs) if f not in {p.func for p in fused})
+    def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
+        """block, tensorize, map, num_warps and the like of one kernel."""
+        members = [root]
+        inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
+        for m in members:
+            members += [p.func for p in fused if p.name == "fuse_at" and p.args[0] == m and p.func not in members]
+            again = [a.tensor for a in ex.accesses(self.algorithm[m].expr) if a.tensor in inside]  # fused elsewhere, and computed here once more
+            members += [f for f in dict.fromkeys(again) if f not in members]
+        if any(self.shape.dots(m) for m in members):
+            return product_tiles(self.shape, root, members)
+        return row_tiles(self.shape, root, members)
 
     def _fused(self, streaming: bool) -> tuple[Primitive, ...]:
         joined = self._joined_outputs()
@@ -69,8 +85,10 @@ class _Formula:
             place = self._place(d.name, first, streaming) if len(roots) == 1 or self._recomputed(d.name) else None
             hosts[d.name] = roots if place else {d.name}
             if place:
-                found.append(Primitive(d.name, "fuse_at", place))
-        return tuple(reversed(found))
+                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found) if streaming else place))
+        return (*reversed(found), *self._stored({p.func for p in found}))
+
+    # -- outputs that share a kernel ----------------------------------------------------------------------------------
 
     def _joined_outputs(self) -> dict[str, tuple[str, str]]:
         """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts."""
@@ -79,6 +97,10 @@ class _Formula:
             for p in self.outputs[:i]:
                 if p not in found and o not in found and (label := self._joins(o, p)):
                     found[o] = (p, label)
+        for o in self.outputs:
+            host = next((p for p in self.outputs if p not in found and self._passes(o, p)), None)
+            if host and o not in found and o not in {p for p, _ in found.values()}:
+                found[o] = (host, reduction_labels(self.algorithm, host)[-1])
         return found
 
     def _joins(self, output: str, root: str) -> str | None:
@@ -90,6 +112,54 @@ class _Formula:
             return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
         parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
         return own[-1] if own and not extra and parts and parts <= set(self.algorithm.needed_by((root,))) else None
+
+    def _passes(self, output: str, root: str) -> bool:
+        """Whether ``output`` is made element by element from what ``root`` sums down columns: one read of the inputs serves both."""
+        reduced = reduction_labels(self.algorithm, root)
+        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
+        if not reduced or reduction_labels(self.algorithm, output) or set(own) != {*outer, *reduced} or len(own) != len(outer) + len(reduced):
+            return False
+        if self.shape.dots(root) or own[-1] in reduced or self.algorithm.needed_by((output,)) != (output,):
+            return False
+        return bool(self._inputs(output, own) & self._inputs(root, own))
+
+    def _inputs(self, func: str, labels: tuple[str, ...]) -> set[str]:
+        """Inputs that ``func`` reads at all of ``labels``."""
+        return {a.tensor for a in ex.accesses(self.algorithm[func].expr) if set(labels) <= ex.free_labels(a) and a.tensor in self.algorithm.inputs}
+
+    def _stored(self, fused: set[str]) -> tuple[Primitive, ...]:
+        """Sums for a later kernel that share the loop of an output: computed and stored there."""
+        found: list[Primitive] = []
+        for f in self.algorithm.needed_by(self.outputs):
+            if f in fused or f in self.outputs or self.shape.dots(f):
+                continue
+            reduced, own = reduction_labels(self.algorithm, f), self.algorithm[f].labels
+            for o in self.outputs:
+                same = o not in fused and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
+                both = (*own, *reduced)
+                if same and self._before(o, f) and self._inputs(f, both) & self._inputs(o, both) and self.algorithm.needed_by((f,)) == (f,):
+                    found += [Primitive(f, "fuse_at", (o, reduced[-1])), Primitive(f, "store")]
+                    break
+        return tuple(found)
+
+    def _before(self, host: str, func: str) -> bool:
+        """Whether the kernel of ``host`` comes before all kernels that read ``func``."""
+        order = self.algorithm.needed_by(self.outputs)
+        users = [u for u in order if any(a.tensor == func for a in ex.accesses(self.algorithm[u].expr))]
+        return all(order.index(host) < order.index(u) for u in users)
+
+    # -- what is fused where ------------------------------------------------------------------------------------------
+
+    def _together(self, func: str, place: tuple[str, str], found: list[Primitive]) -> tuple[str, str]:
+        """Reductions over a row too long to hold share one pass over it: ``func`` goes into the loop of the one that uses it."""
+        reduced = reduction_labels(self.algorithm, func)
+        if not reduced or self.shape.dots(func) or max(self.sizes[r] for r in reduced) <= ROW_LIMIT:
+            return place
+        for user in (p.func for p in found if p.args == place):
+            same = reduction_labels(self.algorithm, user) == reduced and self.algorithm[user].labels == self.algorithm[func].labels
+            if same and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
+                return (user, reduced[-1])
+        return place
 
     def _recomputed(self, func: str) -> bool:
         """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
@@ -112,206 +182,16 @@ class _Formula:
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
         carried = [label for label in inner if label in own]
-        if carried and not self._holds_chain(func, root):
+        if carried and not self.shape.holds_chain(func, root):
             return (root, carried[-1])
         return (root, shared[-1]) if shared else None
 
     def _costs_again(self, func: str, root: str) -> bool:
         """Whether a matrix product would be done again for every block of a label it does not have."""
-        if not self._dots(func):
+        if not self.shape.dots(func):
             return False
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self._holds_chain(func, root)
-
-    def _holds_chain(self, func: str, root: str) -> bool:
-        """Whether a product feeds another through an intermediate narrow enough to hold whole."""
-        carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
-        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        return bool(self._dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(self.sizes[c] <= WHOLE_CHAIN for c in carried)
-
-    def _dots(self, func: str) -> list[ex.Dot]:
-        return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
-
-    # -- tiles ------------------------------------------------------------------------------------------------------
-
-    def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-        """block, tensorize, map, num_warps and num_stages of one kernel."""
-        members = [root]
-        for m in members:
-            members += [p.func for p in fused if p.args[0] == m and p.func not in members]
-        if any(self._dots(m) for m in members):
-            return self._matrix_tiles(root, members)
-        return self._vector_tiles(root, members)
-
-    def _vector_tiles(self, root: str, members: list[str]) -> tuple[Primitive, ...]:
-        labels = self.algorithm[root].labels
-        reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(self.algorithm, m)))
-        tile: dict[str, int] = {}
-        width = 1
-        last = self._last_labels(members)
-        for r in reduced:
-            if r not in last and labels:  # down columns: the width goes to the label that lies contiguous
-                tile[r] = min(pow2(self.sizes[r]), 32)
-                width *= tile[r]
-                continue
-            whole = pow2(self.sizes[r]) * width <= ROW_LIMIT
-            tile[r] = 0 if whole else max(1, min(pow2(self.sizes[r]), 4096 // min(width, 4096)))
-            width *= pow2(self.sizes[r]) if whole else tile[r]
-        block: dict[str, int] = {}
-        # measured on an H200: 1024 elements a program keep pointwise kernels nearest to a copy; rows want 4096
-        room = max(1, (4096 if reduced else 2048 // self.itemsize * self.target.warp_size // 32) // width)
-        for label in self._contiguous_first(labels, members):
-            if label in tile:
-                continue
-            block[label] = min(pow2(self.sizes[label]), room)
-            room //= block[label]
-            width *= block[label]
-        tile |= {label: block[label] for label in labels if label in block}
-        block |= self._rows_again(block, members)
-        block = {label: block[label] for label in labels if label in block}
-        warps = 4 if not reduced or width < 8192 else 32 if width > 32768 else 16
-        return self._statements(root, block, tile, warps, 3)
-
-    def _rows_again(self, block: dict[str, int], members: list[str]) -> dict[str, int]:
-        """Rows that one program walks, so that what does not depend on the row is loaded once, if there are plenty of rows."""
-        programs = 1
-        for label, size in block.items():
-            programs *= -(-self.sizes[label] // size)
-        tensors = [ex.free_labels(a) for m in members for a in ex.accesses(self.algorithm[m].expr)]
-        for label, size in block.items():
-            repeats = any(t and label not in t for t in tensors) and any(label in t for t in tensors)
-            if size == 1 and repeats and self.sizes[label] >= 8 and programs >= 64 * self.target.multiprocessors:
-                return {label: 8}
-        return {}
-
-    def _contiguous_first(self, labels: tuple[str, ...], members: list[str]) -> list[str]:
-        """Labels by how much they need a wide tile: the last index of each tensor first."""
-        last = self._last_labels(members)
-        ordered = list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
-        return ordered
-
-    def _last_labels(self, members: list[str]) -> list[str]:
-        """Labels along which the tensors that these Funcs read lie contiguous, if they are laid out row by row."""
-        return [a.index[-1].name for m in members for a in ex.accesses(self.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]
-
-    def _matrix_tiles(self, root: str, members: list[str]) -> tuple[Primitive, ...]:
-        labels = self.algorithm[root].labels
-        main = next(m for m in members if self._dots(m))
-        dot = self._dots(main)[-1]
-        rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
-        columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
-        chained = any(self._dots(m) for m in members if m != main)
-        if chained:
-            return self._chain_tiles(root, members, rows, columns)
-        tile: dict[str, int] = {}
-        m, n = (max([self.sizes[x] for x in side], default=1) for side in (rows, columns))
-        batch = 1
-        for label in labels:
-            batch *= 1 if label in rows[-1:] + columns[-1:] else self.sizes[label]
-        bm, bn, warps = self._product_tile(m, n, batch)
-        for label in labels:
-            tile[label] = bm if label in rows[-1:] else bn if label in columns[-1:] else 1
-        depth, stages = self._depth(bm * self._tiles_read(dot.left, members), bn * self._tiles_read(dot.right, members))
-        block = dict(tile)
-        for k in reduction_labels(self.algorithm, main):
-            longest = max(dot.labels, key=lambda label: self.sizes[label])
-            tile[k] = max(16, min(pow2(self.sizes[k]), depth)) if k == longest else 1
-        grouped = (rows[-1], columns[-1]) if rows and columns else None
-        return self._statements(root, block, tile, warps, stages, grouped)
-
-    def _tiles_read(self, side: ex.Expr, members: list[str]) -> int:
-        """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
-        if isinstance(side, ex.Access) and side.tensor in self.algorithm and side.tensor in members:
-            side = self.algorithm[side.tensor].expr
-        return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
-
-    def _depth(self, rows: int, columns: int) -> tuple[int, int]:
-        """(elements, stages) of the reduced label: 128 bytes deep and up to 4 stages, as far as shared memory holds them."""
-        depth = 128 // self.itemsize
-        while depth > 16 and 2 * (rows + columns) * depth * self.itemsize > self.target.shared_bytes:
-            depth //= 2
-        return depth, max(2, min(4, self.target.shared_bytes // ((rows + columns) * depth * self.itemsize)))
-
-    def _product_tile(self, m: int, n: int, batch: int) -> tuple[int, int, int]:
-        """(rows, columns, warps) of a matrix tile: large, halved while it leaves multiprocessors without work."""
-        widest = 256 if self.itemsize == 2 else 128
-        bm, bn = min(128, max(16, pow2(m))), min(widest, max(16, pow2(n)))
-        while bm * bn > 64 * 64 and batch * -(-m // bm) * -(-n // bn) < self.target.multiprocessors:
-            if bn >= bm:
-                bn //= 2
-            else:
-                bm //= 2
-        return bm, bn, 8 if bm * bn >= 128 * 128 else 4
-
-    def _chain_tiles(self, root: str, members: list[str], rows: list[str], columns: list[str]) -> tuple[Primitive, ...]:
-        """A product of a product: rows in blocks, the intermediate in tiles or whole, everything else whole if it is narrow."""
-        labels = self.algorithm[root].labels
-        wide = max((pow2(self.sizes[c]) for c in columns), default=1)
-        tile: dict[str, int] = {}
-        block: dict[str, int] = {}
-        sums = 1 + sum(1 for m in members[1:] if m in self.outputs and self._dots(m))  # accumulators that a program holds at once
-        bm = 64 if self.itemsize == 4 or wide * sums > 128 else 128
-        for label in labels:
-            if label in rows[-1:]:
-                block[label] = tile[label] = min(bm, max(16, pow2(self.sizes[label])))
-            elif label in columns and self.sizes[label] <= WHOLE_SIDE:
-                tile[label] = 0
-            elif label in columns[-1:]:
-                tile[label] = 256 // self.itemsize
-            else:
-                block[label] = tile[label] = 1
-        heavy = self.itemsize == 4 and wide >= 128  # float32 operands fill the registers
-        narrow_chain = any(self._holds_chain(m, root) for m in members[1:])
-        held = {label for m in members[1:] if self._dots(m) and self._holds_chain(m, root) for label in self.algorithm[m].labels}
-        tile |= {label: 0 for m in members for label in self.algorithm[m].labels if label not in labels and m in self.outputs}
-        for m in members:
-            own = reduction_labels(self.algorithm, m)
-            for k in own:
-                if len(own) > 1 and k != max(own, key=lambda label: self.sizes[label]):
-                    tile[k] = 1
-                elif k in held:
-                    tile[k] = 0
-                elif k not in tile:
-                    narrow = self.sizes[k] <= WHOLE_SIDE and m != root and k not in reduction_labels(self.algorithm, root)
-                    deepest = 256 // self.itemsize if narrow_chain else 16 if heavy else 32 if self.itemsize == 4 or wide > 128 else 64
-                    tile[k] = 0 if narrow else min(max(16, pow2(self.sizes[k])), deepest)
-        stages = 4 if narrow_chain else 2 if self.itemsize == 4 else 3
-        step = max((tile[k] for k in reduction_labels(self.algorithm, root) if k in tile), default=64) or WHOLE_CHAIN
-        while stages > 1 and not narrow_chain and (bm + 2 * stages * step) * wide * self.itemsize > self.target.shared_bytes:
-            stages -= 1
-        held = max((block.get(label, 1) for label in rows[-1:]), default=1)
-        return self._statements(root, block, tile, 4 if held <= 64 and not heavy else 8, stages)
-
-    def _statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str] | None = None) -> tuple[Primitive, ...]:
-        found = []
-        if block:
-            found.append(Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())))
-        if tile:
-            found.append(Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())))
-        if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > 8:
-            row, column = grouped
-            rest = tuple(label for label in block if label not in grouped)
-            inner = next(name for i in range(1, 99) if (name := f"{row}{i}") not in self.algorithm.labels)
-            found.append(Primitive(root, "map", (*rest, Grouped(row, inner, 8), column, inner)))
-        parts = self._parts(root, block, tile)
-        if parts:
-            found.append(Primitive(root, "split", parts))
-        return (*found, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
-
-    def _parts(self, root: str, block: dict[str, int], tile: dict[str, int]) -> tuple[Sized, ...]:
-        """A long reduction cut over programs where the blocks alone would leave multiprocessors without work."""
-        programs = 1
-        for label, size in block.items():
-            programs *= -(-self.sizes[label] // size)
-        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
-        wanted = self.target.multiprocessors * (2 if self._dots(root) else 8)  # what moves memory alone wants more in flight
-        if not looped or 4 * programs > wanted:
-            return ()
-        longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
-        parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
-        return (Sized(longest, 1 << (parts.bit_length() - 1)),) if parts >= 2 else ()
+        return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
 
-def pow2(n: int) -> int:
-    """The smallest power of two that is at least n, 1 for 0."""
-    return 1 << max(0, n - 1).bit_length()
+__all__ = ["formula", "pow2"]

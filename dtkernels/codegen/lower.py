@@ -17,10 +17,10 @@ from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
 from .kinds import kind_of
-from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Statement, Store, Tile, Workspace
+from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
 from .options import Options
 from .passes import finish
-from .reduce import Reducer
+from .reduce import MIN_DOT, Reducer
 from .scope import Scope
 from .split import split_reduction
 
@@ -35,6 +35,12 @@ def lower(program: Program) -> tuple[Kernel, ...]:
             at = next(p.pos for p in program.schedule.primitives if p.func == output and p.name.startswith("compile"))
             host = _host(output, fused)
             raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {host}", allowed=f"{host}.compile()", at=at)
+    for func in _kept(program):
+        host = _host(func, fused)
+        users = [r for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)) and (r := _host(d.name, fused)) in roots]
+        if any(roots.index(r) < roots.index(host) for r in users if host in roots):
+            at = next(p.pos for p in program.schedule.primitives if p.func == func and p.name == "store")
+            raise DTError("what is stored is computed before it is read", found=f"{func} in {host}, read before", allowed="Funcs that are defined later", at=at)
     return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
 
 
@@ -42,6 +48,11 @@ def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
     while func in fused:
         func = fused[func][0]
     return func
+
+
+def _kept(program: Program) -> tuple[str, ...]:
+    """Fused Funcs that ``store()`` has the kernel they are fused into write, for other kernels to read."""
+    return tuple(p.func for p in program.schedule.primitives if p.name == "store" and p.func in program.schedule.fused())
 
 
 class _Lowering:
@@ -52,7 +63,9 @@ class _Lowering:
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
         self.root = root
-        self.outputs = tuple(o for o in outputs if o == root or (o in self.fused and _host(o, self.fused) == root))
+        kept = tuple(dict.fromkeys((*outputs, *_kept(program))))
+        self.elsewhere = frozenset(o for o in _kept(program) if _host(o, self.fused) != root)  #: fused, and read from memory here
+        self.outputs = tuple(o for o in kept if o == root or (o in self.fused and _host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
@@ -78,9 +91,15 @@ class _Lowering:
         while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
             parts, spaces, body = cut
             name = f"{self.root}_part" + (str(len(found) + 1) if found else "")
-            found.append(self._kernel(name, parts, made + spaces, tuple(w.name for w in spaces)))
+            early = self._written(parts) - self._written(body)
+            found.append(self._kernel(name, parts, made + spaces, (*(w.name for w in spaces), *(o for o in self.stored if o in early))))
             made += spaces
-        return (*found, self._kernel(self.root, body, made, tuple(dict.fromkeys((self.root, *self.stored)))))
+        written = self._written(body)
+        return (*found, self._kernel(self.root, body, made, tuple(o for o in dict.fromkeys((self.root, *self.stored)) if o in written)))
+
+    def _written(self, body: tuple[Statement, ...]) -> set[str]:
+        """Funcs that the body stores."""
+        return {s.buffer for s in nest.statements(body) if isinstance(s, Store)} & set(self.stored)
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
         """Buffers that the body reads or writes."""
@@ -171,11 +190,12 @@ class _Lowering:
         if block is None:
             return Axis(name, label, tile, exact=tile == 1), "extent"
         asked, tile = tile, tile or block
-        if tile > block or block % tile or tile & (tile - 1):
+        padded = block < tile <= MIN_DOT
+        if not padded and (tile > block or block % tile or tile & (tile - 1)):
             raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
-                          allowed=f"a tile that is a power of two and divides {block}", at=self.schedule.of(self.root, "block")[-1].pos)  # fmt: skip
-        axis = Axis(name, label, tile, exact=block == 1)
-        if tile == block:
+                          allowed=f"a tile that is a power of two and divides {block}, or one of up to {MIN_DOT}, padded", at=self.schedule.of(self.root, "block")[-1].pos)  # fmt: skip
+        axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)
+        if tile == block or padded:
             self.top.take(name)
             self.top.open(axis)
             self.top.body.append(Index(axis, "block"))
@@ -330,14 +350,21 @@ class _Lowering:
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Index arithmetic: integers, and / rounds down."""
         match expr:
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._inside_one(label, env[label], size):
+                return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary(op, left, right):
                 return Op("//" if op == "/" else op, (self._index(left, env, scope), self._index(right, env, scope)))
             case ex.Unary(_, arg):
                 return Op("neg", (self._index(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
+    def _inside_one(self, label: str, at: Tile, size: int | float) -> bool:
+        """Whether a block of ``label`` lies in one group of ``size``, so that the number of its group is one for all of the tile."""
+        block = self.blocks.get(label, 0)
+        return isinstance(at, Position) and not at.axis.scalar and block > 0 and size % block == 0 and at.axis.tile >= block
+
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
-        if tensor in self.fused and tensor in self.algorithm:
+        if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere:
             return self.realize(tensor, index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs

@@ -166,6 +166,8 @@ class Kernel:
     evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
     workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
+    block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
+    approximate: tuple[str, ...] = ()  #: functions by the GPU's own instruction, less exact
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
 
 

@@ -19,6 +19,8 @@ class Options:
     primitive                        before                                      after
     ===============================  ==========================================  ====================================================
     ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
+    ``f.stages(x:3)``, ``x`` blocks  ``for tile_id in tl.range(...):``           ``for tile_id in tl.range(..., num_stages=3):``, if persistent
+    ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
@@ -27,6 +29,8 @@ class Options:
     ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
     ``f.descriptor(A, f)``           loads and stores by pointers                through descriptors where they can: descriptors.py
     ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split.py
+    ``g.store()``                    a Func ``g`` fused into one kernel and      the kernel it is fused into writes ``g``, others read it
+                                     read by another is computed in both
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
     """
@@ -61,10 +65,18 @@ class Options:
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
             "options": tuple((name, value) for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster"))) if value),
+            "block_stages": max(self._block_stages(), default=0),
+            "approximate": tuple(dict.fromkeys(f for m in self.members for f in self.schedule.names(m, "approximate"))),
             "evict": tuple((t, evict[t]) for t in reads if t in evict),
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
             "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
         }
+
+    def _block_stages(self) -> list[int]:
+        """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""
+        blocked = self.schedule.sizes(self.root, "block")
+        stages = self.schedule.sizes(self.root, "stages") if self.schedule.of(self.root, "persistent") else {}
+        return [size for label, size in stages.items() if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label) == blocked[label]]
 
     def where(self, primitive: str) -> Position | None:
         """Where the schedule says ``primitive`` of this kernel."""
@@ -93,6 +105,8 @@ class Options:
         split = self.split()
         if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
             raise split.refuse("no loop that reduces over it", f"a reduction over {split.label} in tiles: tensorize({split.label}:...)")
+        if self._block_stages():
+            looped |= set(self.schedule.sizes(self.root, "block"))
         for p in self._of_loops():
             for label in (getattr(a, "label", a) for a in p.args):
                 if label not in looped:

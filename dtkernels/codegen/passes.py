@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import replace
 
 from . import nest
+from .base_two import base_two
 from .kinds import kind_of
 from .nest import (
     Accumulator,
@@ -26,6 +27,7 @@ from .nest import (
     map_values,
     statements,
 )
+from .orient import orient
 from .ranges import cut_ranges
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
@@ -34,7 +36,7 @@ _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigm
 def finish(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
     """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents."""
     body = drop_guards(body, zero_outside)
-    body = cut_ranges(share(body))
+    body = orient(base_two(cut_ranges(share(body))))
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]

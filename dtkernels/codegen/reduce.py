@@ -18,6 +18,7 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from . import nest
 from .nest import WHOLE, Accumulator, Assign, Axis, Guard, Index, Local, Loop, Op, Position, Tile, TileDot, TileReduce
+from .passes import natural_order
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -186,7 +187,7 @@ class _Step:
             terms = self.r._terms(node, env, self.inner, self.axes)
             moves = self._moves(member, node, kind)
             factors = [self._moved(*move) for move in moves]
-            at_end = not (watched or factors or isinstance(terms, TileDot) or self.l.splits(self.bound))
+            at_end = not (watched or factors or isinstance(terms, TileDot))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = _reduced(kind, terms, self.axes)
             acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
@@ -233,6 +234,7 @@ class _Step:
         axes = nest.axes_of(terms)
         order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
         ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        ordered = natural_order(terms) if partial else ordered  # as the terms come, so that no step rearranges them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
         self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))

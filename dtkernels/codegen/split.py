@@ -42,10 +42,14 @@ from .nest import (
     Step,
     Store,
     Tile,
+    TileReduce,
     Workspace,
     statements,
 )  # fmt: skip
 from .reduce import rescale
+
+#: how two parts combine -> how the elements of one tile do
+REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
 
 
 @dataclass(frozen=True)
@@ -90,9 +94,12 @@ class _Splitter:
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
         accumulators = self._accumulators(body[:at], loop)
         fixed = self._fixed(loop, before + body[:at])
-        stores = [self._store(a, fixed) for a in accumulators]
-        merge = self._merge(accumulators, fixed)
-        return (*prologue, *self._bounded(loop), *stores), (*body[:at], merge, *body[at + 1 :])
+        late = {n.arg.name: n.axes for v in nest.values(body[at + 1 :]) for n in v.walk() if isinstance(n, TileReduce) and isinstance(n.arg, Local)}
+        whole = {a.name: replace(a, axes=tuple(x for x in a.axes if x not in late.get(a.name, ()))) for a in accumulators}
+        stores = [self._store(a, whole[a.name], fixed) for a in accumulators]
+        merge = self._merge(tuple(whole.values()), fixed)
+        start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
+        return (*prologue, *self._bounded(loop), *stores), (*start, merge, *_without_sums(body[at + 1 :], whole))
 
     def _holds(self, loop: Loop) -> bool:
         return any(isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label for s in statements((loop,)))
@@ -106,8 +113,6 @@ class _Splitter:
         found = tuple(s for s in before if isinstance(s, Accumulator) and s.name in changed)
         if changed - {a.name for a in found}:
             raise self.split.refuse(f"a reduction that starts anew inside the loop over {loop.axis.label}", "a reduction that one loop of the block finishes")
-        if any(isinstance(s, Store) for s in statements(loop.body)):
-            raise self.split.refuse("an output that the loop itself stores", "outputs that are stored after the loop")
         if any(not running for a in found for running, _ in a.moves):
             raise self.split.refuse("a sum relative to more than a running maximum", "a shift that is one rmax")
         return found
@@ -143,16 +148,20 @@ class _Splitter:
 
         return [*(Let(n.name, v, ()) for n, v in zip(names, values)), limit(loop)]
 
-    def _store(self, a: Accumulator, fixed: tuple[Axis, ...]) -> Store:
+    def _store(self, a: Accumulator, whole: Accumulator, fixed: tuple[Axis, ...]) -> Store:
+        """Store the part of ``a``; what the loop left to sum over its own tile is summed here: ``whole`` has the axes that stay."""
         name = a.name if a.name.startswith(self.name) else f"{self.name}_{a.name}"
-        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + a.axes))
+        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes))
         self.workspaces[a.name] = space
-        return Store(space.name, _index(self.part, fixed, a), Local(a.name, a.axes), a.axes)
+        over = tuple(x for x in a.axes if x not in whole.axes)
+        value: Tile = Local(a.name, a.axes)
+        value = TileReduce(REDUCTIONS[a.combine], value, over, keeps_nan=a.combine != "largest") if over else value
+        return Store(space.name, _index(self.part, fixed, whole), value, whole.axes)
 
     # -- the merge --------------------------------------------------------------------------------------------------
 
     def _merge(self, accumulators: tuple[Accumulator, ...], fixed: tuple[Axis, ...]) -> Loop:
-        """The loop over parts: one step of the accumulation for each."""
+        """The loop over parts: one step of the accumulation for each, unrolled so that their loads overlap."""
         running = {name for a in accumulators for name, _ in a.moves}
         now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
@@ -179,7 +188,19 @@ class _Splitter:
                 late.append(Assign(a.name, a.axes, after[a.name]))
             else:
                 body.append(Assign(a.name, a.axes, value))
-        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=Const(self.split.parts))
+        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=Const(self.split.parts), options=(("loop_unroll_factor", min(self.split.parts, 16)),))
+
+
+def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:
+    """The body after a loop, where accumulators come merged: nothing is left to sum over the loop's own tile."""
+
+    def change(tile: Tile) -> Tile:
+        match tile:
+            case TileReduce(_, Local(name, axes) as arg, over) if name in whole and set(over) == set(axes) - set(whole[name].axes):
+                return replace(arg, axes=whole[name].axes)
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
 
 
 def _index(part: Axis, fixed: tuple[Axis, ...], a: Accumulator) -> tuple[Tile, ...]:

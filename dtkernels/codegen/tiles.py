@@ -16,6 +16,7 @@ class Axis:
     label: str
     tile: int
     exact: bool = False  #: never passes the extent, so that it needs no mask
+    padded: bool = False  #: wider than its block, whose elements alone are inside
 
     @property
     def scalar(self) -> bool:

@@ -37,6 +37,15 @@ def tanh(x):
     far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
     return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
 ''',
+    "hardware_tanh": '''
+@triton.jit
+def hardware_tanh(x, on_gpu: tl.constexpr):
+    # relative error 2**-11
+    if on_gpu:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tanh(x)
+''',
     "floor_divide": '''
 @triton.jit
 def floor_divide(a, b):
@@ -76,7 +85,9 @@ class ExpressionPrinter:
     """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers we wrote."""
 
     def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str],
-                 start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str]):  # fmt: skip
+                 start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],
+                 approximate: tuple[str, ...] = ()):  # fmt: skip
+        self.approximate = approximate
         self.raw, self.loads, self.made = raw, loads, made
         self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
         self.helpers: set[str] = set()
@@ -136,6 +147,9 @@ class ExpressionPrinter:
             return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
         if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
             return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
+        if fn in self.approximate and nest.axes_of(op):
+            self.helpers |= {fn, f"hardware_{fn}"}
+            return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
         if fn in HELPERS or fn in ("//", "%"):
             self.helpers.add({"//": "floor_divide", "%": "floor_modulo"}.get(fn, fn))
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)

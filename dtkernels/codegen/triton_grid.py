@@ -49,7 +49,8 @@ def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
     if kernel.persistent:
         blocks = " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
         flatten = ", flatten=True" if _one_loop(kernel) else ""
-        lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}):")
+        stages = f", num_stages={kernel.block_stages}" if kernel.block_stages else ""
+        lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}{stages}):")
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
         inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer)

@@ -24,7 +24,7 @@ def emit(program: Program, entry: str | None = None) -> str:
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
     else:
-        hosts = {w: k.name for k in kernels for w in k.writes}
+        hosts = {w: k.func for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
         wrappers = [Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several=len(groups) > 1).text() for root, outputs in groups.items()]
     used = "\n".join(wrappers)
@@ -39,7 +39,7 @@ def emit(program: Program, entry: str | None = None) -> str:
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
     """The kernels that get a wrapper: those that write an output, in the order the outputs were asked for."""
-    hosts = {w: k.name for k in kernels for w in k.writes}
+    hosts = {w: k.func for k in kernels for w in k.writes}
     return tuple(dict.fromkeys(hosts[o] for o in program.outputs()))
 
 

@@ -18,6 +18,8 @@ class Wrapper:
         self.texts, self.described = texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
         needed = self.algorithm.needed_by(outputs + hosts)
+        while more := {k.func for k in kernels if set(k.writes) & set(needed)} - set(needed):  # they store what another kernel reads
+            needed = self.algorithm.needed_by((*needed, *more))
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]

@@ -49,9 +49,10 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*",
+    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
+APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
 
 
 @dataclass(frozen=True)

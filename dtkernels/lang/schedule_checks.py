@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm
 from .errors import DTError
-from .schedule import EVICTION_POLICIES, PRIMITIVES, Grouped, Named, Primitive, Schedule, Sized
+from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, Grouped, Named, Primitive, Schedule, Sized
 
 _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split")
 
@@ -23,7 +23,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
 def _forms(p: Primitive) -> tuple[type, ...]:
     return {
         "label:size*": (Sized,), "label or label:inner/size*": (str, Grouped), "func, label": (str,), "number": (int,),
-        "tensor*": (str,), "label": (str,), "label*": (str,), "tensor:policy*": (Named,), "": (),
+        "tensor*": (str,), "function*": (str,), "label": (str,), "label*": (str,), "tensor:policy*": (Named,), "": (),
     }[PRIMITIVES[p.name]]  # fmt: skip
 
 
@@ -38,6 +38,8 @@ def _check_form(p: Primitive) -> None:
             raise DTError(f"a size in {p.name}", found=str(a), allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""), at=p.pos)
         if p.name == "tensorize" and size & (size - 1):
             raise DTError("a tile is a power of two", found=str(a), allowed=f"{a.label}:{1 << (size.bit_length() - 1)} or {a.label}:{1 << size.bit_length()}", at=p.pos)
+        if p.name == "approximate" and a not in APPROXIMATIONS:
+            raise DTError("a function to approximate", found=str(a), allowed=", ".join(APPROXIMATIONS), at=p.pos)
         if p.name == "evict" and a.choice not in EVICTION_POLICIES:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if p.name == "num_warps" and (p.args[0] & (p.args[0] - 1) or p.args[0] > 32):

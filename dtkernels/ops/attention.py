@@ -20,16 +20,17 @@ def attention(
     offset: int | torch.Tensor = 0,
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
 
     q: (..., H, M, D); k: (..., G, L, D); v: (..., G, L, N), where G divides H (grouped queries: head h uses h // (H / G));
-    fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores),
-    broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given. Query m stands at key p = m + offset (a number, or a
+    fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores), and
+    bias, where both are wanted, floating; broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given. Query m stands at key p = m + offset (a number, or a
     one-element tensor, read on the device); L - M aligns the last query with the last key. causal: it sees keys l <= p.
     window (left, right): it sees p - left <= l <= p + right, None for no limit; keys out of reach are not read. softcap c:
-    scores become c * tanh(scores / c) before a mask is added. sinks: (H,), the score of one key more a head, of value 0.
-    Returns (..., H, M, N). A query that sees nothing gives zeros. Differentiable in q, k, v, a floating mask, scale and
+    scores become c * tanh(scores / c) before anything is added. sinks: (H,), the score of one key more a head, of value 0.
+    Returns (..., H, M, N). A query that sees nothing gives zeros. Differentiable in q, k, v, floating masks, scale and
     sinks. Raises ValueError where shapes disagree.
 
     >>> attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.ones(1, 2, 5, 4)).shape
@@ -37,13 +38,11 @@ def attention(
     """
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
-    if mask is not None:
-        shape = (*q.shape[:-1], k.shape[-2])
-        try:
-            mask = mask.expand(shape)
-        except RuntimeError:
-            raise ValueError(f"attention: mask broadcasts to {shape}; got shape {tuple(mask.shape)}") from None
-        given |= {"masked": True, "mask": mask} if mask.dtype == torch.bool else {"biased": True, "bias": mask}
+    if mask is not None and mask.dtype != torch.bool:
+        mask, bias = None, mask if bias is None else mask + bias
+    for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
+        if tensor is not None:
+            given |= {on: True, name: _spread(name, tensor, (*q.shape[:-1], k.shape[-2]))}
     if softcap is not None:
         if not softcap > 0:
             raise ValueError(f"attention: softcap is a number above 0; got {softcap}")
@@ -56,6 +55,13 @@ def attention(
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[-1], 1))
     return attention.operator()(Q=q, K=k, V=v, scale=scale, group=groups, **given)
+
+
+def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    try:
+        return tensor.expand(shape)
+    except RuntimeError:
+        raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:

@@ -1,6 +1,6 @@
 """The attention function that transformers calls under the name "dtkernels": op where the op fits, original path elsewhere.
 
-It follows sdpa's conventions to the letter, because the masks are made by transformers' own `sdpa_mask`:
+It follows sdpa's conventions to the letter, because the masks are those of transformers' own `sdpa_mask` (see masks.py):
 no mask and more than one query means causal, upper-left aligned, where the module is causal; one query attends to all.
 """
 
@@ -11,9 +11,9 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
 
 from .activations import DTYPES, plain
+from .masks import dtkernels_mask, reach_of
 from .original import original_attention
 from .record import NAME, record_of
 
@@ -23,13 +23,13 @@ HARMLESS = frozenset(
     "cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch "
     "output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache".split()
 )
-_HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window"})
+_HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias"})
 
 
 def register() -> None:
     """Make `attn_implementation="dtkernels"` known to transformers: the attention function and its masks."""
     AttentionInterface.register(NAME, dtkernels_attention)
-    AttentionMaskInterface.register(NAME, sdpa_mask)  # without it padding and sliding windows would vanish silently
+    AttentionMaskInterface.register(NAME, dtkernels_mask)  # without it padding and sliding windows would vanish silently
 
 
 def dtkernels_attention(
@@ -40,7 +40,7 @@ def dtkernels_attention(
     attention_mask: torch.Tensor | None,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(scaling * q k^T + mask) v, in the shape of transformers' AttentionInterface.
+    """softmax(scaling * q k^T + mask) v, with softcap, sinks and position bias, in the shape of transformers' AttentionInterface.
 
     query [B, H, Tq, D], key [B, Hkv, Tk, D], value [B, Hkv, Tk, Dv] with Hkv dividing H; attention_mask None, boolean
     (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None); the attention weights
@@ -55,7 +55,7 @@ def dtkernels_attention(
     if reason is None:
         try:
             with _without_autocast(query.device.type):
-                output = _attention(*inputs, attention_mask, causal, kwargs.get("scaling"))
+                output = _attention(*inputs, attention_mask, causal, kwargs)
         except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
             reason = str(error)
     record.count(reason)
@@ -64,15 +64,28 @@ def dtkernels_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _attention(query, key, value, mask, causal, scale):
+def _attention(query, key, value, mask, causal, kwargs):
     from dtkernels import ops
 
-    if causal and key.shape[2] > query.shape[2]:
-        # A static cache hands over its whole length while it is filled: no query may see what lies beyond the last one.
-        key, value = key[:, :, : query.shape[2]], value[:, :, : query.shape[2]]
-    if mask is not None:
-        mask = mask[(None,) * (4 - mask.dim())]
-    return ops.attention(query, key, value, mask, causal=causal, scale=scale)
+    options = {"causal": causal, "scale": kwargs.get("scaling"), "softcap": kwargs.get("softcap")}
+    reach = reach_of(mask, query.shape[2], key.shape[2])
+    if reach is not None:
+        options |= {"window": reach.window, "offset": reach.offset}
+        mask = None if reach.padding is None else reach.padding[:, None, None]
+    elif mask is not None:
+        mask = _in_dtype_of(query, mask[(None,) * (4 - mask.dim())])
+    for name, option in (("s_aux", "sinks"), ("position_bias", "bias")):
+        if kwargs.get(name) is not None:
+            options[option] = _in_dtype_of(query, kwargs[name])
+    return ops.attention(query, key, value, mask, **options)
+
+
+def _in_dtype_of(query: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """What is added to the scores, in the dtype of the query, which is that of the result; what was finite stays so."""
+    if added.dtype in (torch.bool, query.dtype):
+        return added
+    narrow = added.to(query.dtype)
+    return torch.where(narrow.isinf() & ~added.isinf(), torch.finfo(query.dtype).min, narrow)
 
 
 def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None, asked: bool | None) -> bool:
@@ -100,10 +113,17 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _unsupported(query, key, value, mask, kwargs) -> str | None:
     """Why the op cannot compute this call, or None if it can."""
-    return _unsupported_kwargs(key, mask, kwargs) or _unsupported_tensors(query, key, value) or _unsupported_mask(query, key, mask)
+    bias = kwargs.get("position_bias")
+    return (
+        _unsupported_kwargs(query, key, mask, kwargs)
+        or _unsupported_tensors(query, key, value)
+        or _unsupported_mask("mask", query, key, mask)
+        or _unsupported_mask("position_bias", query, key, bias)
+        or ("position_bias of dtype bool" if bias is not None and bias.dtype == torch.bool else None)
+    )
 
 
-def _unsupported_kwargs(key: torch.Tensor, mask: torch.Tensor | None, kwargs: dict) -> str | None:
+def _unsupported_kwargs(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, kwargs: dict) -> str | None:
     if kwargs.get("dropout"):
         return "dropout"
     for name, given in kwargs.items():
@@ -113,6 +133,11 @@ def _unsupported_kwargs(key: torch.Tensor, mask: torch.Tensor | None, kwargs: di
     # The mask holds the window. Without one, only a window that reaches over all keys is no window.
     if window is not None and mask is None and not (isinstance(window, int) and key.shape[2] <= window):
         return "sliding_window without a mask"
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if softcap is not None and not (type(softcap) in (int, float) and softcap > 0):
+        return "softcap that is no number above 0"
+    if sinks is not None and not (isinstance(sinks, torch.Tensor) and plain(sinks) and sinks.shape == query.shape[1:2]):
+        return "s_aux that is not one number a head"
     return None
 
 
@@ -132,16 +157,14 @@ def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Te
     return None
 
 
-def _unsupported_mask(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str | None:
+def _unsupported_mask(name: str, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str | None:
     if mask is None:
         return None
     if not isinstance(mask, torch.Tensor) or not plain(mask):
-        return f"mask of type {type(mask).__name__}"
+        return f"{name} of type {type(mask).__name__}"
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
-        return f"mask of dtype {str(mask.dtype).removeprefix('torch.')}"
-    if mask.requires_grad:
-        return "mask that needs a gradient"
+        return f"{name} of dtype {str(mask.dtype).removeprefix('torch.')}"
     whole = (*query.shape[:3], key.shape[2])
     if mask.dim() > 4 or any(size not in (1, full) for size, full in zip(mask.shape, whole[4 - mask.dim() :], strict=True)):
-        return "mask that does not broadcast to [B, H, Tq, Tk]"
+        return f"{name} that does not broadcast to [B, H, Tq, Tk]"
     return None

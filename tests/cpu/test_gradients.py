@@ -84,7 +84,6 @@ def test_gradients_of_the_ops(op, dtype):
     assert dtkernels.paths()[f"{op} backward"]["interpreter"] - before == len(SHAPES[op])
 
 
-@pytest.mark.xfail(strict=True, reason="the interpreter takes no single truth value as the mask of a tile: d_K's load of total_log")
 def test_grouped_heads_of_whole_tiles():
     case = MAKERS["attention"]((1, 2, 1, 16, 32, 16, 16), torch.float32, "cpu")
     agree(partial(in_order, case.ours), partial(in_order, case.truth), dict(zip("QKV", case.inputs)), terms=2.0)

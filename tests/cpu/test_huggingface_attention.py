@@ -7,10 +7,11 @@ pytest.importorskip("transformers")
 
 from dtkernels.integrations import huggingface
 from dtkernels.integrations.huggingface.attention import dtkernels_attention
+from dtkernels.integrations.huggingface.masks import dtkernels_mask, reach_of
 from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
 
 from dtkernels import ops
 
@@ -47,7 +48,7 @@ def agrees_with_sdpa(module, qkv, mask=None, fallbacks=(), **kwargs):
 
 def test_the_name_is_registered_with_attention_and_masks():
     assert AttentionInterface()["dtkernels"] is dtkernels_attention
-    assert AttentionMaskInterface()["dtkernels"] is sdpa_mask
+    assert AttentionMaskInterface()["dtkernels"] is dtkernels_mask
 
 
 @pytest.mark.parametrize("is_causal", [True, False])
@@ -130,7 +131,6 @@ def test_harmless_arguments_do_not_matter():
 @pytest.mark.parametrize(
     "kwargs, reason",
     [
-        ({"position_bias": torch.ones(1, 4, 5, 5)}, "position_bias"),
         ({"sliding_window": 3}, "sliding_window without a mask"),
         ({"something_new": 1}, "something_new"),
     ],
@@ -148,8 +148,6 @@ def test_odd_tensors_go_to_sdpa():
     agrees_with_sdpa(Attention(), inputs(dtype=torch.float64), fallbacks=["dtypes float64, float64, float64"])
     learned = [inputs()[0][:1], *inputs()[1:]]  # one set of queries for the whole batch
     agrees_with_sdpa(Attention(is_causal=False), learned, fallbacks=["batch, head or width sizes of q, k and v that do not match"])
-    trained = torch.zeros(4, 5, 5, requires_grad=True)
-    agrees_with_sdpa(Attention(), inputs(), trained, fallbacks=["mask that needs a gradient"])
 
 
 def test_dropout_draws_the_same_numbers_as_before_the_patch():
@@ -170,40 +168,135 @@ def test_an_op_that_has_no_kernel_falls_back(monkeypatch):
     agrees_with_sdpa(Attention(), inputs(), fallbacks=["no kernel for D = 16"])
 
 
-def eager_with_softcap(module, query, key, value, attention_mask, scaling=None, dropout=0.0, softcap=None, **kwargs):
+def test_masks_of_another_dtype_do_not_change_that_of_the_result():
+    query, key, value = inputs(dtype=torch.float16)
+    mask = torch.zeros(5, 5).masked_fill(padding()[:, :1] == 0, torch.finfo(torch.float32).min)
+    output, _ = dtkernels_attention(Attention(), query, key, value, mask)
+    wanted, _ = sdpa_attention_forward(Attention(), query, key, value, padding())
+    assert output.dtype == torch.float16
+    torch.testing.assert_close(output, wanted, atol=2e-3, rtol=2e-3)
+    mask[:, :, 3] = torch.finfo(torch.float32).min  # nothing is seen
+    assert dtkernels_attention(Attention(), query, key, value, mask)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("mask", [None, padding(), torch.randn(2, 1, 5, 5)], ids=["none", "boolean", "float"])
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_a_position_bias_is_added_beside_the_mask(mask, is_causal):
+    bias = torch.randn(1, 4, 5, 5)
+    agrees_with_sdpa(Attention(is_causal=is_causal), inputs(), mask, position_bias=bias)
+
+
+def test_a_position_bias_and_a_mask_are_trained_as_by_sdpa():
+    grads = []
+    for function in (dtkernels_attention, sdpa_attention_forward):
+        torch.manual_seed(3)
+        bias, mask = torch.randn(1, 4, 5, 5, requires_grad=True), torch.randn(4, 5, 5, requires_grad=True)
+        (function(Attention(), *inputs(), None, position_bias=bias)[0] * 2).sum().backward()
+        function(Attention(), *inputs(), mask)[0].square().sum().backward()
+        grads.append((bias.grad, mask.grad))
+    for ours, theirs in zip(*grads, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+def written_out(query, key, value, mask, softcap=None, sinks=None):
+    """Attention as modeling files write it."""
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    scores = scores + torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return (scores.softmax(-1)[..., : key.shape[2]] @ value).transpose(1, 2)
+
+
+@pytest.mark.parametrize("given", [{"softcap": 1.5}, {"s_aux": torch.tensor([0.0, 1.0, -2.0, 5.0])}], ids=["softcap", "s_aux"])
+@pytest.mark.parametrize("padded", [True, False])
+def test_softcap_and_sinks_run_on_the_op(given, padded):
+    module, qkv = Attention(), inputs()
+    mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None].expand(2, 1, 5, 5)
+    mask = mask & padding() | torch.eye(5, dtype=torch.bool) if padded else mask
+    ours, weights = dtkernels_attention(module, *qkv, mask if padded else None, **given)
+    torch.testing.assert_close(ours, written_out(*qkv, mask, given.get("softcap"), given.get("s_aux")), atol=2e-6, rtol=1e-5)
+    assert weights is None and module.record.calls == 1 and not module.record.fallbacks
+
+
+# -- masks with a note of what they say -----------------------------------------------------------------------------------
+
+
+def window(size):
+    return sliding_window_causal_mask_function(size)
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"q_length": 5, "kv_length": 9, "q_offset": 4, "mask_function": window(3)},
+        {"q_length": 5, "kv_length": 5, "mask_function": window(3)},
+        {"q_length": 5, "kv_length": 9, "q_offset": 4},
+        {"q_length": 1, "kv_length": 9, "q_offset": 8, "mask_function": window(4)},
+        {"q_length": 3, "kv_length": 6, "q_offset": 9, "kv_offset": 6, "mask_function": window(4)},
+        {"q_length": 3, "kv_length": 12, "q_offset": torch.tensor([4])},
+    ],
+)
+def test_windows_offsets_and_padding_reach_the_kernel_as_such(sizes, padded, monkeypatch):
+    flags = torch.ones(2, 9, dtype=torch.bool)
+    flags[0, :3], flags[1, 5] = False, False
+    mask = dtkernels_mask(batch_size=2, attention_mask=flags if padded else None, allow_is_causal_skip=False, **sizes)
+    queries, keys = sizes["q_length"], sizes["kv_length"]
+    assert reach_of(mask, queries, keys) is not None
+    seen = []
+    attention = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda q, k, v, m=None, **kw: seen.append(m) or attention(q, k, v, m, **kw))
+    agrees_with_sdpa(Attention(), inputs(queries=queries, keys=keys), mask)
+    assert seen[0] is None if not padded else seen[0].shape == (2, 1, 1, keys)
+
+
+def test_a_mask_that_was_cut_or_made_otherwise_is_read_as_it_is():
+    mask = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=window(3), allow_is_causal_skip=False)
+    assert reach_of(mask[:, :, :, :4], 5, 4) is None and reach_of(mask.clone(), 5, 5) is None
+    agrees_with_sdpa(Attention(), inputs(keys=4), mask[:, :, :, :4])
+    custom = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=lambda b, h, q, k: (k <= q) & (k != 2), allow_is_causal_skip=False)
+    assert reach_of(custom, 5, 5) is None
+    agrees_with_sdpa(Attention(), inputs(), custom)
+
+
+# -- fallbacks --------------------------------------------------------------------------------------------------------------
+
+
+def eager_with_weights(module, query, key, value, attention_mask, scaling=None, dropout=0.0, softcap=None, **kwargs):
     """Stands for a modeling file's function: `seen` keeps the mask it was given."""
-    eager_with_softcap.seen = attention_mask
+    eager_with_weights.seen = attention_mask
     weights = torch.zeros(*query.shape[:3], key.shape[2])
     return query.transpose(1, 2), weights
 
 
-@pytest.mark.parametrize("name", ["softcap", "s_aux", "output_attentions"])
-def test_what_only_eager_computes_goes_there_with_a_float_mask(name):
-    module = Attention(eager=eager_with_softcap)
-    _, weights = dtkernels_attention(module, *inputs(), padding(), **{name: True})
-    assert weights is not None and module.record.fallbacks == {name: 1}
+@pytest.mark.parametrize("given", [{"softcap": 30.0, "dropout": 0.1}, {"s_aux": torch.zeros(3)}, {"output_attentions": True}], ids=str)
+def test_what_only_eager_computes_goes_there_with_a_float_mask(given):
+    module = Attention(eager=eager_with_weights)
+    _, weights = dtkernels_attention(module, *inputs(), padding(), **given)
+    assert weights is not None and module.record.fallbacks.total() == 1
     lowest = torch.finfo(torch.float32).min
-    assert torch.equal(eager_with_softcap.seen, torch.where(padding(), 0.0, lowest))
+    assert torch.equal(eager_with_weights.seen, torch.where(padding(), 0.0, lowest))
 
 
 def test_eager_gets_the_causal_mask_that_sdpa_leaves_out():
-    module = Attention(eager=eager_with_softcap)
-    dtkernels_attention(module, *inputs(keys=7), None, softcap=30.0)
+    module = Attention(eager=eager_with_weights)
+    dtkernels_attention(module, *inputs(keys=7), None, output_attentions=True)
     allowed = torch.ones(5, 7, dtype=torch.bool).tril()
-    assert torch.equal(eager_with_softcap.seen[0, 0] == 0, allowed)
-    dtkernels_attention(module, *inputs(queries=1, keys=7), None, softcap=30.0)
-    assert eager_with_softcap.seen is None
+    assert torch.equal(eager_with_weights.seen[0, 0] == 0, allowed)
+    dtkernels_attention(module, *inputs(queries=1, keys=7), None, output_attentions=True)
+    assert eager_with_weights.seen is None
 
 
 def test_what_was_eager_before_falls_back_to_eager():
-    module = Attention(original="eager", eager=eager_with_softcap)
+    module = Attention(original="eager", eager=eager_with_weights)
     assert dtkernels_attention(module, *inputs(), None, dropout=0.5)[1] is not None
 
 
 @pytest.mark.parametrize("name", ["softcap", "s_aux", "indices", "block_indices"])
 def test_what_nobody_computes_is_one_clear_error_and_never_dropped(name):
     with pytest.raises(NotImplementedError, match=f"^Attention passes {name}"):
-        dtkernels_attention(Attention(), *inputs(), None, **{name: torch.ones(4)})
+        dtkernels_attention(Attention(), *inputs(), None, **{name: torch.ones(3)})
 
 
 def test_modules_that_apply_to_never_saw_share_one_record():

@@ -55,11 +55,6 @@ def t5():
     return transformers.T5ForConditionalGeneration(config)
 
 
-def gemma2():
-    config = {**TINY, "num_key_value_heads": 1, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 4}
-    return transformers.Gemma2ForCausalLM(transformers.Gemma2Config(**config, attn_implementation="eager"))
-
-
 def falcon():
     config = {key: value for key, value in TINY.items() if key != "intermediate_size"}
     return transformers.FalconForCausalLM(transformers.FalconConfig(**config))
@@ -113,19 +108,6 @@ def test_logits_agree_and_the_model_is_the_same_after(build, padded):
         assert report.calls["attention"] == 2 and not report.fallbacks and not report.skipped
         assert state(model) == before
         assert torch.equal(model(**given)[0], expected)
-
-
-@pytest.mark.parametrize("build, reason, calls", [(t5, "position_bias", 6), (gemma2, "softcap", 2)])
-def test_what_the_kernel_lacks_falls_back_and_is_counted(build, reason, calls):
-    model = made(build)
-    given, before = batch(model), state(model)
-    with torch.no_grad():
-        expected = model(**given)[0]
-        with patched(model) as report:
-            torch.testing.assert_close(model(**given)[0], expected, atol=1e-5, rtol=1e-5)
-    assert report.fallbacks == {reason: calls} and report.calls["attention"] == calls
-    assert f"{reason}: 2" in str(report)
-    assert state(model) == before
 
 
 def test_relu_of_opt_and_t5_is_patched():
@@ -183,7 +165,7 @@ def test_training_with_dropout_gives_the_same_numbers():
         outputs.append(model(**given)[0])
         report = apply_to(model)
     assert torch.equal(*outputs)
-    assert report.fallbacks == {"dropout": 2}
+    assert report.fallbacks == {"dropout": 2} and "dropout: 2" in str(report)
 
 
 def test_user_float_masks_are_passed_through():
@@ -302,7 +284,7 @@ def test_the_name_works_without_apply_to():
 def test_the_patch_breaks_no_graph(monkeypatch):
     """Traceable ops in place of ours: what is checked here is the way to the op and the counting around it."""
 
-    def attention(q, k, v, mask=None, *, causal=False, scale=None):
+    def attention(q, k, v, mask=None, *, causal=False, scale=None, softcap=None):
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     monkeypatch.setattr(ops, "attention", attention)

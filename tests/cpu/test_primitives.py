@@ -338,3 +338,89 @@ def test_what_only_products_consume_is_kept_in_the_dtype_of_the_inputs():
     args = [t.half() for t in random((20, 30), (30, 40), (40, 50))]
     for program in (product, other):
         check(program, *args)
+
+
+# -- several things in one pass -------------------------------------------------------------------------------------------
+
+GATED = """Func out, dw, db, da_col, da; In A, w, g; Var x, y;
+out[x, y] = g[x, y] * w[y] * A[x, y]; dw[y] = rsum(g[x, y] * A[x, y], x); db[y] = rsum(g[x, y], x);
+da_col[y] = rsum(g[x, y] * A[x, y] * A[x, y], x); da[] = rsum(da_col[y] * w[y], y);
+dw.block(y:16); dw.tensorize(y:16, x:4);
+"""
+JOINED = "out.fuse_at(dw, x); db.fuse_at(dw, x); da_col.fuse_at(dw, x); da_col.store(); da.tensorize(y:0);"
+
+
+@pytest.mark.parametrize("more", ["", "dw.split(x:3);", "dw.split(x:8);", "dw.split(x:3); dw.persistent();"])
+@pytest.mark.parametrize("shape", [(21, 35), (4, 16), (1, 1)])
+def test_outputs_and_sums_in_one_pass(shape, more):
+    text = GATED + JOINED + more + "out.compile(); dw.compile(); db.compile(); da.compile();"
+    check(text, *random(shape, (shape[1],), shape))
+    kernels = source(text).count("@triton.jit")
+    assert kernels == (3 if "split" in more else 2)
+
+
+def test_what_is_stored_is_read_by_a_later_kernel():
+    text = source(GATED + JOINED + "dw.compile(); db.compile(); out.compile(); da.compile();")
+    assert "da_col_ptr" in text.split("def da_kernel(")[1].split(")")[0]
+    again = source(GATED + JOINED.replace("da_col.store();", "") + "dw.compile(); db.compile(); out.compile(); da.compile();")
+    assert "da_col_ptr" not in again
+
+
+def test_what_is_stored_too_late_is_refused():
+    text = """Func a, f, g; In A; Var y; RVar x; a[y] = rsum(A[x, y], x); f[y] = a[y] + 1; g[y] = rsum(A[x, y] * A[x, y], x);
+    a.fuse_at(g, x); a.store(); g.tensorize(x:4); f.compile(); g.compile();"""
+    with pytest.raises(dtkernels.DTError, match="what is stored is computed before it is read: found a in g, read before"):
+        dtkernels.compile(text)
+
+
+GROUPED = """Func s, e, total, att; In Q, K, V; Var h, m, n; RVar l, d;
+s[h, m, l] = rdot(Q[h, m, d], K[h / {group}, l, d], d); e[h, m, l] = exp(s[h, m, l]); total[h, m] = rsum(e[h, m, l], l);
+att[h, m, n] = rdot(e[h, m, l], V[h / {group}, l, n], l) / total[h, m];
+s.fuse_at(att, l); e.fuse_at(att, l); total.fuse_at(att, l);
+att.block(h:{block}, m:1); att.tensorize(h:16, m:1, n:0, d:0, l:16);
+"""
+
+
+@pytest.mark.parametrize("more", ["", "att.split(l:3);"])
+@pytest.mark.parametrize("group, block, heads", [(4, 4, 8), (3, 3, 9), (8, 4, 16), (16, 16, 16), (2, 2, 6), (5, 5, 10)])
+def test_heads_that_share_keys_in_one_padded_tile(group, block, heads, more):
+    text = GROUPED.format(group=group, block=block) + more
+    check(text, *random((heads, 2, 16), (heads // group, 37, 16), (heads // group, 37, 16)))
+    assert "tl.dot(" in source(text)
+
+
+def test_a_padded_tile_is_not_for_descriptors():
+    with pytest.raises(dtkernels.DTError, match="padded"):
+        source(GROUPED.format(group=4, block=4) + "att.descriptor(Q);")
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_a_pipelined_loop_over_blocks(rows):
+    text = "Func f, m; In A; Var x; RVar y; m[x] = rmax(A[x, y], y); f[x, y] = A[x, y] - m[x]; m.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:0); f.persistent(); f.stages(x:3);"
+    check(text, random((rows, 33)))
+    assert "tl.num_programs(0), num_stages=3):" in source(text)
+
+
+def test_an_approximate_tanh_is_exact_where_there_is_no_gpu():
+    text = "Func f; In A; Var x; f[x] = tanh(A[x]); f.block(x:16); f.tensorize(x:16); f.approximate(tanh);"
+    check(text, random((100,)))
+    assert "tanh.approx.f32" in source(text)
+    with pytest.raises(dtkernels.DTError, match="a function to approximate: found exp; allowed: tanh"):
+        source(text.replace("approximate(tanh)", "approximate(exp)"))
+
+
+# -- the form of what is emitted ---------------------------------------------------------------------------------------
+
+
+def test_a_shift_enters_exp_in_base_two_and_other_differences_do_not():
+    text = source("Func t, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x]; t.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:0);")
+    assert "tl.exp2(A * 1.4426950408889634 - " in text and "tl.exp(" not in text
+    text = source("Func f; In A, b; Var x, y; f[x, y] = exp(A[x, y] - b[x]); f.block(x:4, y:4); f.tensorize(x:4, y:4);")
+    assert "tl.exp(A - b[:, None])" in text
+
+
+def test_tiles_are_kept_the_way_round_that_products_take_them():
+    text = source("""Func s, e, f; In Q, K, G; Var m, l, n; RVar d;
+    s[m, l] = rdot(Q[m, d], K[l, d], d); e[m, l] = exp(s[m, l]); f[l, n] = rdot(G[m, n], e[m, l], m);
+    s.fuse_at(f, m); e.fuse_at(f, m); f.block(l:16); f.tensorize(l:16, m:16, n:0, d:0);""")
+    assert "tl.dot(K, tl.trans(Q)" in text and "tl.trans(e)" not in text

@@ -175,8 +175,8 @@ def test_sigmoid_of_a_product_reads_its_output():
     assert "mmsigmoid" in derived("mmsigmoid").backward.inputs and "rdot(A" not in str(derived("mmsigmoid").backward)
 
 
-def test_sums_to_one_number_go_by_rows_first():
-    assert any(re.match(r"d_alpha\[\] = rsum\(rsum\(.*, y\), x\);", line) for line in lines(derived("dyt").backward))
+def test_sums_to_one_number_go_by_columns_first():
+    assert any(re.match(r"d_alpha\[\] = rsum\(rsum\(.*, x\), y\);", line) for line in lines(derived("dyt").backward))
 
 
 def test_what_does_not_enter_differentiably_has_no_gradient():

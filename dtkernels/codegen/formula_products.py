@@ -1,0 +1,222 @@
+"""Tiles of kernels with matrix products: one product, or a product of a product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..lang import expr as ex
+from ..lang.schedule import Primitive
+from ..lang.schedule_checks import reduction_labels
+from .formula_shape import WHOLE_SIDE, Shape, pow2
+
+NARROW = 64  #: a side of a product up to this leaves it bound by memory
+
+
+def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """block, tensorize, map, split, descriptors, warps and stages of one kernel."""
+    main = next(m for m in members if shape.dots(m))
+    dot = shape.dots(main)[-1]
+    labels = shape.algorithm[root].labels
+    rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
+    columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
+    if any(shape.dots(m) for m in members if m != main):
+        return _Chain(shape, root, members, rows, columns).tiles()
+    return _Product(shape, root, members, main, dot, rows, columns).tiles()
+
+
+@dataclass
+class _Product:
+    shape: Shape
+    root: str
+    members: list[str]
+    main: str
+    dot: ex.Dot
+    rows: list[str]
+    columns: list[str]
+
+    def tiles(self) -> tuple[Primitive, ...]:
+        shape, labels = self.shape, self.shape.algorithm[self.root].labels
+        m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
+        batch = 1
+        for label in labels:
+            batch *= 1 if label in self.rows[-1:] + self.columns[-1:] else shape.sizes[label]
+        k = max((shape.sizes[label] for label in self.dot.labels), default=1)
+        bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
+        tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
+        block = dict(tile)
+        for k in reduction_labels(shape.algorithm, self.main):
+            longest = max(self.dot.labels, key=lambda label: shape.sizes[label])
+            tile[k] = max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1
+        grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
+        share = 1 if min(m, n) <= NARROW else 2
+        return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
+
+    def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
+        """(rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200."""
+        shape = self.shape
+        reads = [self._tiles_read(side) for side in (self.dot.left, self.dot.right)]
+        bm, bn = min(128, max(16, pow2(m))), min(256 if shape.itemsize == 2 else 128, max(16, pow2(n)))
+        if shape.itemsize != 2 or reads != [1, 1]:
+            while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
+                bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
+            return (bm, bn, *self._depth(bm * reads[0], bn * reads[1], 8 if bm * bn >= 128 * 128 else 4), ())
+        if min(m, n) <= NARROW:
+            bm, bn = min(bm, 64), min(bn, 64)  # each program streams alone: few, deep ones keep the most bytes in flight
+            return (bm, bn, *self._fitting(bm, bn, 128, 5), ())
+        if (bm, bn) == (128, 256) and k >= 256 and self._blocks(m, n, bm, bn, batch) >= 3 * shape.target.multiprocessors // 2:
+            through = self._descriptors(batch)
+            return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
+        bn = min(bn, 128)
+        for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
+            if 10 * self._blocks(m, n, *small, batch) >= 9 * shape.target.multiprocessors:
+                break
+        bm, bn = small
+        alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # one program a multiprocessor, with all of its shared memory
+        deep = 128 if alone and (bm + bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
+        return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
+
+    def _fitting(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
+        while depth > 32 and 3 * (bm + bn) * depth * self.shape.itemsize > self.shape.target.shared_bytes:
+            depth //= 2
+        while stages > 2 and (bm + bn) * depth * stages * self.shape.itemsize > self.shape.target.shared_bytes:
+            stages -= 1
+        return depth, 4, stages
+
+    def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
+        return batch * -(-m // bm) * -(-n // bn)
+
+    def _descriptors(self, batch: int) -> tuple[Primitive, ...]:
+        """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once."""
+        sides = [side for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)]
+        tensors = {side.tensor for side in sides} | {self.root}
+        if batch > 1 or len(sides) < 2 or not self.shape.target.has_tma or not self.shape.aligned(tensors):
+            return ()
+        names = tuple(dict.fromkeys([*(side.tensor for side in sides), self.root]))
+        return Primitive(self.root, "persistent"), Primitive(self.root, "descriptor", names)
+
+    def _tiles_read(self, side: ex.Expr) -> int:
+        """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
+        algorithm = self.shape.algorithm
+        if isinstance(side, ex.Access) and side.tensor in algorithm and side.tensor in self.members:
+            side = algorithm[side.tensor].expr
+        return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
+
+    def _depth(self, rows: int, columns: int, warps: int) -> tuple[int, int, int]:
+        """(elements, warps, stages) of the reduced label: 128 bytes deep and up to 4 stages, as far as shared memory holds them."""
+        itemsize, shared = self.shape.itemsize, self.shape.target.shared_bytes
+        depth = 128 // itemsize
+        while depth > 16 and 2 * (rows + columns) * depth * itemsize > shared:
+            depth //= 2
+        return depth, warps, max(2, min(4, shared // ((rows + columns) * depth * itemsize)))
+
+
+@dataclass
+class _Chain:
+    """A product of a product: rows in blocks, the intermediate in tiles or whole, everything else whole if it is narrow."""
+
+    shape: Shape
+    root: str
+    members: list[str]
+    rows: list[str]
+    columns: list[str]
+
+    def tiles(self) -> tuple[Primitive, ...]:
+        shape, algorithm, root = self.shape, self.shape.algorithm, self.root
+        sizes, itemsize = shape.sizes, shape.itemsize
+        labels = algorithm[root].labels
+        wide = max((pow2(sizes[c]) for c in self.columns), default=1)
+        tile: dict[str, int] = {}
+        block: dict[str, int] = {}
+        packed = self._packed()
+        bm, step, warps, stages = self._figures(wide, bool(packed))
+        for label in labels:
+            if label in packed:
+                block[label], tile[label] = packed[label]
+            elif label in self.rows[-1:]:
+                block[label] = tile[label] = min(bm, max(16, pow2(sizes[label])))
+            elif label in self.columns and sizes[label] <= WHOLE_SIDE:
+                tile[label] = 0
+            elif label in self.columns[-1:]:
+                tile[label] = 256 // itemsize
+            else:
+                block[label] = tile[label] = 1
+        held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
+        tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
+        tile |= self._inner(tile, held, step)
+        return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2)
+
+    def _figures(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
+        """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64 and 128 columns.
+
+        Under a mask tiles are smaller, since on its edge they are work for nothing.
+        """
+        itemsize, products = self.shape.itemsize, self._products()
+        if self._narrow():
+            return 64, 256 // itemsize, 4, 4
+        if packed:
+            return 16, 128 if wide <= 128 and itemsize == 2 else 32, 4, self._stages(16, 128, wide, 3)
+        if itemsize == 4:
+            return 64, 16 if wide >= 128 else 32, 8 if wide >= 128 else 4, self._stages(64, 32, wide, 2)
+        if wide <= 64 or wide <= 128 and products == 2:
+            rows, step, warps, stages = 64, 64, 4, 3
+        elif wide > 128:
+            rows, step, warps, stages = 64, 32, 4, 3
+        elif self._sums() == 1:
+            rows, step, warps, stages = 128, 64, 8, 3
+        else:
+            rows, step, warps, stages = (64, 64, 4, 2) if self._masked() else (128, 64, 8, 3)
+        return rows, step, warps, self._stages(rows * (2 if products > 2 else 1), step, wide, stages)
+
+    def _stages(self, rows: int, step: int, wide: int, stages: int) -> int:
+        """As many of ``stages`` as shared memory holds."""
+        while stages > 1 and (rows + 2 * stages * step) * wide * self.shape.itemsize > self.shape.target.shared_bytes:
+            stages -= 1
+        return stages
+
+    def _narrow(self) -> bool:
+        return any(self.shape.holds_chain(m, self.root) for m in self.members[1:])
+
+    def _products(self) -> int:
+        return sum(len(self.shape.dots(m)) for m in self.members)
+
+    def _sums(self) -> int:
+        """Accumulators that a program holds at once."""
+        return 1 + sum(1 for m in self.members[1:] if m in self.shape.outputs and self.shape.dots(m))
+
+    def _masked(self) -> bool:
+        """Whether a comparison of a row with the intermediate's label cuts the loop."""
+        inner = set(reduction_labels(self.shape.algorithm, self.root))
+        nodes = [n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS]
+        return any(ex.free_labels(n) & inner and ex.free_labels(n) & set(self.rows) for n in nodes)
+
+    def _inner(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:
+        """Tiles of the labels that are reduced."""
+        shape = self.shape
+        found: dict[str, int] = {}
+        outer = reduction_labels(shape.algorithm, self.root)
+        for m in self.members:
+            own = reduction_labels(shape.algorithm, m)
+            for k in own:
+                if len(own) > 1 and k != max(own, key=lambda label: shape.sizes[label]):
+                    found[k] = 1
+                elif k in held:
+                    found[k] = 0
+                elif k not in tile and k not in found:
+                    narrow = shape.sizes[k] <= WHOLE_SIDE and m != self.root and k not in outer
+                    found[k] = 0 if narrow else min(max(16, pow2(shape.sizes[k])), step)
+        return found
+
+    def _packed(self) -> dict[str, tuple[int, int]]:
+        """(block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
+
+        Decoding is such: one query, and heads that share keys. A tile then holds the group, so that what it shares is read once.
+        """
+        algorithm, sizes = self.shape.algorithm, self.shape.sizes
+        labels = algorithm[self.root].labels
+        for dot in (d for m in self.members for d in self.shape.dots(m)):
+            for index in (i for a in ex.accesses(dot.right) for i in a.index):
+                match index:
+                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= 64 and self.rows:
+                        if max(sizes[r] for r in self.rows) * 2 <= size:
+                            return {label: (int(size), max(16, pow2(int(size)))), **{r: (1, 1) for r in self.rows}}
+        return {}

@@ -1,0 +1,92 @@
+"""Tiles of kernels without matrix products: element by element, rows, sums down columns."""
+
+from __future__ import annotations
+
+from ..lang import expr as ex
+from ..lang.schedule import APPROXIMATIONS, Primitive, Sized
+from ..lang.schedule_checks import reduction_labels
+from .formula_shape import Shape, pow2
+
+ROW_LIMIT = 32768  #: longest row held in registers, in elements
+LONG_STEP = 16384  #: elements at once of a row that is longer
+
+
+def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
+    labels = shape.algorithm[root].labels
+    reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
+    tile: dict[str, int] = {}
+    width = 1
+    last = _last_labels(shape, members)
+    passing = _passes(shape, root, members)
+    for r in reduced:
+        if r not in last and labels:  # down columns: the width goes to the label that lies contiguous
+            tile[r] = min(pow2(shape.sizes[r]), max(4, 4096 // pow2(shape.sizes[labels[-1]])) if passing else 32)
+            width *= tile[r]
+            continue
+        whole = pow2(shape.sizes[r]) * width <= ROW_LIMIT
+        tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
+        width *= pow2(shape.sizes[r]) if whole else tile[r]
+    room = max(1, _elements(shape, reduced, width) // width)
+    block: dict[str, int] = {}
+    for label in _contiguous_first(shape, labels, members):
+        if label in tile:
+            continue
+        block[label] = min(pow2(shape.sizes[label]), room)
+        room //= block[label]
+        width *= block[label]
+    block = {label: block[label] for label in labels if label in block}
+    tile |= block
+    extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
+    if passing:
+        extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
+    warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *_approximate(shape, root, members)))
+
+
+def _elements(shape: Shape, reduced: list[str], width: int) -> int:
+    """Elements of a program: few keep kernels without reductions nearest to a copy, rows want more."""
+    if not reduced:
+        return 2048 // shape.itemsize * shape.target.warp_size // 32
+    return 2048 if 256 < width <= 2048 else 4096
+
+
+def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
+    """Programs that stay and load their next rows ahead, where one row fills a multiprocessor and shared memory holds two more."""
+    read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
+    read &= set(shape.algorithm.inputs)
+    label = next((label for label, size in block.items() if size == 1 and shape.sizes[label] >= 4 * shape.target.multiprocessors), None)
+    fits = 2 * len(read) * ROW_LIMIT * shape.itemsize <= shape.target.shared_bytes
+    if label is None or not fits or shape.target.backend != "cuda" or shape.programs(block) != shape.sizes[label]:
+        return ()
+    root = next(m for m in members if label in shape.algorithm[m].labels)
+    return Primitive(root, "persistent"), Primitive(root, "stages", (Sized(label, 3),))
+
+
+def _approximate(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """The GPU's own instructions where results of 16 bits hide their error: not where a constant cancels most of the value, as in 1 + tanh(x)."""
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
+    used = {n.fn for n in nodes if isinstance(n, ex.Call)}
+    for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
+        sides = (n.left, n.right)
+        used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
+    known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
+    found = tuple(f for f in APPROXIMATIONS if f in used)
+    return (Primitive(root, "approximate", found),) if known and found else ()
+
+
+def _passes(shape: Shape, root: str, members: list[str]) -> bool:
+    """Whether outputs are made element by element on the way of a reduction."""
+    reduced = reduction_labels(shape.algorithm, root)
+    return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
+
+
+def _contiguous_first(shape: Shape, labels: tuple[str, ...], members: list[str]) -> list[str]:
+    """Labels by how much they need a wide tile: the last index of each tensor first."""
+    last = _last_labels(shape, members)
+    return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
+
+
+def _last_labels(shape: Shape, members: list[str]) -> list[str]:
+    """Labels along which the tensors that these Funcs read lie contiguous, if they are laid out row by row."""
+    return [a.index[-1].name for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]

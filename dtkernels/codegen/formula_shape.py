@@ -1,0 +1,85 @@
+"""What the formula asks of an algorithm at given sizes, whatever kind of kernel it is for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import Grouped, Primitive, Sized
+from ..lang.schedule_checks import reduction_labels
+from .target import Target
+
+WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
+WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
+
+
+@dataclass
+class Shape:
+    """An algorithm with the extents of its labels, the bytes of an element, and the GPU."""
+
+    algorithm: Algorithm
+    outputs: tuple[str, ...]
+    sizes: dict[str, int]
+    itemsize: int
+    target: Target
+
+    def dots(self, func: str) -> list[ex.Dot]:
+        """The matrix products in the definition of ``func``."""
+        return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
+
+    def holds_chain(self, func: str, root: str) -> bool:
+        """Whether a product feeds another through an intermediate narrow enough to hold whole."""
+        carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
+        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        return bool(self.dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(self.sizes[c] <= WHOLE_CHAIN for c in carried)
+
+    def aligned(self, tensors: set[str]) -> bool:
+        """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
+        for t in tensors:
+            labels = self.algorithm[t].labels if t in self.algorithm else self.algorithm.plain_labels(t)
+            if not labels or labels[-1] is None or self.sizes[labels[-1]] * self.itemsize % 16:
+                return False
+        return True
+
+    def statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str, int] | None = None,
+                   share: int = 0, extra: tuple[Primitive, ...] = ()) -> tuple[Primitive, ...]:  # fmt: skip
+        """The primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
+        wanted a multiprocessor, to which a long reduction is split if need be."""
+        found = []
+        if block:
+            found.append(Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())))
+        if tile:
+            found.append(Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())))
+        if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
+            row, column, size = grouped
+            rest = tuple(label for label in block if label not in grouped)
+            inner = next(name for i in range(1, 99) if (name := f"{row}{i}") not in self.algorithm.labels)
+            found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
+        parts = self._parts(root, block, tile, share)
+        if parts:
+            found.append(Primitive(root, "split", parts))
+        return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
+
+    def programs(self, block: dict[str, int]) -> int:
+        """Blocks of the grid."""
+        count = 1
+        for label, size in block.items():
+            count *= -(-self.sizes[label] // size)
+        return count
+
+    def _parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
+        """A long reduction cut over programs where the blocks alone would leave multiprocessors without work."""
+        programs = self.programs(block)
+        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
+        wanted = self.target.multiprocessors * share
+        if not looped or 2 * programs > wanted:
+            return ()
+        longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
+        parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
+        return (Sized(longest, 1 << (parts.bit_length() - 1)),) if parts >= 2 else ()
+
+
+def pow2(n: int) -> int:
+    """The smallest power of two that is at least n, 1 for 0."""
+    return 1 << max(0, n - 1).bit_length()

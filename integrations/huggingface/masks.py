@@ -1,0 +1,90 @@
+"""The masks that transformers makes for "dtkernels": sdpa's, with a note of what they say where that is short.
+
+A mask that is causal, a sliding window, padding, or all of these is worth more as numbers than as a matrix: the kernel then
+skips what no query sees and reads one flag a key instead of one a score. The matrix is made all the same, so that whoever
+slices, copies or moves it loses nothing but the note.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from transformers import masking_utils
+from transformers.masking_utils import sdpa_mask
+
+NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Query m stands at key p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, l]."""
+
+    left: int | None = None
+    right: int | None = None
+    offset: int | torch.Tensor = 0
+    padding: torch.Tensor | None = None
+
+    @property
+    def window(self) -> tuple[int | None, int | None] | None:
+        return None if self.left is None and self.right is None else (self.left, self.right)
+
+
+def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
+    """sdpa's mask, [B, 1, Tq, Tk] boolean or None, for the same arguments; with a Reach attached where one says it all."""
+    mask = sdpa_mask(*args, **kwargs)
+    if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
+        setattr(mask, NOTE, reach)
+    return mask
+
+
+def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> Reach | None:
+    """The note on a mask of ``queries`` x ``keys``; None where there is none."""
+    reach = getattr(mask, NOTE, None)
+    return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
+
+
+def _reach(mask_function: Callable = masking_utils.causal_mask_function, attention_mask=None, q_offset=0, kv_offset=0, kv_length=0, q_length=None, **_) -> Reach | None:
+    limits = _limits(mask_function) if q_length is not None else None  # releases before 5 give positions in another form
+    if limits is None or isinstance(kv_offset, torch.Tensor):
+        return None
+    left, right = (min((x for x in side if x is not None), default=None) for side in zip(*limits))
+    offset = q_offset - kv_offset
+    if isinstance(offset, torch.Tensor):
+        offset = offset.to(torch.float32).reshape(1)  # once a mask, not once a layer
+    padding = None
+    if attention_mask is not None:
+        if attention_mask.dim() != 2 or attention_mask.dtype != torch.bool:
+            return None
+        padding = attention_mask[:, kv_offset : kv_offset + kv_length]
+        padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # keys without a flag are not seen
+    return Reach(left, right, offset, padding)
+
+
+def _limits(function: Callable | None) -> list[tuple[int | None, int | None]] | None:
+    """How far (left, right) each part of a mask function lets a query see; None if a part is not known to be that simple."""
+    if function is masking_utils.causal_mask_function:
+        return [(None, 0)]
+    if function is getattr(masking_utils, "bidirectional_mask_function", NOTE):
+        return [(None, None)]
+    held = _closure_of(function, masking_utils.and_masks)
+    if held is not None and isinstance(held.get("mask_functions"), tuple):
+        parts = [_limits(part) for part in held["mask_functions"]]
+        return None if None in parts else [limit for part in parts for limit in part]
+    for maker, both in (("sliding_window_overlay", False), ("sliding_window_bidirectional_overlay", True)):
+        held = _closure_of(function, getattr(masking_utils, maker, None))
+        if held is not None and type(window := held.get("sliding_window")) is int and window > 0:
+            return [(window, window) if both else (window - 1, None)]
+    return None
+
+
+def _closure_of(function: Callable | None, maker: Callable | None) -> dict[str, object] | None:
+    """What ``function`` holds, if it is a function that ``maker`` returned; else None."""
+    if not isinstance(function, types.FunctionType) or maker is None:
+        return None
+    made = [c for c in maker.__code__.co_consts if isinstance(c, types.CodeType)]
+    if function.__code__ not in made or function.__closure__ is None:
+        return None
+    return dict(zip(function.__code__.co_freevars, (cell.cell_contents for cell in function.__closure__)))
