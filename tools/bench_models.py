@@ -1,0 +1,192 @@
+"""Time whole Hugging Face models, random weights: a training step and generate, patched against sdpa and torch.compile.
+
+    python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
+    python tools/bench_models.py --models toy --lengths 64            # a few seconds, on a CPU too
+
+Variants take turns on one set of weights; the loss of each and the tokens of each are compared with sdpa's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+import transformers
+
+import dtkernels
+from dtkernels.integrations.huggingface import patched
+
+TOKENS = 32768
+#: model -> (class, config) of a shape; the toy is for trying this script
+SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
+    "llama": ("Llama", lambda n: dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
+                                      head_dim=64, max_position_embeddings=n)),
+    "opt": ("OPT", lambda n: dict(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32, word_embed_proj_dim=2048, max_position_embeddings=n, dropout=0.0)),
+    "toy": ("Llama", lambda n: dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=n)),
+    "toy-opt": ("OPT", lambda n: dict(hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=n, dropout=0.0)),
+}  # fmt: skip
+VARIANTS = ("sdpa", "dtkernels", "compile", "dtkernels+compile")
+
+
+@dataclass
+class Figure:
+    """One kind of work of one model by one variant."""
+
+    model: str
+    work: str
+    length: int
+    batch: int
+    variant: str
+    milliseconds: float | None
+    peak_gib: float | None
+    agreement: str  # with sdpa: the loss, or the share of equal tokens
+    fallbacks: int = 0
+    note: str = ""
+
+
+def build(name: str, length: int, device: str, dtype: torch.dtype):
+    """A causal language model of a shape with random weights, the same each time."""
+    kind, config = SHAPES[name]
+    made = getattr(transformers, f"{kind}Config")(vocab_size=TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=2, **config(length + 128))
+    torch.manual_seed(0)
+    with torch.device(device):
+        return getattr(transformers, f"{kind}ForCausalLM")(made).to(dtype)
+
+
+class Clock:
+    """Times of calls, median, and the peak of memory; wall clock where there is no GPU."""
+
+    def __init__(self, device: str):
+        self.cuda = device == "cuda"
+
+    def milliseconds(self, work: Callable[[], object], repeats: int) -> tuple[float, float | None]:
+        times = []
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        for _ in range(repeats):
+            begin = time.perf_counter()
+            work()
+            if self.cuda:
+                torch.cuda.synchronize()
+            times.append((time.perf_counter() - begin) * 1e3)
+        return statistics.median(times), torch.cuda.max_memory_allocated() / 2**30 if self.cuda else None
+
+
+def training(model, ids: torch.Tensor, compiled: bool) -> Callable[[], float]:
+    """Forward, backward and an AdamW step."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=ids.is_cuda)
+    called = torch.compile(model) if compiled else model
+    model.train()
+
+    def step() -> float:
+        loss = called(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def generating(model, ids: torch.Tensor, new: int, compiled: bool) -> Callable[[], torch.Tensor]:
+    """Greedy generation of ``new`` tokens; compiled: through transformers' static cache, which it compiles itself."""
+    model.eval()
+    cache = {"cache_implementation": "static"} if compiled else {}
+
+    def run() -> torch.Tensor:
+        return model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, min_new_tokens=new, do_sample=False, **cache)
+
+    return run
+
+
+def measure(options, name: str, work: str, length: int) -> list[Figure]:
+    """Every variant of one line."""
+    batch = max(1, options.tokens // length)
+    figures: list[Figure] = []
+    truth: dict[str, object] = {}
+    for variant in options.variants.split(","):
+        figure = Figure(name, work, length, batch, variant, None, None, "")
+        try:
+            _one(options, figure, truth)
+        except Exception as problem:  # a variant that cannot run is reported, not hidden
+            figure.note = f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
+        figures.append(figure)
+        gc.collect()
+        torch._dynamo.reset()
+        if options.device == "cuda":
+            torch.cuda.empty_cache()
+        print(line(figure), flush=True)
+        _write(options, figures)
+    return figures
+
+
+def _one(options, figure: Figure, truth: dict[str, object]) -> None:
+    compiled = "compile" in figure.variant
+    model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
+    ids = torch.randint(3, TOKENS, (figure.batch, figure.length), generator=torch.Generator().manual_seed(1)).to(options.device)
+    with patched(model, ops="auto" if "dtkernels" in figure.variant else ()) as report:
+        run = training(model, ids, compiled) if figure.work == "train" else generating(model, ids, options.new, compiled)
+        first = run()
+        truth.setdefault("first", first)
+        figure.agreement = _agreement(first, truth["first"], figure.length)
+        run()  # warm
+        figure.milliseconds, figure.peak_gib = Clock(options.device).milliseconds(run, options.repeats)
+        figure.fallbacks = report.fallbacks.total()
+        figure.note = ", ".join(f"{op}: {n}" for op, n in report.calls.items())
+
+
+def _agreement(found: torch.Tensor, wanted: torch.Tensor, length: int) -> str:
+    if found.dim() == 0:
+        return f"loss {found.item():.5f} ({(found - wanted).abs().item() / wanted.abs().item():.1e})"
+    return f"{(found[:, length:] == wanted[:, length:]).float().mean().item():.0%} of tokens"
+
+
+_done: list[Figure] = []
+
+
+def _write(options, figures: list[Figure]) -> None:
+    if options.json:
+        about = {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else "none", "torch": torch.__version__,
+                 "transformers": transformers.__version__, "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}  # fmt: skip
+        options.json.write_text(json.dumps({**about, "figures": [asdict(f) for f in _done + figures]}, indent=1))
+
+
+def line(f: Figure) -> str:
+    """One figure as text."""
+    ms = "-" if f.milliseconds is None else f"{f.milliseconds:.1f}"
+    peak = "" if f.peak_gib is None else f"{f.peak_gib:.2f} GiB"
+    return f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:18} {ms:>9} ms  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="llama,opt", help=f"comma-separated: {', '.join(SHAPES)}")
+    parser.add_argument("--work", default="train,generate")
+    parser.add_argument("--lengths", default="2048,8192", help="tokens of a sequence, or of a prompt")
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch: the batch size is this over the length")
+    parser.add_argument("--new", type=int, default=64, help="tokens to generate")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path, help="write every figure here")
+    options = parser.parse_args()
+    for name in options.models.split(","):
+        if name not in SHAPES:
+            raise SystemExit(f"bench_models: unknown model {name!r}; allowed: {', '.join(SHAPES)}")
+        for work in options.work.split(","):
+            for length in map(int, options.lengths.split(",")):
+                _done.extend(measure(options, name, work, length))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
