@@ -20,19 +20,30 @@ from pathlib import Path
 
 import torch
 import transformers
-
-import dtkernels
 from dtkernels.integrations.huggingface import patched
 
+import dtkernels
+
 TOKENS = 32768
+
+
+def _llama(length: int, hidden: int, layers: int, heads: int, key_heads: int) -> dict:
+    sizes = {"hidden_size": hidden, "intermediate_size": 4 * hidden, "num_hidden_layers": layers, "head_dim": hidden // heads}
+    return sizes | {"num_attention_heads": heads, "num_key_value_heads": key_heads, "max_position_embeddings": length}
+
+
+def _opt(length: int, hidden: int, layers: int, heads: int) -> dict:
+    sizes = {"hidden_size": hidden, "ffn_dim": 4 * hidden, "num_hidden_layers": layers, "num_attention_heads": heads}
+    return sizes | {"word_embed_proj_dim": hidden, "max_position_embeddings": length, "dropout": 0.0}
+
+
 #: model -> (class, config) of a shape; the toy is for trying this script
 SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
-    "llama": ("Llama", lambda n: dict(hidden_size=2048, intermediate_size=8192, num_hidden_layers=16, num_attention_heads=32, num_key_value_heads=8,
-                                      head_dim=64, max_position_embeddings=n)),
-    "opt": ("OPT", lambda n: dict(hidden_size=2048, ffn_dim=8192, num_hidden_layers=24, num_attention_heads=32, word_embed_proj_dim=2048, max_position_embeddings=n, dropout=0.0)),
-    "toy": ("Llama", lambda n: dict(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=n)),
-    "toy-opt": ("OPT", lambda n: dict(hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=n, dropout=0.0)),
-}  # fmt: skip
+    "llama": ("Llama", lambda n: _llama(n, 2048, 16, 32, 8)),
+    "opt": ("OPT", lambda n: _opt(n, 2048, 24, 32)),
+    "toy": ("Llama", lambda n: _llama(n, 64, 2, 4, 2)),
+    "toy-opt": ("OPT", lambda n: _opt(n, 64, 2, 4)),
+}
 VARIANTS = ("sdpa", "dtkernels", "compile", "dtkernels+compile")
 
 
@@ -164,7 +175,8 @@ def line(f: Figure) -> str:
     """One figure as text."""
     ms = "-" if f.milliseconds is None else f"{f.milliseconds:.1f}"
     peak = "" if f.peak_gib is None else f"{f.peak_gib:.2f} GiB"
-    return f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:18} {ms:>9} ms  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
+    what = f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:18}"
+    return f"{what} {ms:>9} ms  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
 
 
 def main() -> int:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
+from .fold import constant
 from .normalize import fresh_name
 
 
@@ -47,8 +48,9 @@ def addends(expr: ex.Expr) -> list[ex.Expr]:
 def _sums_exponentials(d: Definition, algorithm: Algorithm) -> bool:
     """Whether ``d`` is a reduction plus something, and an exponential is in reach of the reduction."""
     parts = addends(d.expr)
-    sums = [a for a in parts if isinstance(a, ex.Reduce) and a.kind == "sum"]
-    return len(parts) > 1 and any(_is_exp(n) or isinstance(n, ex.Access) and n.tensor in algorithm and _is_exp(algorithm[n.tensor].expr) for a in sums for n in a.walk())
+    nodes = [n for a in parts if isinstance(a, ex.Reduce) and a.kind == "sum" for n in a.walk()]
+    named = [algorithm[n.tensor].expr for n in nodes if isinstance(n, ex.Access) and n.tensor in algorithm]
+    return len(parts) > 1 and any(_is_exp(n) for n in nodes + named)
 
 
 def _is_exp(expr: ex.Expr) -> bool:
@@ -59,8 +61,7 @@ def _named(expr: ex.Expr, owner: Definition, made: list[Definition], taken: set[
     if isinstance(expr, ex.Binary) and expr.op == "+":
         return expr.rebuild(lambda child: _named(child, owner, made, taken))
     if isinstance(expr, ex.Const) and not isinstance(expr.value, bool) and 0 < expr.value < math.inf:
-        logarithm = math.log(expr.value)
-        expr = ex.Call("exp", (ex.Const(0) if not logarithm else ex.Const(logarithm) if logarithm > 0 else ex.Unary("-", ex.Const(-logarithm)),))
+        expr = ex.Call("exp", (constant(math.log(expr.value) or 0),))
     if not _is_exp(expr):
         return expr
     name = fresh_name(f"{owner.name}_rest", taken)

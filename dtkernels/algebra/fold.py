@@ -38,7 +38,8 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
     folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
     simple = (ex.Access, ex.Const, ex.Scalar)
-    emptied = tuple(d.name for d in folded.definitions if isinstance(d.expr, simple) and not isinstance(algorithm[d.name].expr, simple))
+    reduced_to_names = {d.name for d in folded.definitions if isinstance(d.expr, simple)}
+    emptied = tuple(d.name for d in algorithm.definitions if d.name in reduced_to_names and not isinstance(d.expr, simple))
     return keep_extents(drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded), algorithm)
 
 

@@ -26,10 +26,11 @@ def attention(
 
     q: (..., H, M, D); k: (..., G, L, D); v: (..., G, L, N), where G divides H (grouped queries: head h uses h // (H / G));
     fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores), and
-    bias, where both are wanted, floating; broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given. Query m stands at key p = m + offset (a number, or a
-    one-element tensor, read on the device); L - M aligns the last query with the last key. causal: it sees keys l <= p.
-    window (left, right): it sees p - left <= l <= p + right, None for no limit; keys out of reach are not read. softcap c:
-    scores become c * tanh(scores / c) before anything is added. sinks: (H,), the score of one key more a head, of value 0.
+    bias, where both are wanted, floating; broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given.
+    Query m stands at key p = m + offset (a number, or a one-element tensor, read on the device); offset L - M aligns the
+    last query with the last key. causal: it sees keys l <= p. window (left, right): it sees p - left <= l <= p + right,
+    None for no limit; keys out of reach are not read. softcap c: scores become c * tanh(scores / c) before anything is
+    added. sinks: (H,), the score of one key more a head, of value 0.
     Returns (..., H, M, N). A query that sees nothing gives zeros. Differentiable in q, k, v, floating masks, scale and
     sinks. Raises ValueError where shapes disagree.
 
@@ -66,15 +67,18 @@ def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Te
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     """Query heads that share a head of k and v."""
+    shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
     if not (2 <= q.dim() == k.dim() == v.dim()):
-        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {shapes}")
     heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
     if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
-        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}")
+        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {shapes}")
     return heads // groups
 
 
-def _reach(queries: int, keys: int, causal: bool, window: tuple[int | None, int | None] | None, offset: int | torch.Tensor) -> dict[str, object]:
+def _reach(
+    queries: int, keys: int, causal: bool, window: tuple[int | None, int | None] | None, offset: int | torch.Tensor
+) -> dict[str, object]:
     """The spec's parameters and scalars for the keys that a query may see; nothing where that is all of them."""
     left, right = window if window is not None else (None, None)
     if any(side is not None and side < 0 for side in (left, right)):

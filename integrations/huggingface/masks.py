@@ -46,7 +46,15 @@ def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> Reach | None
     return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
 
 
-def _reach(mask_function: Callable = masking_utils.causal_mask_function, attention_mask=None, q_offset=0, kv_offset=0, kv_length=0, q_length=None, **_) -> Reach | None:
+def _reach(
+    mask_function: Callable = masking_utils.causal_mask_function,
+    attention_mask: torch.Tensor | None = None,
+    q_offset: int | torch.Tensor = 0,
+    kv_offset: int = 0,
+    kv_length: int = 0,
+    q_length: int | None = None,
+    **_,
+) -> Reach | None:
     limits = _limits(mask_function) if q_length is not None else None  # releases before 5 give positions in another form
     if limits is None or isinstance(kv_offset, torch.Tensor):
         return None

@@ -11,7 +11,7 @@ from dtkernels.integrations.huggingface.masks import dtkernels_mask, reach_of
 from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
-from transformers.masking_utils import sdpa_mask, sliding_window_causal_mask_function
+from transformers.masking_utils import sliding_window_causal_mask_function
 
 from dtkernels import ops
 
@@ -255,7 +255,8 @@ def test_a_mask_that_was_cut_or_made_otherwise_is_read_as_it_is():
     mask = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=window(3), allow_is_causal_skip=False)
     assert reach_of(mask[:, :, :, :4], 5, 4) is None and reach_of(mask.clone(), 5, 5) is None
     agrees_with_sdpa(Attention(), inputs(keys=4), mask[:, :, :, :4])
-    custom = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=lambda b, h, q, k: (k <= q) & (k != 2), allow_is_causal_skip=False)
+    sizes = {"batch_size": 2, "q_length": 5, "kv_length": 5, "allow_is_causal_skip": False}
+    custom = dtkernels_mask(mask_function=lambda b, h, q, k: (k <= q) & (k != 2), **sizes)
     assert reach_of(custom, 5, 5) is None
     agrees_with_sdpa(Attention(), inputs(), custom)
 

@@ -14,10 +14,18 @@ from dtkernels.integrations.huggingface import patched
 
 TOKENS = 97
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-SMALL = {"vocab_size": TOKENS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64, **IDS}
+SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {"vocab_size": TOKENS, **SIZES, "max_position_embeddings": 64, **IDS}
 GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 16}
 SLIDING = {**GROUPED, "sliding_window": 4}
-EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+CAPPED = {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "attn_implementation": "eager"}
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
+GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
+GPT2 = {"vocab_size": TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+T5 = {"vocab_size": TOKENS, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+WHISPER = {side + key: n for side in ("encoder_", "decoder_") for key, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}
+AUDIO = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 40, "suppress_tokens": None, "begin_suppress_tokens": None}
 
 
 def of(name: str, kind: str = "ForCausalLM", **config):
@@ -27,22 +35,21 @@ def of(name: str, kind: str = "ForCausalLM", **config):
 MODELS = {
     "llama": lambda: of("Llama", **GROUPED),
     "mistral": lambda: of("Mistral", **SLIDING),
-    "gemma2": lambda: of("Gemma2", **SLIDING, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, attn_implementation="eager"),
+    "gemma2": lambda: of("Gemma2", **SLIDING, **CAPPED),
     "qwen2": lambda: of("Qwen2", **SLIDING, use_sliding_window=True, max_window_layers=1),
     "qwen3": lambda: of("Qwen3", **GROUPED),
-    "qwen2_moe": lambda: of("Qwen2Moe", **GROUPED, **EXPERTS, shared_expert_intermediate_size=16),
-    "gpt2": lambda: of("GPT2", "LMHeadModel", vocab_size=TOKENS, n_embd=32, n_layer=2, n_head=4, n_positions=64, **IDS),
+    "qwen2_moe": lambda: of("Qwen2Moe", **GROUPED, **EXPERTS, num_experts=4, shared_expert_intermediate_size=16),
+    "gpt2": lambda: of("GPT2", "LMHeadModel", **GPT2, **IDS),
     "opt": lambda: of("OPT", **{k: v for k, v in SMALL.items() if k != "intermediate_size"}, ffn_dim=48, word_embed_proj_dim=32),
     "gpt_oss": lambda: of("GptOss", **SLIDING, num_local_experts=4, num_experts_per_tok=2, attn_implementation="eager"),
-    "deepseek_v3": lambda: of("DeepseekV3", **SMALL, num_key_value_heads=4, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=24,
-                              n_routed_experts=4, num_experts_per_tok=2, n_group=2, topk_group=1, moe_intermediate_size=16, first_k_dense_replace=1),
-    "t5": lambda: of("T5", "ForConditionalGeneration", vocab_size=TOKENS, d_model=32, d_kv=16, d_ff=48, num_layers=2, num_heads=4, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
+    "deepseek_v3": lambda: of("DeepseekV3", **SMALL, **LATENT, **EXPERTS, **GROUPS, num_key_value_heads=4),
+    "t5": lambda: of("T5", "ForConditionalGeneration", **T5, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
     "bert": lambda: of("Bert", "Model", **SMALL),
-    "vit": lambda: of("ViT", "ForImageClassification", hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, image_size=16, patch_size=4, num_labels=5),
-    "whisper": lambda: of("Whisper", "ForConditionalGeneration", vocab_size=TOKENS, d_model=32, encoder_layers=2, decoder_layers=2, encoder_attention_heads=4, decoder_attention_heads=4,
-                          encoder_ffn_dim=48, decoder_ffn_dim=48, num_mel_bins=8, max_source_positions=12, max_target_positions=40, decoder_start_token_id=1, **IDS,
-                          suppress_tokens=None, begin_suppress_tokens=None),
-}  # fmt: skip
+    "vit": lambda: of("ViT", "ForImageClassification", **SIZES, image_size=16, patch_size=4, num_labels=5),
+    "whisper": lambda: of(
+        "Whisper", "ForConditionalGeneration", vocab_size=TOKENS, d_model=32, **WHISPER, **AUDIO, decoder_start_token_id=1, **IDS
+    ),
+}
 GENERATE = [name for name in MODELS if name not in ("bert", "vit")]
 
 
@@ -85,7 +92,8 @@ def logits_and_gradients(model, given) -> dict[str, torch.Tensor]:
     """What a training step sees: positions that are padding enter no loss."""
     model.zero_grad()
     logits = model(**given)[0]
-    kept = given.get("attention_mask") if logits.dim() == 3 and logits.shape[:2] == given.get("attention_mask", logits).shape[:2] else None
+    mask = given.get("attention_mask")
+    kept = mask if mask is not None and mask.shape == logits.shape[:2] else None
     shown = logits if kept is None else logits[kept.bool()]
     shown.float().square().mean().backward()
     return {"logits": shown.detach(), **{n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}}
@@ -95,10 +103,14 @@ def agree(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
     assert found.keys() == expected.keys()
     for name in expected:
         scale = max(expected[name].abs().max().item(), 1e-3)
-        torch.testing.assert_close(found[name], expected[name], atol=5e-5 * scale, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
+        named = lambda text, name=name: f"{name}: {text}"  # noqa: E731
+        torch.testing.assert_close(found[name], expected[name], atol=5e-5 * scale, rtol=1e-4, msg=named)
 
 
-@pytest.mark.parametrize("name, padding", [(name, p) for name in MODELS for p in ("none", "left", "holes") if p == "none" or name not in ("vit", "whisper")])
+PADDINGS = [(name, p) for name in MODELS for p in ("none", "left", "holes") if p == "none" or name not in ("vit", "whisper")]
+
+
+@pytest.mark.parametrize("name, padding", PADDINGS)
 def test_logits_and_gradients_agree(name, padding):
     model, given = made(name), batch(name, padding)
     expected = logits_and_gradients(model, given)
@@ -119,12 +131,16 @@ CACHES = {
 FIRST = ("mistral", "gemma2", "gpt_oss")  # these through every cache, the others through the one that is usual
 
 
-@pytest.mark.parametrize("name, cache", [(name, cache) for name in GENERATE for cache in CACHES if name in FIRST or cache == "dynamic" or (name, cache) == ("t5", "static")])
+USES = [(name, cache) for name in GENERATE for cache in CACHES if name in FIRST or cache == "dynamic" or (name, cache) == ("t5", "static")]
+
+
+@pytest.mark.parametrize("name, cache", USES)
 def test_generated_tokens_are_the_same(name, cache):
     model, given = made(name), batch(name, "left", generating=True)
 
     def tokens():
-        return model.generate(**given, max_new_tokens=6, min_new_tokens=6, do_sample=False, return_dict_in_generate=True, output_logits=True, **CACHES[cache])
+        asked = {"max_new_tokens": 6, "min_new_tokens": 6, "do_sample": False, "return_dict_in_generate": True, "output_logits": True}
+        return model.generate(**given, **asked, **CACHES[cache])
 
     expected = tokens()
     with patched(model) as report:
