@@ -8,6 +8,7 @@ from pathlib import Path
 
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
+from .codegen.fit import element_bytes
 from .codegen.formula import formula
 from .codegen.lower import lower
 from .codegen.nest import Kernel, nest_text
@@ -114,8 +115,8 @@ class Subject:
         return lower(self.program)
 
     def itemsizes(self) -> dict[str, int]:
-        """Bytes an element of every input."""
-        return dict.fromkeys(self.algorithm.inputs, DTYPES[self.dtype])
+        """Bytes an element of every buffer that is not float32 anyway."""
+        return element_bytes(self.algorithm, self.outputs, DTYPES[self.dtype])
 
     def resources(self, kernel: Kernel) -> Resources:
         """What a program of ``kernel`` is estimated to take."""

@@ -209,9 +209,11 @@ class Builder:
             case "reduce":
                 over = self.some(free, 1, 2 if self.chance(5) else 1)
                 arg = self.covering(self.number(labels + over, depth - 1), over)
+                kind = self.pick(["sum", "sum", "max", "min", "mean"])
                 if labels and self.chance(4):
-                    arg = ex.Call("where", (self.range(labels, over), arg, self.pick([ex.Const(0), ex.Unary("-", ex.Const(math.inf))])))
-                return ex.Reduce(self.pick(["sum", "sum", "max", "min", "mean"]), arg, over)
+                    nothing = {"max": ex.Unary("-", ex.Const(math.inf)), "min": ex.Const(math.inf)}.get(kind, ex.Const(0))
+                    arg = ex.Call("where", (self.range(labels, over), arg, nothing))
+                return ex.Reduce(kind, arg, over)
             case "dot":
                 over = self.some(free, 1, 1)
                 sides = [self.operand(labels, over, depth - 1) for _ in range(2)]
@@ -303,6 +305,9 @@ class Scheduler:
         algorithm, own = self.algorithm, self.algorithm[root].labels
         labels = tuple(dict.fromkeys(label for m in [root, *members] for label in (*algorithm[m].labels, *reduced(algorithm, m))))
         tiles = {label: self.pick([1, 2, 4, 8, 16, 0]) for label in labels}
+        while math.prod(self.width(label, tile) for label, tile in tiles.items()) > ELEMENTS:
+            label = max(labels, key=lambda label: self.width(label, tiles[label]))
+            tiles[label] = self.width(label, tiles[label]) // 2
         blocks = {label: tiles[label] * self.pick([1, 1, 2, 3]) or 16 for label in own if not self.chance(3)}
         while len(members) * math.prod(self.trips(label, tiles[label], blocks.get(label)) for label in labels) > STEPS:
             label = max(labels, key=lambda label: self.trips(label, tiles[label], blocks.get(label)))
@@ -350,6 +355,10 @@ class Scheduler:
         if read and self.chance(6):
             found.append(Primitive(root, "evict", (Named(self.pick(read), self.pick(["first", "last"])),)))
         return found
+
+    def width(self, label: str, tile: int) -> int:
+        """How many elements along ``label`` are done at once."""
+        return tile or 1 << max(0, self.b.sizes[label] - 1).bit_length()
 
     def trips(self, label: str, tile: int, block: int | None) -> int:
         """How often the loops over ``label``, its blocks included, go round."""

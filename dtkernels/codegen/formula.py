@@ -12,6 +12,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program, Schedule
 from ..lang.schedule_checks import reduction_labels
+from .fit import fitted
 from .formula_products import product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
@@ -22,7 +23,10 @@ _OPTIONAL = ("descriptor", "persistent")  #: primitives that a form of accesses 
 
 
 def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
-    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element."""
+    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
+
+    Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
+    """
     f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
     for fused in f.placements():
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
@@ -32,7 +36,7 @@ def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int
                 lower(Program(algorithm, tried))
             except DTError:
                 continue
-            return tried
+            return fitted(Program(algorithm, tried), sizes, itemsize, target).schedule
     raise AssertionError("unfused Funcs can always be lowered")
 
 

@@ -9,8 +9,8 @@ on the ordinary units, ptxas trades registers for spills as it likes; their regi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from ..lang.errors import DTError
 from . import nest
@@ -57,8 +57,13 @@ def resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], 
 
 
 def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
-    """The estimate. Raises DTError where the GPU does not have what the kernel needs."""
+    """The estimate. Raises DTError where the GPU does not have what the kernel needs.
+
+    Where tiles are whole extents of unknown size the wrapper takes fewer stages than were asked for, so one has to fit.
+    """
     r = resources(kernel, sizes, itemsizes, target, tf32)
+    if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_labels((kernel,)):
+        r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)
     limits = (
         ("elements of one tensor", r.largest, MOST_ELEMENTS),
         ("threads of one program", r.threads, MOST_THREADS),
@@ -73,6 +78,12 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
     return r
 
 
+def whole_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
+    """Labels whose whole extent is one tile somewhere: what the kernels take depends on their sizes."""
+    axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
+    return tuple(dict.fromkeys(a.label for a in axes))
+
+
 class _Estimate:
     def __init__(self, kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool):
         self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
@@ -84,7 +95,7 @@ class _Estimate:
 
     def result(self) -> Resources:
         tiles = [axes_of(n) for value in values(self.kernel.body) for n in value.walk() if not isinstance(n, nest.Const)]
-        accumulators = sum(self.each(self.elements(s.axes)) for s in statements(self.kernel.body) if isinstance(s, Accumulator))
+        accumulators = int(self._peak(self.kernel.body, set(), lambda s: self._width(s) if isinstance(s, Accumulator) else 0, lambda s: 0))
         registers = min(MOST_REGISTERS, self._registers())
         return Resources(self._shared(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
 
@@ -161,22 +172,22 @@ class _Estimate:
 
     def _registers(self) -> int:
         products = bool(self.dots)
-        live = self._peak(self.kernel.body, set())
+        live = self._peak(self.kernel.body, set(), self._width, self._working)
         return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)
 
-    def _peak(self, body: tuple[Statement, ...], after: set[str]) -> float:
-        """The most registers that named values take at once in ``body``, those used after it included."""
+    def _peak(self, body: tuple[Statement, ...], after: set[str], width: Callable, working: Callable) -> float:
+        """The most registers at once in ``body``: by ``width`` of each named value while it is needed, by ``working`` of each statement."""
         uses = [self._names(s) for s in body]
-        widths = {s.name: self._width(s) for s in body if isinstance(s, (Let, Accumulator))}
+        widths = {s.name: width(s) for s in body if isinstance(s, (Let, Accumulator))}
         live: dict[str, float] = {}
         most = 0.0
         for i, s in enumerate(body):
             later = after.union(*uses[i + 1 :])
             if isinstance(s, Loop):
                 held = sum(w for n, w in live.items() if n in later or n in uses[i])
-                most = max(most, held + self._peak(s.body, set()))
+                most = max(most, held + self._peak(s.body, set(), width, working))
             else:
-                most = max(most, sum(live.values()) + self._working(s))
+                most = max(most, sum(live.values()) + working(s))
             if isinstance(s, (Let, Accumulator)):
                 live[s.name] = widths[s.name]
             live = {n: w for n, w in live.items() if n in later}

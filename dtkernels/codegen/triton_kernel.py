@@ -37,6 +37,7 @@ from .nest import (
 from .triton_expr import ExpressionPrinter
 from .triton_grid import grid_lines, grid_size
 from .triton_memory import LINE, MemoryPrinter, inexact
+from .triton_offsets import steady_loads
 
 
 @dataclass
@@ -95,7 +96,12 @@ class _KernelPrinter:
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
-        self.vectors = {n.axis for n in self._nodes() if isinstance(n, Position)} | self.masked
+        self.steady_axes = steady_loads(kernel)
+        self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
+        self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
+        self.before: set[str] = set()  #: those that are known at this place of the text
+        self.taken = {*kernel.reads, *kernel.writes, *kernel.scalars, *(getattr(s, "name", "") for s in statements(kernel.body)), *(a.name for a in self.starts)}
+        self.vectors = {n.axis for n in self._nodes(steady=False) if isinstance(n, Position)} | self.masked
         self.memory = MemoryPrinter(self)
 
     def run(self) -> KernelText:
@@ -230,6 +236,7 @@ class _KernelPrinter:
                 self.line(depth, f"{axis.name} = {base}")
         else:
             steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
+            steps = next((name for name in sorted(self.before) if self.named[name] == steps and start == "loop"), steps)
             self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in self.masked and axis.padded:
             self.line(depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})")
@@ -255,11 +262,36 @@ class _KernelPrinter:
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
+        self._before(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self._even(axis)}:")
             depth += 1
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
+        outside = set(self.before)
         self._body(loop.body, depth + 1)
+        self.before = outside
+
+    def _before(self, loop: Loop, depth: int) -> None:
+        """Offsets of this loop's loads, as far as they are the same in every step."""
+        axis = loop.axis
+        loads = [s for s in loop.body if self.steady_axes.get(id(s)) == axis]
+        for s in loads:
+            tile = self._named(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
+            offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
+            at = self._named(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
+            self.steady[s.name] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
+
+    def _named(self, wish: str, value: str, depth: int) -> str:
+        """The name of a value that is computed here, unless it is known already; another value never gets that name."""
+        name, count = wish, 0
+        while name in self.taken or self.named.get(name, value) != value:
+            count += 1
+            name = f"{wish}_{count}"
+        self.named[name] = value
+        if name not in self.before:
+            self.line(depth, f"{name} = {value}")
+            self.before.add(name)
+        return name
 
     def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
         shape = ", ".join(self.tile(a) for a in axes)
@@ -279,9 +311,12 @@ class _KernelPrinter:
 
     # -- what the body needs ----------------------------------------------------------------------------------------
 
-    def _nodes(self) -> Iterator[Tile]:
-        """Every tile of the body, indices and bounds of loops too."""
+    def _nodes(self, steady: bool = True) -> Iterator[Tile]:
+        """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
         for s in statements(self.kernel.body):
+            if not steady and (axis := self.steady_axes.get(id(s))):
+                yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())  # type: ignore[attr-defined]
+                continue
             roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
             for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
                 yield from tile.walk()

@@ -31,7 +31,7 @@ class MemoryPrinter:
             reshape = f".reshape({shape})" if None in load.box else ""
             return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
         mask = self._mask(load.buffer, load.index, load.checked, axes)
-        args = [self._pointer(load.buffer, load.index, axes)]
+        args = [self.k.steady.get(name) or self._pointer(load.buffer, load.index, axes)]
         if mask:
             args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
         args += [f'eviction_policy="evict_{policy}"' for t, policy in self.k.kernel.evict if t == load.buffer]
@@ -93,11 +93,24 @@ class MemoryPrinter:
     # -- pointers ---------------------------------------------------------------------------------------------------
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
-        parts = [f"{buffer}_ptr"]
+        return f"{buffer}_ptr + {self._offsets(buffer, index, axes)}" if index else f"{buffer}_ptr"
+
+    def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
+        """How far an element is from the first; ``known`` names what to print for some indices."""
+        parts = []
         for i, d in zip(index, self.k.dimensions(buffer)):
-            text = self.k.expr.text(i, axes)
+            text = (known or {}).get(i) or self.k.expr.text(i, axes)
             parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
         return " + ".join(parts)
+
+    def steady_offsets(self, load: Load, axes: tuple[Axis, ...], axis: Axis, tile: str) -> str:
+        """Offsets of a load in the first step of the loop over ``axis``, of which ``tile`` is the index in a step."""
+        return self._offsets(load.buffer, load.index, axes, {Position(axis): arrange(tile, (axis,), axes)})
+
+    def steady_pointer(self, load: Load, axis: Axis, at: str) -> str:
+        """The pointer in any step, ``at`` being the offsets in the first."""
+        strides = [f"{load.buffer}_stride_{d}" for i, d in zip(load.index, self.k.dimensions(load.buffer)) if i == Position(axis)]
+        return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
 
     def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
         involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)

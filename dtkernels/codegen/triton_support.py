@@ -60,7 +60,7 @@ def described(*boxes):
     """Whether tensor descriptors reach these tensors: unit last stride, the start and other strides in multiples of 16 bytes."""
     for tensor, box in boxes:
         item, (*strides, last) = tensor.element_size(), tensor.stride()
-        if last != 1 or tensor.data_ptr() % 16 or any(s <= 0 or s * item % 16 for s in strides):
+        if tensor.dtype == torch.bool or last != 1 or tensor.data_ptr() % 16 or any(s <= 0 or s * item % 16 for s in strides):
             return False
         if max(box) > 256 or box[-1] * item < 16 or not 0 < tensor.numel() or max(tensor.shape) >= 2**31:
             return False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..codegen.fit import element_bytes, first_too_large
 from ..codegen.formula import formula
 from ..codegen.lower import lower
 from ..codegen.target import TARGETS, Target
@@ -89,6 +90,8 @@ def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, 
     for candidate in choice.usable:
         try:
             program = scheduled(algorithm, candidate.row.schedule)
+            if first_too_large(lower(program), choice.sizes, element_bytes(algorithm, outputs, itemsize), target):
+                continue
         except DTError:
             continue
         except Exception as error:  # a row from somewhere must not end the call

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 
 from ..algebra.prepare import prepare
+from ..codegen.fit import element_bytes
+from ..codegen.lower import lower
+from ..codegen.resources import check_resources, whole_labels
+from ..codegen.target import Target
 from ..codegen.triton_module import emit
 from ..lang import parse
 from ..lang.schedule import Program
@@ -20,9 +25,11 @@ class CompiledProgram:
 
     def __init__(self, program: Program):
         self.program = program
-        self.source = emit(prepare(program))
+        self.prepared = prepare(program)
+        self.source = emit(self.prepared)
         self.outputs = program.outputs()
         self._module: ModuleType | None = None
+        self._fit: Fit | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -32,15 +39,56 @@ class CompiledProgram:
         return self._module
 
     def __call__(self, *args, **kwargs):
-        return getattr(self.module, self.outputs[0])(*args, **kwargs)
+        return self._run(self.outputs[0], *args, **kwargs)
 
     def __getattr__(self, name: str):
         if name in self.__dict__.get("outputs", ()):
-            return getattr(self.module, name)
+            return partial(self._run, name)
         raise AttributeError(name)
+
+    def _run(self, name: str, *args, **kwargs):
+        self._fit = self._fit or Fit(self.prepared)
+        self._fit.check(args, kwargs)
+        return getattr(self.module, name)(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<dtkernels program {', '.join(self.outputs)}>"
+
+
+class Fit:
+    """Whether the GPU of a call has what the kernels need; looked at once for each GPU, dtype and size that matters."""
+
+    def __init__(self, program: Program):
+        self.algorithm, self.outputs = algorithm, _ = program.algorithm, program.outputs()
+        self.kernels = lower(program)
+        self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_labels(self.kernels)}
+        self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
+        self.seen: set[tuple] = set()
+
+    def check(self, args: tuple, kwargs: dict) -> None:
+        """Raise DTError, one line, where a kernel takes more than the GPU that holds these tensors has."""
+        import torch
+
+        given = dict(zip(self.inputs, args)) | kwargs
+        tensors = {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
+        first = next(iter(tensors.values()), None)
+        if first is not None and first.is_cuda:
+            from .operator import device_target
+
+            self.on(tensors, device_target(first.device), torch.backends.cuda.matmul.allow_tf32)
+
+    def on(self, tensors: dict, target: Target, tf32: bool) -> None:
+        """The same for any GPU, and tensors that need not lie on it."""
+        sizes = {label: place and tensors[place[0]].shape[place[1]] for label, place in self.places.items() if place is None or place[0] in tensors}
+        key = (target.name, tf32, *sizes.values(), *(t.dtype for t in tensors.values()))
+        if key in self.seen:
+            return
+        if len(sizes) == len(self.places):
+            widest = max(t.element_size() for t in tensors.values())
+            itemsizes = element_bytes(self.algorithm, self.outputs, widest) | {n: t.element_size() for n, t in tensors.items()}
+            for kernel in self.kernels:
+                check_resources(kernel, sizes | self.constants, itemsizes, target, tf32)  # type: ignore[arg-type]
+        self.seen.add(key)
 
 
 def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None) -> CompiledProgram:

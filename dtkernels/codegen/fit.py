@@ -1,0 +1,84 @@
+"""Making a schedule smaller until the GPU has what its kernels need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+from ..lang.schedule import Primitive, Program, Schedule, Sized
+from .lower import lower
+from .nest import Kernel, any_product
+from .resources import check_resources
+from .target import Target
+from .triton_kernel import operands_only
+
+_NARROWEST = 16  #: of a tile of a product
+
+
+def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+    """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
+
+    Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
+    """
+    itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
+    while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
+        smaller = next((p for p in _smaller(program, kernel, sizes) if _can_be_lowered(p)), None)
+        if smaller is None:
+            return program
+        program = smaller
+    return program
+
+
+def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int) -> dict[str, int]:
+    """Bytes an element of each buffer whose elements take what the inputs' take; others between kernels are float32."""
+    return dict.fromkeys((*algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+
+
+def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:
+    """The first kernel that the GPU does not have room for."""
+    for kernel in kernels:
+        try:
+            check_resources(kernel, sizes, itemsizes, target)
+        except DTError:
+            return kernel
+    return None
+
+
+def _can_be_lowered(program: Program) -> bool:
+    try:
+        lower(program)
+    except DTError:
+        return False
+    return True
+
+
+def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int]) -> Iterator[Program]:
+    """Ways to make one kernel take less: a stage less, then its widest label half as wide, then the next."""
+    schedule = program.schedule
+    if kernel.num_stages > 1 and any_product(kernel.body):
+        yield _with(program, Primitive(kernel.func, "num_stages", (kernel.num_stages - 1,)))
+    narrowest = _NARROWEST if any_product(kernel.body) else 1
+    tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
+    widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
+    for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):
+        half = Sized(label, widths[label] // 2)
+        changed = [Primitive(kernel.func, "tensorize", (half,))]
+        changed += [Primitive(kernel.func, "block", (half,))] if blocks.get(label) == tiles[label] else []
+        yield _with(program, *changed)
+
+
+def _with(program: Program, *more: Primitive) -> Program:
+    """The program with statements that say otherwise than earlier ones of the same kind, which go."""
+    said = {p.name: p for p in more}
+    kept = []
+    for p in program.schedule.primitives:
+        new = said.get(p.name)
+        if new is None or p.func != new.func:
+            kept.append(p)
+        elif p.name != "num_stages":
+            sizes = {a.label: a for a in (*p.args, *new.args)}  # type: ignore[union-attr]
+            kept.append(replace(p, args=tuple(sizes[a.label] for a in p.args)))  # type: ignore[union-attr]
+    kept += [p for p in more if p.name == "num_stages"]
+    return replace(program, schedule=Schedule(tuple(kept)))
