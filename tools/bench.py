@@ -1,6 +1,8 @@
-"""Time ops against their peers on this GPU: same inputs, rotated order, cold L2, every output checked against float64.
+"""Time ops against their peers on this GPU: same inputs, rotated order, cold L2, every result checked against float64.
 
-    python tools/bench.py --ops softmax,attention --json out.json
+    python tools/bench.py                                        one large shape an op, forward
+    python tools/bench.py --set wide --direction all --json out.json
+    python tools/bench.py --ops softmax --shapes 4096x4096,128x65536 --dtype fp32 --peers eager,liger
 """
 
 from __future__ import annotations
@@ -10,138 +12,264 @@ import json
 import math
 import statistics
 import sys
+import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+import torch._dynamo
+import torch._functorch.config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import peers as peer_module  # noqa: E402
+import timing  # noqa: E402
 import workloads  # noqa: E402
 
 import dtkernels  # noqa: E402
 
-ROUNDS = 5
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DIRECTIONS = ("forward", "backward", "both")
+ROUNDS = 3
 
 
 @dataclass
 class Figure:
-    """One op at one shape by one implementation."""
+    """One op at one shape in one direction by one implementation.
+
+    ``limit``: the time of a copy of the bytes that must move, or of the operations at the rate of torch's largest products,
+    whichever is longer; ``fraction``: limit / time. ``error``: norm of the difference from float64 over its norm, the
+    largest of all outputs and gradients.
+    """
 
     op: str
     shape: str
     dtype: str
+    direction: str
     who: str
     microseconds: float
-    tflops: float
-    terabytes: float
-    error: float | None
+    host_microseconds: float = math.nan
+    tflops: float = 0.0
+    terabytes: float = 0.0
+    limit: float = math.nan
+    fraction: float = math.nan
+    error: float | None = None
     note: str = ""
 
 
-def gpu_time(fn, flush: torch.Tensor, milliseconds: float = 40.0) -> float:
-    """Median time of ``fn`` in microseconds by CUDA events, L2 emptied before each call."""
-    fn()
-    torch.cuda.synchronize()
-    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-    start.record()
-    fn()
-    end.record()
-    torch.cuda.synchronize()
-    count = max(5, min(200, int(milliseconds / max(start.elapsed_time(end), 1e-3))))
-    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
-    for begin, finish in pairs:
-        flush.zero_()
-        begin.record()
-        fn()
-        finish.record()
-    torch.cuda.synchronize()
-    return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
+# -- one implementation -------------------------------------------------------------------------------------------------
 
 
-def captured(fn):
-    """``fn`` as a CUDA graph replay, so that host time does not enter; ``fn`` itself where it cannot be captured."""
-    try:
-        stream = torch.cuda.Stream()
-        with torch.cuda.stream(stream):
-            for _ in range(3):
-                fn()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            fn()
-        return graph.replay
-    except RuntimeError:
-        torch.cuda.synchronize()
-        return fn
+def preparation(fn, inputs: tuple, wanted: tuple[int, ...], direction: str, grads: tuple):
+    """What, run on a stream, gives the call to time."""
+    if direction == "forward":
+
+        def prepare():
+            def run():
+                with torch.no_grad():
+                    return fn(*inputs)
+
+            return run
+
+        return prepare
+    leaves = [t.detach().clone().requires_grad_(i in wanted) if t.is_floating_point() else t for i, t in enumerate(inputs)]
+    asked = [leaves[i] for i in wanted]
+
+    def backward():
+        outputs = _tuple(fn(*leaves))
+        return lambda: torch.autograd.grad(outputs, asked, _fitting(grads, outputs), retain_graph=True)
+
+    def both():
+        def run():
+            outputs = _tuple(fn(*leaves))
+            return torch.autograd.grad(outputs, asked, _fitting(grads, outputs))
+
+        return run
+
+    return backward if direction == "backward" else both
 
 
-def relative_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
+def _tuple(result) -> tuple:
+    return result if isinstance(result, tuple) else (result,)
+
+
+def _fitting(grads: tuple, outputs: tuple) -> tuple:
+    """The one gradient as the outputs are cut: some give several tensors where others give them joined."""
+    if len(outputs) == len(grads):
+        return grads
+    return tuple(grads[0].split([o.shape[1] for o in outputs], 1))
+
+
+def results(fn, inputs: tuple, wanted: tuple[int, ...], direction: str, grads: tuple) -> list[torch.Tensor]:
+    """What is checked: the outputs, or the gradients."""
+    if direction == "forward":
+        with torch.no_grad():
+            outputs = _tuple(fn(*inputs))
+        return [outputs[0] if len(outputs) == 1 else torch.cat(outputs, 1)]
+    return list(preparation(fn, inputs, wanted, "both", grads)()())
+
+
+def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
     """Norm of the difference over the norm of the truth; NaN stays."""
-    wanted = wanted.double()
-    return ((got.double() - wanted).norm() / wanted.norm().clamp_min(1e-300)).item()
+    return ((got.double() - truth).norm() / truth.norm().clamp_min(1e-300)).item()
 
 
-def bench(work: workloads.Work, names: list[str], flush: torch.Tensor) -> list[Figure]:
-    """Every implementation of one workload, timed in turn over several rounds."""
+def errors(got: list[torch.Tensor], truth: list[torch.Tensor], part) -> float:
+    """The largest error of several tensors, where the truth is known."""
+    return max(relative_error(*part((g, t))) if g.shape == t.shape else relative_error(part((g,))[0], t) for g, t in zip(got, truth))
+
+
+# -- one workload -------------------------------------------------------------------------------------------------------
+
+
+def bench(work: workloads.Work, names: list[str], direction: str, dtype: torch.dtype, host: bool) -> list[Figure]:
+    """Every implementation of one workload in one direction, timed in turn over several rounds."""
+    torch.manual_seed(time.time_ns() % 2**31)  # fresh data in every run
     inputs = work.make()
-    truth = work.truth(*inputs) if work.truth else None
-    running, figures = {}, []
-    for who, fn in peer_module.implementations(work, names).items():
+    with torch.no_grad():
+        grads = tuple(torch.randn_like(o) for o in _tuple(work.eager(*work.part(inputs))))
+        if work.part(inputs)[0].shape != inputs[0].shape:
+            grads = (torch.randn_like(inputs[0]),)
+    wanted = work.differentiable
+    double = tuple(t.double() if t.is_floating_point() else t for t in work.part(inputs))
+    truth = results(work.eager, double, wanted, direction, tuple(g.double() for g in work.part(grads)))
+    found, missing = peer_module.implementations(work, names)
+    about = (work.op, work.shape, work.dtype, direction)
+    figures = [Figure(*about, who, math.nan, note=why) for who, why in missing.items()]
+    running, made = {}, {}
+    for who, fn in found.items():
         try:
-            got = fn(*inputs)
-            error = None if truth is None else relative_error(got, truth)
-            running[who] = (captured(lambda fn=fn: fn(*inputs)), error)
+            own = tuple(t.clone() for t in inputs)  # a peer may write into its inputs
+            error = None if who in peer_module.REFERENCES else errors(results(fn, own, wanted, direction, grads), truth, work.part)
+            own = tuple(t.clone() for t in inputs)
+            prepare = preparation(fn, own, wanted, direction, grads)
+            call, in_graph = timing.captured(prepare)
+            running[who], made[who] = call, (error, prepare, "" if in_graph else "not captured: host time is in it")
         except Exception as problem:  # a peer that cannot run this shape is reported, not hidden
-            figures.append(Figure(work.op, work.shape, work.dtype, who, math.nan, 0, 0, None, f"{type(problem).__name__}: {str(problem).splitlines()[0][:80]}"))
-    times = {who: [] for who in running}
+            torch.cuda.synchronize()
+            figures.append(Figure(*about, who, math.nan, note=f"{type(problem).__name__}: {' '.join(str(problem).split())[:90]}"))
+    times: dict[str, list[float]] = {who: [] for who in running}
     order = list(running)
     for _ in range(ROUNDS):
         for who in order:
-            times[who].append(gpu_time(running[who][0], flush))
+            times[who].append(timing.gpu_time(running[who]))
         order = order[1:] + order[:1]
-    for who, (_, error) in running.items():
+    moved, flops = (sum(v) if direction == "both" else v[DIRECTIONS.index(direction)] for v in (work.bytes, work.flops))
+    limit = max(timing.copy_time(int(moved)), flops / timing.product_rate(dtype) * 1e6 if flops else 0.0)
+    for who, (error, prepare, note) in made.items():
         us = statistics.median(times[who])
-        figures.append(Figure(work.op, work.shape, work.dtype, who, us, work.flops / us / 1e6, work.bytes / us / 1e6, error))
+        on_host = timing.host_time(prepare(), calls=max(3, min(30, int(20000 / us)))) if host else math.nan
+        figures.append(Figure(*about, who, us, on_host, flops / us / 1e6, moved / us / 1e6, limit, limit / us, error, note))
     return figures
 
 
+# -- output -------------------------------------------------------------------------------------------------------------
+
+
 def table(figures: list[Figure]) -> str:
-    """One line a figure, best first inside each shape."""
-    lines = [f"{'op':14}{'shape':34}{'who':16}{'us':>10}{'TF/s':>8}{'TB/s':>7}{'rel.err':>10}"]
-    groups: dict[tuple[str, str], list[Figure]] = {}
-    for f in figures:
-        groups.setdefault((f.op, f.shape), []).append(f)
-    for group in groups.values():
+    """One line a figure, best first inside each shape; then ours beside the best peer."""
+    lines = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'who':13}{'us':>9}{'host us':>9}{'TF/s':>6}{'TB/s':>6}{'of limit':>9}{'rel.err':>9}"]
+    for group in grouped(figures).values():
         for f in sorted(group, key=lambda f: (math.isnan(f.microseconds), f.microseconds)):
             error = "" if f.error is None else f"{f.error:.1e}"
-            lines.append(f"{f.op:14}{f.shape:34}{f.who:16}{f.microseconds:10.1f}{f.tflops:8.0f}{f.terabytes:7.2f}{error:>10}  {f.note}")
+            lines.append(f"{f.op:14}{f.shape:28}{f.dtype:9}{f.direction:9}{f.who:13}{f.microseconds:9.1f}{f.host_microseconds:9.1f}{f.tflops:6.0f}{f.terabytes:6.2f}"
+                         f"{f.fraction:9.2f}{error:>9}  {f.note}")  # fmt: skip
     return "\n".join(lines)
 
 
-def main() -> int:
+def summary(figures: list[Figure]) -> str:
+    """Ours against the best peer at each shape, and the geometric mean of an op."""
+    lines, ratios = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'ours us':>9}{'best peer':>22}{'peer/ours':>10}{'of limit':>9}{'error/eager':>12}"], {}
+    for group in grouped(figures).values():
+        ours = next((f for f in group if f.who == "dtkernels"), None)
+        rest = [f for f in group if f.who not in ("dtkernels", *peer_module.REFERENCES) and not math.isnan(f.microseconds)]
+        if ours is None or math.isnan(ours.microseconds) or not rest:
+            lines.append(f"{group[0].op:14}{group[0].shape:28}{group[0].dtype:9}{group[0].direction:9} nothing to compare: {ours.note if ours else 'no run of ours'}")
+            continue
+        best = min(rest, key=lambda f: f.microseconds)
+        eager = next((f for f in rest if f.who == "eager" and f.error), None)
+        ratio = best.microseconds / ours.microseconds
+        ratios.setdefault((ours.op, ours.direction), []).append(ratio)
+        error = f"{ours.error / eager.error:.2f}" if eager and ours.error is not None else ""
+        lines.append(f"{ours.op:14}{ours.shape:28}{ours.dtype:9}{ours.direction:9}{ours.microseconds:9.1f}{f'{best.who} {best.microseconds:.1f}':>22}{ratio:10.2f}"
+                     f"{ours.fraction:9.2f}{error:>12}")  # fmt: skip
+    lines += [f"{op:14}{'geometric mean':28}{'':9}{way:9}{'':31}{math.exp(statistics.fmean(map(math.log, r))):10.2f}" for (op, way), r in ratios.items()]
+    return "\n".join(lines)
+
+
+def grouped(figures: list[Figure]) -> dict[tuple, list[Figure]]:
+    """Figures by op, shape, dtype and direction."""
+    groups: dict[tuple, list[Figure]] = {}
+    for f in figures:
+        groups.setdefault((f.op, f.shape, f.dtype, f.direction), []).append(f)
+    return groups
+
+
+def versions() -> dict[str, str]:
+    """What the figures were measured with."""
+    found = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}
+    for name in ("triton", "liger_kernel"):
+        try:
+            module = __import__(name)
+            found[name] = getattr(module, "__version__", "?")
+        except ImportError:
+            found[name] = "not installed"
+    return found
+
+
+def _works(options: argparse.Namespace) -> list[workloads.Work]:
+    ops = None if options.ops == "all" else options.ops.split(",")
+    if options.shapes:
+        if not ops:
+            raise ValueError("--shapes needs --ops")
+        return [workloads.at(op, shape, DTYPES[options.dtype]) for op in ops for shape in options.shapes.split(",")]
+    names = list(workloads.SETS) if options.set == "all" else options.set.split(",")
+    return [w for name in names for w in workloads.SETS[name]() if ops is None or w.op in ops]
+
+
+def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="all", help="comma-separated ops, or all")
-    parser.add_argument("--peers", default="eager,compile", help=f"comma-separated: {', '.join(peer_module.PEERS)}")
-    parser.add_argument("--set", default="large", choices=sorted(workloads.SETS), help="which shapes")
-    parser.add_argument("--json", type=Path, help="write every figure here")
-    options = parser.parse_args()
+    parser.add_argument("--peers", default="all", help=f"comma-separated, all or none: {', '.join(peer_module.PEERS)}")
+    parser.add_argument("--set", default="large", help=f"which shapes: all, or comma-separated: {', '.join(workloads.SETS)}")
+    parser.add_argument("--shapes", help="instead of a set: comma-separated, as the table prints them (4096x4096, B4H32/8M1S8192D128 causal)")
+    parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES), help="of the shapes of --shapes")
+    parser.add_argument("--direction", default="forward", choices=(*DIRECTIONS, "all"))
+    parser.add_argument("--no-host", action="store_true", help="leave out the time on the host")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further workload after so long")
+    parser.add_argument("--json", type=Path, help="write every figure here, after each workload")
+    return parser.parse_args()
+
+
+def main() -> int:
+    options = _options()
     if not torch.cuda.is_available():
         print("bench: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
-    wanted = None if options.ops == "all" else options.ops.split(",")
-    flush = torch.empty(256 << 20, dtype=torch.int8, device="cuda")
-    figures = []
-    for work in workloads.SETS[options.set]():
-        if wanted is None or work.op in wanted:
-            figures += bench(work, options.peers.split(","), flush)
-            print(table(figures[-len(figures) :]).splitlines()[-1], file=sys.stderr, flush=True)
-    print(table(figures))
-    versions = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}
-    if options.json:
-        options.json.write_text(json.dumps({**versions, "figures": [asdict(f) for f in figures]}, indent=1))
-    print(versions)
+    names = {"all": list(peer_module.PEERS), "none": []}.get(options.peers, options.peers.split(","))
+    unknown = [n for n in names if n not in peer_module.PEERS]
+    try:
+        works = _works(options)
+    except (KeyError, ValueError) as problem:
+        print(f"bench: {problem}", file=sys.stderr)
+        return 2
+    if unknown:
+        print(f"bench: unknown peer {unknown[0]!r}; allowed: {', '.join(peer_module.PEERS)}", file=sys.stderr)
+        return 2
+    torch._dynamo.config.recompile_limit = 512
+    torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
+    figures, start = [], time.monotonic()
+    for work in works:
+        for direction in DIRECTIONS if options.direction == "all" else (options.direction,):
+            if time.monotonic() - start > options.seconds:
+                print(f"bench: out of time before {work.op} {work.shape} {direction}", file=sys.stderr)
+                continue
+            figures += bench(work, names, direction, getattr(torch, work.dtype), not options.no_host)
+            print(summary(grouped(figures).popitem()[1]).splitlines()[1], file=sys.stderr, flush=True)
+            if options.json:
+                options.json.write_text(json.dumps({**versions(), "figures": [asdict(f) for f in figures]}, indent=1))
+    print(table(figures), summary(figures), sep="\n\n")
+    print(versions())
     return 0
 
 

@@ -1,0 +1,93 @@
+"""Time on the GPU, time on the host, and what memory can do: the measurements of the benchmark."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+
+
+@lru_cache(maxsize=1)
+def _flush() -> torch.Tensor:
+    return torch.empty(256 << 20, dtype=torch.int8, device="cuda")
+
+
+def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], object], bool]:
+    """(what ``prepare()`` gives as a CUDA graph replay, so that host time does not enter; whether it could be captured).
+
+    ``prepare`` runs on the stream of the capture, so that a backward finds its forward there.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    try:
+        with torch.cuda.stream(stream):
+            fn = prepare()
+            for _ in range(3):
+                fn()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            kept = fn()
+        replay = graph.replay
+        replay.__self__.kept = kept  # type: ignore[attr-defined]
+        return replay, True
+    except (RuntimeError, AttributeError):
+        torch.cuda.synchronize()
+        return prepare(), False
+
+
+def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
+    """Median time of ``fn`` in microseconds by CUDA events, L2 overwritten before each call."""
+    flush = _flush()
+    fn()
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    fn()
+    end.record()
+    torch.cuda.synchronize()
+    count = max(5, min(100, int(milliseconds / max(start.elapsed_time(end), 1e-3))))
+    pairs = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
+    for begin, finish in pairs:
+        flush.zero_()
+        begin.record()
+        fn()
+        finish.record()
+    torch.cuda.synchronize()
+    return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
+
+
+def host_time(fn: Callable[[], object], calls: int = 30, rounds: int = 5) -> float:
+    """Median time in microseconds that the host needs for one call; the GPU is left to catch up between rounds."""
+    times = []
+    for _ in range(rounds):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(calls):
+            fn()
+        times.append((time.perf_counter() - start) / calls)
+    torch.cuda.synchronize()
+    return statistics.median(times) * 1e6
+
+
+@lru_cache(maxsize=256)
+def copy_time(moved: int) -> float:
+    """Time in microseconds of a copy that reads and writes ``moved`` bytes together."""
+    x = torch.randint(-128, 127, (max(16, int(moved) // 2),), dtype=torch.int8, device="cuda")
+    y = torch.empty_like(x)
+    replay, _ = captured(lambda: lambda: y.copy_(x))
+    return gpu_time(replay)
+
+
+@lru_cache(maxsize=4)
+def product_rate(dtype: torch.dtype) -> float:
+    """Operations a second of the largest products of torch on this GPU."""
+    best = 0.0
+    for n in (4096, 8192):
+        a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+        replay, _ = captured(lambda a=a, b=b: lambda: a @ b)
+        best = max(best, 2.0 * n**3 / (gpu_time(replay) * 1e-6))
+    return best
