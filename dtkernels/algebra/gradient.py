@@ -14,6 +14,7 @@ from ..lang.algorithm import Algorithm, Definition
 from .build import ZERO, add, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .normalize import fresh_name
+from .operands import share_operands
 from .saved import Saved, choose_saved
 
 
@@ -44,7 +45,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     backward = r.algorithm_of(tuple(grads.values()))
     saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()))
-    return Gradient(saved.forward, outputs + saved.extra, saved.backward, r.adjoint_inputs, grads)
+    return Gradient(saved.forward, outputs + saved.extra, share_operands(saved.backward), r.adjoint_inputs, grads)
 
 
 class _Reverse:

@@ -86,7 +86,8 @@ class _Fusion:
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            place = self._place(d.name, first, streaming) if len(roots) == 1 or self._recomputed(d.name) else None
+            again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots)
+            place = self._place(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if place:
                 found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found) if streaming else place))
@@ -153,6 +154,17 @@ class _Fusion:
         return all(order.index(host) < order.index(u) for u in users)
 
     # -- what is fused where ------------------------------------------------------------------------------------------
+
+    def _read_often(self, func: str, roots: set[str]) -> bool:
+        """Whether ``func``, made of inputs, is an operand that large products take again for each of their blocks: it is computed once."""
+        if set(self.algorithm.needed_by((func,))) != {func} or self.shape.dots(func) or reduction_labels(self.algorithm, func):
+            return False
+        for root in roots & set(self.algorithm.funcs):
+            taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
+            others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+            if taken and max(others, default=0) > WHOLE_SIDE:
+                return True
+        return False
 
     def _together(self, func: str, place: tuple[str, str], found: list[Primitive]) -> tuple[str, str]:
         """Reductions over a row too long to hold share one pass over it: ``func`` goes into the loop of the one that uses it."""

@@ -21,6 +21,8 @@ def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitiv
     columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
     if any(shape.dots(m) for m in members if m != main):
         return _Chain(shape, root, members, rows, columns).tiles()
+    if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
+        rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     return _Product(shape, root, members, main, dot, rows, columns).tiles()
 
 

@@ -385,3 +385,12 @@ def test_simplify():
 def test_unknown_parameters_are_refused():
     with pytest.raises(DTError, match="unknown parameter: found 'window'; allowed: causal, starts, ends, masked, capped, biased, sinks, group"):
         op("attention", window=4)
+
+
+def test_an_operand_of_two_products_is_a_func_of_its_own():
+    text = lines(derived("mmsigmoid").backward)
+    assert text[0].startswith("operand[x, y] = ") and text[1:] == [
+        "d_A[x, k] = rdot(operand[x, y], B[k, y], y);",
+        "d_B[k, y] = rdot(operand[x, y], A[x, k], x);",
+    ]
+    assert not any("operand" in line for op in ("attention", "two_mm") for line in lines(derived(op).backward))
