@@ -1,8 +1,26 @@
 """DT text <-> Algorithm, Schedule, Program. Frozen values; ``parse(str(program)) == program``."""
 
-from .algorithm import Algorithm, Definition
-from .errors import DTError, Position
-from .parser import parse, parse_schedule
-from .schedule import Primitive, Program, Schedule
+from __future__ import annotations
 
-__all__ = ["Algorithm", "DTError", "Definition", "Position", "Primitive", "Program", "Schedule", "parse", "parse_schedule"]
+import importlib
+
+#: name -> module; loaded on first use, so that a call that runs a prebuilt kernel reads no language
+_LAZY = {
+    "Algorithm": "algorithm",
+    "DTError": "errors",
+    "Definition": "algorithm",
+    "Position": "errors",
+    "Primitive": "schedule",
+    "Program": "schedule",
+    "Schedule": "schedule",
+    "parse": "parser",
+    "parse_schedule": "parser",
+}
+
+__all__ = [*_LAZY]
+
+
+def __getattr__(name: str):
+    if name not in _LAZY:
+        raise AttributeError(f"module 'dtkernels.lang' has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_LAZY[name]}", __name__), name)

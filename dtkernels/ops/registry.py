@@ -6,7 +6,6 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..lang.errors import DTError
-from ..lang.spec import load_spec
 from ..runtime.operator import Operator
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
@@ -16,7 +15,7 @@ _registered: dict[str, Operator] = {}
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
     """The op of a spec that comes with the package."""
-    return Operator(load_spec(SPECS / f"{name}.yaml"))
+    return Operator(SPECS / f"{name}.yaml")
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -30,6 +29,8 @@ def register(path: str | Path) -> Operator:
     The op is differentiable and runs on any device. Registering the same file again replaces it; a name that the
     package ships is refused. Raises DTError, one line, where the spec is refused, FileNotFoundError where there is none.
     """
+    from ..lang.spec import load_spec
+
     spec = load_spec(path)
     if spec.op in shipped_names():
         raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ..codegen.fit import element_bytes, first_too_large
-from ..codegen.formula import formula
-from ..codegen.lower import lower
 from ..codegen.target import TARGETS, Target
-from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.parser import parse_schedule
-from ..lang.schedule import Program, Schedule
-from ..lang.schedule_checks import check_schedule
 from .choice import LIMIT, Candidate, candidates
 from .library import OpTable, op_table
 from .notes import warn_once
 from .table import Gpu
+
+if TYPE_CHECKING:
+    from ..lang.algorithm import Algorithm
+    from ..lang.schedule import Program
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,12 @@ def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:
     """The algorithm with a row's schedule. Raises DTError where the two do not fit."""
-    schedule: Schedule = parse_schedule(text)
+    from ..codegen.lower import lower
+    from ..lang.parser import parse_schedule
+    from ..lang.schedule import Program
+    from ..lang.schedule_checks import check_schedule
+
+    schedule = parse_schedule(text)
     check_schedule(schedule, algorithm)
     program = Program(algorithm, schedule)
     lower(program)
@@ -87,6 +90,9 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
 
 def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> tuple[Program, Candidate | None]:
     """The program to compile where nothing is prebuilt, and the row it is from, None for the formula."""
+    from ..codegen.fit import element_bytes, first_too_large
+    from ..codegen.lower import lower
+
     for candidate in choice.usable:
         try:
             program = scheduled(algorithm, candidate.row.schedule)
@@ -104,4 +110,7 @@ def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, 
 
 def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> Program:
     """The algorithm with the formula's schedule."""
+    from ..codegen.formula import formula
+    from ..lang.schedule import Program
+
     return Program(algorithm, formula(algorithm, outputs, choice.sizes, itemsize, target))

@@ -6,14 +6,11 @@ import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
 from ..codegen.target import Target
-from ..codegen.triton_module import emit
-from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
-from .cache import load_module
 from .choice import Candidate
 from .decide import Choice, Subject, by_formula, choose, program_for
 from .driver import DriverError, driver
@@ -21,11 +18,14 @@ from .host import Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits
 from .notes import log, warn_once
-from .reference import extents, result_dtype
+from .signature import Signature
 from .store import Entry, Store, StoreError, digest
 
+if TYPE_CHECKING:
+    from ..lang.algorithm import Algorithm
+
 _tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
-DTYPE_NAMES = {getattr(torch, name): short for short, name in ex.DTYPES.items()}
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 REMEMBERED = 4096  #: kinds of calls that one dispatcher keeps
 
 
@@ -51,12 +51,18 @@ def call_key(values: tuple, precision: bool) -> tuple:
 
 
 class Dispatcher:
-    """The kernels of one prepared algorithm."""
+    """The kernels of one prepared algorithm, which ``algorithm()`` gives where something must be compiled."""
 
-    def __init__(self, subject: Subject, algorithm: Algorithm, outputs: tuple[str, ...], device_target: Callable[[torch.device], Target]):
-        self.subject, self.algorithm, self.outputs = subject, algorithm, outputs
-        self.device_target = device_target
-        self.precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
+    def __init__(
+        self,
+        subject: Subject,
+        signature: Signature,
+        algorithm: Callable[[], Algorithm],
+        outputs: tuple[str, ...],
+        device_target: Callable[[torch.device], Target],
+    ):
+        self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
+        self.device_target, self.precise = device_target, signature.precise
         self._routes: dict[tuple, Route] = {}
         self._compiled: dict[str, object] = {}
         self._lock = threading.RLock()
@@ -86,8 +92,8 @@ class Dispatcher:
 
     def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
         """The rows for these tensors."""
-        dtype = DTYPE_NAMES[result_dtype(self.algorithm, tensors)]
-        return choose(self.subject, dtype, extents(self.algorithm, tensors), self.device_target(next(iter(tensors.values())).device))
+        dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
+        return choose(self.subject, dtype, self.signature.extents(tensors), self.device_target(next(iter(tensors.values())).device))
 
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         choice = self.choose(tensors)
@@ -140,8 +146,8 @@ class Dispatcher:
 
     def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         gpu = self.device_target(next(iter(tensors.values())).device)
-        itemsize = result_dtype(self.algorithm, tensors).itemsize
-        program, candidate = program_for(self.algorithm, self.outputs, choice, itemsize, gpu)
+        itemsize = self.signature.result_dtype(tensors).itemsize
+        program, candidate = program_for(self.algorithm(), self.outputs, choice, itemsize, gpu)
         if candidate is not None:
             try:
                 return self._compile(program, candidate, choice, tensors, scalars, on_gpu)
@@ -149,10 +155,13 @@ class Dispatcher:
                 raise
             except Exception as error:  # too large for this GPU, say: the formula fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-                program = by_formula(self.algorithm, self.outputs, choice, itemsize, gpu)
+                program = by_formula(self.algorithm(), self.outputs, choice, itemsize, gpu)
         return self._compile(program, None, choice, tensors, scalars, on_gpu)
 
     def _compile(self, program, candidate, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+        from ..codegen.triton_module import emit
+        from .cache import load_module
+
         source = emit(program, "call")
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:

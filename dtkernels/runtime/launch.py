@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 
@@ -23,12 +24,11 @@ current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
 
-def empty(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor on the current GPU, not filled."""
-    return torch.empty_strided(shape, strides, dtype=dtype, device="cuda")
-
-
-empty = _empty_strided or empty
+def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], torch.Tensor]:
+    """(shape, strides, dtype) -> a tensor, not filled, on ``device``, which is the current one."""
+    if device.type == "cuda" and _empty_strided is not None:
+        return _empty_strided
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -83,6 +83,7 @@ class Bound:
         self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
         self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
         self._free: list[_Frame] = []
+        self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
         self._launch = driver().launch
         del self._made, self._given
@@ -148,7 +149,7 @@ class Bound:
         return self.run(values, self._allocate())
 
     def _allocate(self) -> list[torch.Tensor]:
-        return [empty(shape, row_major(shape), dtype) for shape, dtype in self.allocations]
+        return [self._empty(shape, row_major(shape), dtype) for shape, dtype in self.allocations]
 
     def alone(self):
         """What calling this does, for kinds of one kernel that writes one result, which is given without a list; else None.
@@ -158,7 +159,8 @@ class Bound:
         if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
             return None
         (shape, dtype), ((_, slot),), pointers = self.allocations[0], self.made, self.pointers
-        strides, several, index, free, launch, stream_of = row_major(shape), self._several, self.index, self._free, self._launch, raw_stream
+        strides, several, index, free = row_major(shape), self._several, self.index, self._free
+        empty, launch, stream_of = self._empty, self._launch, raw_stream
 
         def run(values: tuple) -> torch.Tensor:
             if several and current_device() != index:

@@ -14,6 +14,7 @@ import torch
 from ..codegen.triton_module import value_inputs
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .signature import promoted, size_sources
 
 _UNARY = {
     "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
@@ -35,14 +36,7 @@ class Named:
 
 def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     """The extent of every label from the shapes of the inputs."""
-    sizes = {}
-    for label in algorithm.labels:
-        source = algorithm.extent_source(label)
-        if (constant := algorithm.constant_extent(label)) is not None:
-            sizes[label] = constant
-        elif source is not None:
-            sizes[label] = tensors[source[0]].shape[source[1]]
-    return sizes
+    return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in size_sources(algorithm).items()}
 
 
 def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
@@ -52,11 +46,7 @@ def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: di
 
 def result_dtype(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> torch.dtype:
     """The promoted dtype of the inputs whose values enter the results."""
-    floats = [tensors[name].dtype for name in value_inputs(algorithm, list(tensors)) if tensors[name].is_floating_point()]
-    result = floats[0] if floats else torch.float32
-    for dtype in floats[1:]:
-        result = torch.promote_types(result, dtype)
-    return result
+    return promoted([tensors[name].dtype for name in value_inputs(algorithm, list(tensors)) if tensors[name].is_floating_point()])
 
 
 class _Evaluator:

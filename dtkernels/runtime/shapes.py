@@ -10,9 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ..codegen.triton_module import plain_labels
-from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from .signature import Signature
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,9 @@ class Fitted:
         return result
 
 
-def fit(op: str, algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Fitted:
-    """Fit ``tensors`` to the ranks that ``algorithm`` declares. Raises ValueError, one line, where they cannot be."""
-    ranks = {name: len(plain_labels(algorithm, name)) for name in tensors}
+def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> Fitted:
+    """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where they cannot be."""
+    ranks = {name: len(signature.inputs[name]) for name in tensors}
     extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
     short = -min(min(extra.values()), 0)
     if short:
@@ -55,7 +53,7 @@ def fit(op: str, algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> Fitt
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in tensors if name in batched)
         raise ValueError(f"{op}: leading dimensions do not broadcast: {shapes}") from None
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
-    joined = _joined(algorithm, spread, batched, len(batch)) if 0 not in batch else None
+    joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:
         return Fitted(joined, batched, 0, tuple(batch), True, 0)
     return Fitted(spread, batched, count, tuple(batch), False, 0)
@@ -74,46 +72,19 @@ def _lengthened(op, tensors, ranks, extra, short):
     return found, dict.fromkeys(tensors, 0)
 
 
-def _joined(algorithm: Algorithm, tensors: dict[str, torch.Tensor], batched: frozenset[str], count: int) -> dict[str, torch.Tensor] | None:
+def _joined(
+    signature: Signature, tensors: dict[str, torch.Tensor], batched: frozenset[str], count: int
+) -> dict[str, torch.Tensor] | None:
     """Batched tensors with the batch folded into their first declared dimension, as views; None if that cannot be."""
-    first = {plain_labels(algorithm, name)[0] if plain_labels(algorithm, name) else None for name in batched}
-    if len(first) != 1 or (label := first.pop()) is None or not _joins(algorithm, label, batched):
+    first = {signature.inputs[name][0] if signature.inputs[name] else None for name in batched}
+    if len(first) != 1 or (label := first.pop()) is None or frozenset(signature.rows.get(label, ())) != batched:
         return None
     found = dict(tensors)
     for name in batched:
         t = tensors[name]
+        lead, rest = t.shape[: count + 1], t.shape[count + 1 :]
         try:
-            found[name] = t.view(-1, *t.shape[count + 1 :]) if t.numel() else t.reshape(0 if 0 in t.shape[: count + 1] else t.shape[: count + 1].numel(), *t.shape[count + 1 :])
+            found[name] = t.view(-1, *rest) if t.numel() else t.reshape(0 if 0 in lead else lead.numel(), *rest)
         except RuntimeError:
             return None
     return found
-
-
-def _joins(algorithm: Algorithm, label: str, batched: frozenset[str]) -> bool:
-    """Whether ``label`` may stand for more rows: always the first index, never a value, a length or reduced."""
-    for d in algorithm.definitions:
-        if label in d.labels[1:] or (d.labels[:1] != (label,)):
-            return False
-        for node in d.expr.walk():
-            if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
-                return False
-            if isinstance(node, ex.Access):
-                plain = isinstance(node.index[0], ex.Label) and node.index[0].name == label if node.index else False
-                elsewhere = any(label in _labels_outside(i) for i in node.index[1:])
-                if elsewhere or (node.tensor in batched or node.tensor in algorithm) != plain:
-                    return False
-        if _as_value(d.expr, label):
-            return False
-    return True
-
-
-def _labels_outside(index: ex.Expr) -> frozenset[str]:
-    """Labels of an index, but for those of the elements in it, which are looked at for themselves."""
-    return frozenset() if isinstance(index, ex.Access) else frozenset({index.name}) if isinstance(index, ex.Label) else frozenset().union(*map(_labels_outside, index.children()))
-
-
-def _as_value(expr: ex.Expr, label: str) -> bool:
-    """Whether ``label`` is used as a number outside an index."""
-    if isinstance(expr, ex.Access):
-        return False
-    return (isinstance(expr, ex.Label) and expr.name == label) or any(_as_value(c, label) for c in expr.children())

@@ -6,28 +6,16 @@ nowhere reduced, counted, or used as a number. Inputs without it are whole on ev
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 import torch
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .joining import labels_outside
 
 if TYPE_CHECKING:
     from .operator import Operator
-
-
-def dtensor_type() -> type | None:
-    """DTensor, if anything has imported it."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return getattr(module, "DTensor", None)
-
-
-def any_sharded(values) -> bool:
-    """Whether a value is a DTensor."""
-    kind = dtensor_type()
-    return kind is not None and any(isinstance(v, kind) for v in values)
 
 
 def divisible_labels(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str, ...]:
@@ -38,13 +26,18 @@ def divisible_labels(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[st
 def _divisible(algorithm: Algorithm, outputs: tuple[str, ...], label: str) -> bool:
     if not all(label in algorithm[o].labels for o in outputs):
         return False
+    moving: dict[str, tuple] = {}  #: how each tensor moves along the label: in one way only
     for name in algorithm.needed_by(outputs):
         d = algorithm[name]
         for node in d.expr.walk():
             if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
                 return False
-            if isinstance(node, ex.Access) and any(label in ex.free_labels(i) and step_of(i) is None for i in node.index):
-                return False
+            if isinstance(node, ex.Access):
+                if any(label in labels_outside(i) and step_of(i) is None for i in node.index):
+                    return False
+                here = tuple(step_of(i) if label in labels_outside(i) else None for i in node.index)
+                if moving.setdefault(node.tensor, here) != here:
+                    return False
         if _counted(d.expr, label):
             return False
     return True
@@ -68,7 +61,7 @@ def _counted(expr: ex.Expr, label: str) -> bool:
 
 
 def dims_of(algorithm: Algorithm, tensor: str, extra: int) -> tuple[str | None, ...]:
-    """For each dimension of an input the label that moves along it; leading ones beyond the declared are named -1, -2, ... from the right."""
+    """For each dimension of an input the label that moves along it; those beyond the declared are -1, -2, ... from the right."""
     index = next(a.index for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor)
     steps = [step_of(i) for i in index]
     return (*(str(i - extra) for i in range(extra)), *(s[0] if s else None for s in steps))

@@ -15,8 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
-from ..lang.parser import parse_schedule
-
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
 #: keys of ``by``: what a row was measured, or made, with
@@ -119,6 +117,8 @@ def _row(data: object, where: str) -> Row:
     for key, good, what in _RULES:
         if key in data and not good(data[key]):
             raise TableError(f"{where}: {key} is {what}; found {str(data[key])[:80]!r}")
+    from ..lang.parser import parse_schedule
+
     try:
         parse_schedule(data["schedule"], where)
     except ValueError as error:

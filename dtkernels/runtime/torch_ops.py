@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..lang import expr as ex
 from .once import refuse_forward_mode, without_derivative
 from .paths import count
-from .reference import evaluate, extents, result_dtype
 
 if TYPE_CHECKING:
     from .operator import Operator, Variant
@@ -52,25 +50,19 @@ def _schema(operator: Operator) -> str:
         if not parts[i].startswith("Tensor?"):
             break
         parts[i] += "=None"
-    whole = integer_scalars(a)
+    whole = a.integer_scalars()
     named = [f"{'SymInt' if s in whole else 'float'}? {s}_number=None" for s in a.scalars]
     named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
-    count = len(operator.spec.outputs)
+    count = len(operator.outline.outputs)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
 
 
 def _always_needed(operator: Operator) -> set[str]:
     """Inputs that no setting of the truth-valued parameters does without."""
-    flags = [(n, not v) for n, v in operator.spec.algorithm.params if isinstance(v, bool)]
+    flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
     settings = [(), *((f,) for f in flags), tuple(flags)]
-    return set.intersection(*(set(operator.variant(tuple(sorted(s)), frozenset(), 0).algorithm.inputs) for s in settings))
-
-
-def integer_scalars(algorithm) -> set[str]:
-    """Scalars that enter indices."""
-    indices = [i for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index]
-    return {n.name for i in indices for n in i.walk() if isinstance(n, ex.Scalar)}
+    return set.intersection(*(set(operator.variant(tuple(sorted(s)), frozenset(), 0).signature.inputs) for s in settings))
 
 
 # -- from a call to an entry ------------------------------------------------------------------------------------------
@@ -79,9 +71,8 @@ def integer_scalars(algorithm) -> set[str]:
 def signature(name: str) -> str:
     """``entry | inputs | scalars | parameters``, names separated by blanks: a text, which a compiler takes for a constant."""
     ensure(name)
-    spec = known[name].spec
-    a = spec.algorithm
-    entry = name + ("_open" if spec.compiled == "fuse" else "")
+    a = known[name].outline
+    entry = name + ("_open" if a.compiled == "fuse" else "")
     return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
 
 
@@ -124,7 +115,7 @@ def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[li
 
 def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
     """What an entry was called with, by the op's own names."""
-    a = operator.spec.algorithm
+    a = operator.outline
     given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
     for key, value in named.items():
         if value is not None:
@@ -165,6 +156,8 @@ def _define(name: str, schema: str) -> None:
         return recorded(known[name], (), given)
 
     def opened(*args, **named):
+        from .reference import evaluate
+
         call = known[name].bind((), _arguments(known[name], args, named))
         variant = call.variant
         results = evaluate(variant.algorithm, call.fitted.tensors, call.scalars, variant.outputs)
@@ -206,7 +199,9 @@ def cast_to(value: object, dtype: torch.dtype | None) -> object:
 
 def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """Tensors in the shapes, dtypes and strides of a variant's results, not filled."""
-    a, sizes, dtype = variant.algorithm, extents(variant.algorithm, tensors), result_dtype(variant.algorithm, tensors)
+    from ..lang import expr as ex
+
+    a, sizes, dtype = variant.algorithm, variant.signature.extents(tensors), variant.signature.result_dtype(tensors)
     device, found = next(iter(tensors.values())).device, []
     for output in variant.outputs:
         cast = a[output].expr
@@ -221,7 +216,7 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
 
 def recorded(operator: Operator, args: tuple, kwargs: dict):
     """The results of a call, differentiable by the inner entries."""
-    name, call = operator.spec.op, operator.bind(args, kwargs)
+    name, call = operator.name, operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
     every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
@@ -255,7 +250,7 @@ def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: list[floa
     """Tensors and scalars of a variant by name."""
     a = variant.algorithm
     names = [n for n in (*a.inputs, *a.scalars) if n not in named]
-    whole = integer_scalars(a)
+    whole = a.integer_scalars()
     given = dict(zip(names, values)) | {n: int(v) if n in whole else v for n, v in zip((s for s in named if s in a.scalars), numbers)}
     return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
 

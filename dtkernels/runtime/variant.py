@@ -1,0 +1,197 @@
+"""One algorithm of an op, its parameters bound: runs it forward, derives its gradient, differentiates."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..codegen.target import Target, target
+from .decide import Subject
+from .dispatch import Dispatcher
+from .once import without_derivative
+from .paths import count
+from .signature import Signature
+
+if TYPE_CHECKING:
+    from ..algebra.gradient import Gradient
+    from ..lang.algorithm import Algorithm
+    from ..lang.schedule import Program
+
+KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
+
+    gradient: Gradient
+    public: tuple[str, ...]
+    forward: Variant
+    backward: Variant
+    names: tuple[str, ...]  #: of the inputs and scalars of a call
+
+
+class Variant:
+    """One algorithm with the kernels emitted for it so far. Where its signature is known, it is made when something wants it."""
+
+    def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Subject, signature: Signature | None = None):
+        self._make, self.outputs, self.subject = make, outputs, subject
+        self._pairs: dict[tuple[str, ...], Pair] = {}
+        self.signature = signature or Signature.of(self.algorithm)
+        self.dispatch = Dispatcher(subject, self.signature, lambda: self.algorithm, outputs, device_target)
+
+    @cached_property
+    def plain(self) -> Algorithm:
+        """The algorithm as it was written, parameters bound and batch labels added."""
+        return self._make()
+
+    @cached_property
+    def algorithm(self) -> Algorithm:
+        """The algorithm as it is lowered."""
+        from ..algebra.prepare import prepare_algorithm
+
+        return prepare_algorithm(self.plain, self.outputs)
+
+    def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Raise ValueError, one line, where ranks or extents do not fit."""
+        seen: dict[str, tuple[int, str]] = {}
+        for name, t in tensors.items():
+            labels = self.signature.inputs[name]
+            if t.dim() != len(labels):
+                raise ValueError(f"{op}: {name} has {len(labels)} dimensions; got shape {tuple(t.shape)}")
+            for label, size in zip(labels, t.shape):
+                if label is not None and seen.setdefault(label, (size, name))[0] != size:
+                    known, other = seen[label]
+                    shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
+                    raise ValueError(f"{op}: {name} has {size} along {label}, {other} has {known}; shapes {shapes}")
+
+    def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
+        """The outputs, differentiable where an input asks for it."""
+        given = {**tensors, **scalars}
+        wanted = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor) and v.requires_grad)
+        if not (torch.is_grad_enabled() and wanted):
+            return self.forward(op, tensors, scalars)
+        names = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor))
+        plain = {n: v for n, v in given.items() if n not in names}
+        results = _Differentiable.apply(self.pair(wanted), op, names, plain, *(given[n] for n in names))
+        return results[: len(self.outputs)]
+
+    def pair(self, wanted: tuple[str, ...]) -> Pair:
+        """Forward and backward for the gradients ``wanted``."""
+        if wanted not in self._pairs:
+            from ..algebra.gradient import gradient
+            from ..algebra.prepare import differentiable_form
+
+            found = gradient(differentiable_form(self.plain, self.outputs), self.outputs, wanted)
+            forward = self
+            if found.forward_outputs != self.outputs:
+                forward = Variant(lambda: found.forward, found.forward_outputs, replace(self.subject, saved=True, wanted=wanted))
+            backward = Variant(
+                lambda: found.backward, tuple(found.grads.values()), replace(self.subject, direction="backward", wanted=wanted)
+            )
+            self._pairs[wanted] = Pair(found, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
+        return self._pairs[wanted]
+
+    def pairs(self) -> tuple[Pair, ...]:
+        """The pairs derived so far."""
+        return tuple(self._pairs.values())
+
+    def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
+        """The outputs by a generated kernel where one can run, else by the reference; counted."""
+        path = choose_path(tensors)
+        count(op, path)
+        if path == "reference":
+            from .reference import evaluate
+
+            return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
+        return tuple(self.dispatch(tensors, scalars))
+
+    def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
+        """The algorithm with the formula's schedule for ``sizes``."""
+        from ..codegen.formula import formula
+        from ..lang.schedule import Program
+
+        return Program(self.algorithm, formula(self.algorithm, self.outputs, sizes, itemsize, gpu))
+
+    def sizes_from(self, shape: tuple[int, ...] | None) -> dict[str, int]:
+        """Extents from a plain tuple: output labels first, then the others in order of declaration."""
+        root = self.algorithm[self.outputs[0]]
+        order = root.labels + tuple(label for label in self.algorithm.labels if label not in root.labels)
+        shape = shape if shape is not None else (4096,) * len(order)
+        if len(shape) > len(order) or len(shape) < len(root.labels):
+            raise ValueError(f"shape names {len(root.labels)} to {len(order)} extents ({', '.join(order)}); got {tuple(shape)}")
+        return dict(zip(order, (*shape, *(shape[-1:] * len(order)))))
+
+
+class _Differentiable(torch.autograd.Function):
+    """Forward and backward by the kernels of the derived gradient."""
+
+    @staticmethod
+    def forward(ctx, pair: Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
+        given = {**plain, **dict(zip(names, values))}
+        forward = pair.forward
+        results = forward.forward(op, {n: given[n] for n in forward.algorithm.inputs}, {n: given[n] for n in forward.algorithm.scalars})
+        known = {**given, **dict(zip(forward.outputs, results))}
+        kept = [n for n in (*pair.backward.algorithm.inputs, *pair.backward.algorithm.scalars) if n in known]
+        ctx.pair, ctx.op, ctx.names = pair, op, names
+        ctx.kept = tuple(n for n in kept if isinstance(known[n], torch.Tensor))
+        ctx.plain = {n: known[n] for n in kept if n not in ctx.kept}
+        ctx.like = {n: (v.shape, v.dtype) for n, v in zip(names, values) if isinstance(v, torch.Tensor)}
+        ctx.save_for_backward(*(known[n] for n in ctx.kept))
+        ctx.set_materialize_grads(True)
+        ctx.mark_non_differentiable(*results[len(pair.public) :])
+        return results
+
+    @staticmethod
+    def backward(ctx, *grads):
+        pair, backward = ctx.pair, ctx.pair.backward
+        saved = ctx.saved_tensors  # once: checkpointing gives them once
+        known = {**ctx.plain, **dict(zip(ctx.kept, saved))}
+        known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
+        inputs = {n: known[n] for n in backward.algorithm.inputs}
+        with torch.no_grad():
+            results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
+        found = dict(zip(pair.gradient.grads, results))
+        shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
+        return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
+
+
+def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A result as a kernel leaves it: contiguous, in memory of its own."""
+    result = result.contiguous()
+    shared = (
+        any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False
+    )
+    return result.clone() if shared else result
+
+
+def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
+    return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
+
+
+def choose_path(tensors: dict[str, torch.Tensor]) -> str:
+    """gpu, interpreter or reference, by device and dtype."""
+    if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
+        t.is_floating_point() for t in tensors.values()
+    ):
+        return "reference"
+    if next(iter(tensors.values())).is_cuda:
+        return "gpu"
+    return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" and next(iter(tensors.values())).device.type == "cpu" else "reference"
+
+
+@lru_cache(maxsize=32)
+def device_target(device: torch.device) -> Target:
+    """What is known of the GPU behind ``device``; the interpreter stands in for an H200."""
+    if device.type != "cuda":
+        return target("h200")
+    p = torch.cuda.get_device_properties(device)
+    hip = getattr(torch.version, "hip", None)
+    shared = getattr(p, "shared_memory_per_block_optin", 101376)
+    arch: int | str = p.gcnArchName.split(":")[0] if hip else p.major * 10 + p.minor
+    return Target(p.name, "hip" if hip else "cuda", arch, p.multi_processor_count, 65536 if hip else shared, 1e12, 64 if hip else 32)
