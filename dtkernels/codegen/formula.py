@@ -5,6 +5,7 @@ The formula is where tuning starts and what runs where nothing was tuned. It loo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..lang import expr as ex
@@ -27,8 +28,13 @@ def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int
 
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
     """
+    return next(schedules(algorithm, outputs, sizes, itemsize, target))
+
+
+def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Iterator[Schedule]:
+    """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
     f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
-    for fused in f.placements():
+    for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         schedule = Schedule((*fused, *(p for root in roots for p in f.tiles(root, fused)), *(Primitive(o, "compile") for o in outputs)))
         for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in _OPTIONAL))):
@@ -36,8 +42,8 @@ def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int
                 lower(Program(algorithm, tried))
             except DTError:
                 continue
-            return fitted(Program(algorithm, tried), sizes, itemsize, target).schedule
-    raise AssertionError("unfused Funcs can always be lowered")
+            yield fitted(Program(algorithm, tried), sizes, itemsize, target).schedule
+            break
 
 
 @dataclass

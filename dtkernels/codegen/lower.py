@@ -44,6 +44,11 @@ def lower(program: Program) -> tuple[Kernel, ...]:
     return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
 
 
+def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
+    """The kernels of one Func that is not fused, as ``lower`` makes them."""
+    return _Lowering(program, root, program.outputs()).kernels()
+
+
 def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
     while func in fused:
         func = fused[func][0]

@@ -14,6 +14,7 @@ import yaml
 
 from .algorithm import Algorithm
 from .errors import DTError
+from .families import Family, Shapes, read_families, read_shapes
 from .parser import parse
 from .schedule import Program
 
@@ -31,8 +32,8 @@ class Spec:
     program: Program
     parameters: dict[str, str] = field(default_factory=dict)
     dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
-    schedules: tuple[dict, ...] = ()
-    shapes: tuple[dict, ...] = ()
+    schedules: tuple[Family, ...] = ()
+    shapes: tuple[Shapes, ...] = ()
     source: str = "<spec>"
     compiled: str = "kernel"
     autocast: str | None = None
@@ -68,8 +69,9 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
     for name in parameters:
         if name not in declared:
             raise DTError(f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none")
-    return Spec(data["op"], data["doc"].strip(), program, dict(parameters), tuple(data.get("dtypes") or ("fp32", "fp16", "bf16")),
-                tuple(data.get("schedules") or ()), tuple(data.get("shapes") or ()), source,
+    dtypes = tuple(data.get("dtypes") or ("fp32", "fp16", "bf16"))
+    families, shapes = read_families(data.get("schedules"), source, dtypes), read_shapes(data.get("shapes"), source, dtypes)
+    return Spec(data["op"], data["doc"].strip(), program, dict(parameters), dtypes, families, shapes, source,
                 data.get("compiled", "kernel"), data.get("autocast"))  # fmt: skip
 
 

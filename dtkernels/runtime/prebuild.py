@@ -77,9 +77,31 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
 
 
 def _reach(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
-    """The extent of a dimension that index arithmetic alone enters: enough for every label in it."""
+    """The extent of a dimension that index arithmetic alone enters: as far as any index goes."""
     indices = [a.index[dim] for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor]
-    return max([1, *(sizes.get(n.name, 1) for i in indices for n in i.walk() if isinstance(n, ex.Label))])
+    return max([1, *(_largest(i, sizes) + 1 for i in indices)])
+
+
+def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:
+    """The largest value of an index whose labels run over ``sizes``; scalars count as 0."""
+    match index:
+        case ex.Label(name):
+            return sizes.get(name, 1) - 1
+        case ex.Const(value):
+            return int(value)
+        case ex.Len(label):
+            return sizes.get(label, 1)
+        case ex.Binary("+", left, right):
+            return _largest(left, sizes) + _largest(right, sizes)
+        case ex.Binary("*", left, right):
+            return _largest(left, sizes) * _largest(right, sizes)
+        case ex.Binary("/", left, ex.Const(value)):
+            return _largest(left, sizes) // int(value)
+        case ex.Binary("-", left, ex.Const(value)):
+            return _largest(left, sizes) - int(value)
+        case ex.Binary(_, left, _):
+            return _largest(left, sizes)
+    return 0
 
 
 def build_row(operator: Operator, row: Row, target: Target) -> Built:

@@ -1,0 +1,236 @@
+"""Find schedules for a GPU and write them into its table.
+
+    python tools/tune.py --ops all --budget 30m                     the GPU that is here, every op of the package
+    python tools/tune.py --ops softmax,my_op.yaml --shapes my.yaml  some ops, at sizes of your own
+    python tools/tune.py --resume                                   go on where the last run ended, however it ended
+    python tools/tune.py --ray auto                                 on every GPU of a Ray cluster
+
+Candidates come from the formula, from the schedule families of the spec, and from their neighbours. What cannot fit is
+dropped, the rest is ranked by estimate, compiled on all cores and timed on the GPU meanwhile; numbers are checked before
+times count. Few schedules are kept, chosen by regret, and judged at sizes held out of the choice. Then:
+
+    python tools/build.py        make the kernels of the table
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from datetime import date
+from pathlib import Path
+
+import yaml
+
+sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
+
+from tuning.compiling import make_cpu_worker  # noqa: E402
+from tuning.crew import Crew  # noqa: E402
+from tuning.finals import Finals  # noqa: E402
+from tuning.journal import Journal  # noqa: E402
+from tuning.measuring import make_gpu_worker  # noqa: E402
+from tuning.progress import Progress  # noqa: E402
+from tuning.ray_crew import RayCrew  # noqa: E402
+from tuning.search import Search  # noqa: E402
+from tuning.spots import Knowledge  # noqa: E402
+from tuning.standing_in import make_stand_in, make_troubled  # noqa: E402
+from tuning.works import Work, op_names, operator_of, works_of  # noqa: E402
+from tuning.writing import conclude, entrants, gpu_named, write_measurements, write_tables  # noqa: E402
+
+from dtkernels.codegen.target import TARGETS, Target, target  # noqa: E402
+from dtkernels.lang.errors import DTError  # noqa: E402
+from dtkernels.lang.families import read_shapes  # noqa: E402
+from dtkernels.runtime.decide import target_for  # noqa: E402
+from dtkernels.runtime.table import Gpu  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+EXPLORE, FILL, RACE = 0.72, 0.82, 0.97  #: parts of the budget after which each phase ends
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ops", default="all", help="all, or names and spec files separated by commas")
+    parser.add_argument("--gpu", default="auto", help=f"auto, or what to pretend with --dry-run: {', '.join(TARGETS)}")
+    parser.add_argument("--shapes", type=Path, metavar="FILE", help="YAML: op -> list of shapes as in a spec; default: those of the specs")
+    parser.add_argument("--dtypes", default="bf16,fp16,fp32", help="which of the shapes' dtypes")
+    parser.add_argument("--budget", type=seconds, default="30m", help="time for everything, all runs that --resume joins together: 90s, 30m, 2h")
+    parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run then; --resume goes on")
+    parser.add_argument("--resume", action="store_true", help="go on with the journal in --out")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="the table's folder; default: schedule_tables/<gpu>")
+    parser.add_argument("--ray", metavar="ADDRESS", help="use the GPUs of a Ray cluster: auto, an address, or local")
+    parser.add_argument("--workers", type=int, help="GPU workers; default: one a GPU")
+    parser.add_argument("--jobs", type=int, default=0, help="compiling processes; default: one a core that is left")
+    parser.add_argument("--regret", type=float, default=1.02, help="how much slower a size may run for the sake of fewer schedules")
+    parser.add_argument("--dry-run", action="store_true", help="estimates in place of times; needs no GPU, rows say measured: false")
+    parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table that the journal gives")
+    parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a stand-in that hangs, dies and fails, once each
+    parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the stand-in takes
+    parser.add_argument("--limit", type=float, default=30.0, help="seconds after which a measurement is given up")
+    return parser.parse_args(argv)
+
+
+def seconds(text: str) -> float:
+    """``90s``, ``30m``, ``2h`` or plain seconds."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
+    if not match:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; allowed: 90s, 30m, 2h")
+    return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
+
+
+def all_works(args: argparse.Namespace) -> list[Work]:
+    """What to tune. Exits in one line where the shapes are refused."""
+    names, found = op_names(args.ops), []
+    given = None
+    if args.shapes:
+        try:
+            given = yaml.safe_load(args.shapes.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise SystemExit(f"tune: {args.shapes}: {' '.join(str(error).split())}") from None
+        if not isinstance(given, dict):
+            raise SystemExit(f"tune: {args.shapes}: maps ops to lists of shapes; found {type(given).__name__}")
+    for name in names:
+        try:
+            spec = operator_of(name).spec
+            shapes = read_shapes(given.get(spec.op), str(args.shapes), spec.dtypes) if given is not None else spec.shapes
+            found += works_of(name, shapes, tuple(args.dtypes.split(",")))
+        except DTError as error:
+            raise SystemExit(f"tune: {error}") from None
+    if not found:
+        raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
+    return found
+
+
+class Run:
+    """One run of the command."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.begin, self.stopping = args, time.monotonic(), False
+        self.works = all_works(args)
+        pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
+        self.gpus = self._gpu_crew(pretended)
+        self.about = self._about(pretended)
+        self.gpu = gpu_named(self.about)
+        self.target = self._target(self.gpu)
+        self.out = args.out or ROOT / "schedule_tables" / self.gpu.folder
+        path = self.out / "journal.jsonl"
+        if path.exists() and not (args.resume or args.write_only):
+            os.replace(path, path.with_suffix(".old"))
+        try:
+            header = {"gpu": self.gpu.name, "measured": not args.dry_run}
+            self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s"})
+        except ValueError as error:
+            raise SystemExit(f"tune: {error}") from None
+        self.before = self.journal.seconds
+        self.known = Knowledge(self.works, self.journal)
+        self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 2), make_cpu_worker, self.target, not args.dry_run)
+        self.progress = Progress(args.budget, self.before, args.stop_after)
+
+    def _gpu_crew(self, pretended: Target):
+        args = self.args
+        make, rest = make_gpu_worker, ()
+        if args.dry_run or args.write_only:
+            make, rest = make_stand_in, (pretended, args.pause)
+        if args.troubled:
+            make, rest = make_troubled, (pretended, args.pause, args.troubled)
+        if args.ray:
+            return RayCrew(args.ray, args.workers, 0 if args.dry_run else 1, 1, make, *rest)
+        if make is make_gpu_worker:
+            import torch
+
+            if not torch.cuda.is_available():
+                raise SystemExit("tune: no GPU: torch.cuda.is_available() is False; --dry-run needs none")
+            return Crew(args.workers or torch.cuda.device_count(), make)
+        return Crew(args.workers or 1, make, *rest)
+
+    def _about(self, pretended: Target) -> dict:
+        self.gpus.send(0, "about", ("about",), 120.0)
+        while True:
+            for done in self.gpus.poll(1.0):
+                if done.failure:
+                    raise SystemExit(f"tune: the GPU worker does not start: {done.failure}")
+                return done.result  # type: ignore[return-value]
+
+    def _target(self, gpu: Gpu) -> Target:
+        found = target_for(gpu)
+        if found is None:
+            raise SystemExit(f"tune: {gpu.name} has compute capability {gpu.arch}; allowed: {', '.join(str(t.arch) for t in TARGETS.values())}")
+        return found
+
+    # -- the phases ---------------------------------------------------------------------------------------------------
+
+    def spent(self) -> float:
+        """Seconds of the budget."""
+        return self.before + time.monotonic() - self.begin
+
+    def past(self, part: float):
+        """Whether a part of the budget, or this run's time, is over."""
+        own = self.args.stop_after
+
+        def over() -> bool:
+            return self.stopping or self.spent() > part * self.args.budget or own is not None and time.monotonic() - self.begin > own - 12
+
+        return over
+
+    def go(self) -> int:
+        """Search, race, write. Returns the exit status."""
+        signal.signal(signal.SIGINT, self._interrupt)
+        limits = {"measure": self.args.limit, "compile": 60.0}
+        search = Search(self.known, self.journal, self.cpus, self.gpus, limits)
+        try:
+            for _ in search.explore((lambda: True) if self.args.write_only else self.past(EXPLORE), lambda: self.stopping):
+                self.progress.show("search", search.measured, search.failed)
+            if not self.args.write_only:
+                for _ in range(2):
+                    for _ in search.fill(self.past(FILL)):
+                        self.progress.show("fill", search.measured, search.failed)
+            self._race(search, limits)
+        finally:
+            self.cpus.close()
+            self.gpus.close()
+            self.progress.close()
+            if not self.args.write_only:
+                self.journal.spent(time.monotonic() - self.begin)
+        self.write(search)
+        self.journal.close()
+        return 130 if self.stopping else 0
+
+    def _interrupt(self, *_) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        print("\ntune: stopping after what is in hand; --resume goes on", file=sys.stderr, flush=True)
+
+    def _race(self, search: Search, limits: dict[str, float]) -> None:
+        from tuning.choosing import choose_group
+
+        chosen = {g: choose_group(self.known, g, self.args.regret) for g in self.known.of_group}
+        self.known.raced = entrants(self.known, chosen)
+        if self.args.write_only:
+            return
+        finals = Finals(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits)
+        for _ in finals.run(self.known.raced, self.past(RACE)):
+            self.progress.show("finals", finals.raced, len(finals.failed))
+
+    def write(self, search: Search) -> None:
+        """Tables, matrix and regrets."""
+        about = self.journal.about
+        by = {"gpu": self.gpu.name, "multiprocessors": self.gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
+              "date": about["date"], "command": about["command"]}  # fmt: skip
+        outcome = conclude(self.known, self.journal.times, self.args.regret, by, not self.args.dry_run)
+        paths = write_tables(self.out, self.gpu, outcome, list(self.known.of_group), not self.stopping and not search.unseeded())
+        write_measurements(self.out / "measurements.safetensors", self.known, self.journal.times, by)
+        print(outcome.text())
+        failures = sum(bool(t.failure) for t in self.journal.times.values())
+        print(f"{len(self.journal.times)} measurements, {failures} of them failures; {self.journal.seconds:.0f} s in all; wrote {', '.join(p.name for p in paths)} in {self.out}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command."""
+    return Run(arguments(argv)).go()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What the CPU workers do: make seeds, look for neighbours, compile. One handler, so that any worker does any of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does: what is timed is what is built
+
+from dtkernels.codegen.formula import schedules
+from dtkernels.codegen.target import Target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang.errors import DTError
+from dtkernels.runtime.build import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.cache import load_module
+from dtkernels.runtime.decide import scheduled
+from dtkernels.runtime.host import host_text
+from dtkernels.runtime.match import builds
+from dtkernels.runtime.store import Entry, digest
+
+from . import data
+from .neighbours import Surroundings, neighbours
+from .plans import Cut, Plan, cut, kernels_of, plans_of
+from .rank import cost
+from .works import Group, Work, operator_of, variants_of
+
+WORSE = 3.0  #: neighbours estimated to take so many times as long as their parent are not looked at
+
+
+class Refused(Exception):
+    """A candidate that cannot run; one line."""
+
+
+@dataclass
+class Artefact:
+    """The compiled kernels of one plan, or of a whole schedule: what a launch needs, without Triton."""
+
+    host: str
+    kernels: tuple[str, ...]
+    writes: tuple[str, ...]  #: Funcs
+    entries: list[Entry] = field(default_factory=list)
+    codes: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Seeds:
+    """Where a search starts: ways to fuse with a schedule of each, and plans with what they are estimated to take."""
+
+    formula: Cut
+    cuts: dict[str, Cut] = field(default_factory=dict)  #: by what is fused
+    plans: dict[Plan, float | None] = field(default_factory=dict)  #: None for one that does not fit
+
+
+class CpuWorker:
+    """Runs in a worker process."""
+
+    def __init__(self, to: Target, compiling: bool = True):
+        self.to, self.compiling = to, compiling
+
+    def __call__(self, task: tuple) -> object:
+        kind, *rest = task
+        return getattr(self, kind)(*rest)
+
+    def seeds(self, work: Work, families: bool = True) -> Seeds:
+        """The formula's schedules, and those of the spec's families where asked for."""
+        _, variant = variants_of(work.group)
+        algorithm, outputs = variant.algorithm, variant.outputs
+        found: Seeds | None = None
+        for schedule in schedules(algorithm, outputs, work.extents, work.group.itemsize, self.to):
+            made = cut(algorithm, outputs, str(schedule))
+            costs = {p: self._cost(work, made, p.root) for p in made.plans}
+            if found is None:
+                found = Seeds(made)
+            elif self._wasteful(work, made, costs, found):
+                continue
+            found.cuts.setdefault(made.fused, made)
+            found.plans |= costs
+        assert found is not None
+        for text in family_texts(work.group) if families else ():
+            self._family(work, completed(text, found.formula, outputs), found)
+        return found
+
+    def _family(self, work: Work, text: str, found: Seeds) -> None:
+        """Add the plans of one schedule of a family, where they are legal."""
+        _, variant = variants_of(work.group)
+        plans = plans_of(text)
+        fused = next(iter(plans.values())).fused if plans else ""
+        if fused not in found.cuts:
+            try:
+                found.cuts[fused] = cut(variant.algorithm, variant.outputs, text)
+            except DTError:
+                return
+        cut_there = {line.split(".")[0] for p in plans.values() for line in p.tiles.splitlines()}
+        if not cut_there <= {*found.cuts[fused].roots}:
+            return  # it speaks of a kernel that is fused into another here
+        for root, plan in plans.items():
+            if plan not in found.plans and root in found.cuts[fused].roots:
+                found.plans[plan] = self._cost(work, found.cuts[fused].with_plan(plan), root)
+
+    def _wasteful(self, work: Work, made: Cut, costs: dict[Plan, float | None], first: Seeds) -> bool:
+        """Whether a way to fuse is not worth a try: it stores a Func far larger than what the op reads and writes, or seems far slower."""
+        _, variant = variants_of(work.group)
+        most = max(data.elements(work, n) for n in (*variant.algorithm.inputs, *variant.outputs))
+        if any(data.elements(work, r) > 2 * most for r in made.roots if r not in variant.outputs):
+            return True
+        own, best = list(costs.values()), [first.plans[p] for p in first.formula.plans]
+        return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
+
+    def expand(self, work: Work, whole: Cut, plans: tuple[Plan, ...], tried: frozenset[Plan], most: int) -> list[tuple[float, Plan]]:
+        """Neighbours of ``plans`` that fit and that are not ``tried``, the most promising first."""
+        _, variant = variants_of(work.group)
+        found: dict[Plan, float] = {}
+        for plan in plans:
+            around = Surroundings.of(variant.algorithm, plan, work.extents, self.to.has_tma)
+            own = self._cost(work, whole.with_plan(plan), plan.root)
+            for new in neighbours(plan, around):
+                if new not in tried and new not in found:
+                    estimate = self._cost(work, whole.with_plan(new), new.root)
+                    if estimate is not None and (own is None or estimate < WORSE * own):
+                        found[new] = estimate
+        return sorted(((c, p) for p, c in found.items()), key=lambda item: item[0])[:most]
+
+    def _cost(self, work: Work, whole: Cut, root: str) -> float | None:
+        _, variant = variants_of(work.group)
+        try:
+            return cost(kernels_of(variant.algorithm, variant.outputs, whole, root), work.extents, data.itemsizes(work), self.to).seconds
+        except (DTError, AssertionError, KeyError):
+            return None
+
+    def compile(self, group: Group, whole: Cut, root: str | None, works: tuple[Work, ...]) -> Artefact:
+        """The kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
+        _, variant = variants_of(group)
+        outputs = variant.outputs
+        kernels = kernels_of(variant.algorithm, outputs, whole, root)
+        names = tuple(f"{k.name}_kernel" for k in kernels)
+        writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
+        if not self.compiling:
+            return Artefact("", names, writes)
+        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call")
+        artefact = Artefact(host_text(source), names, writes)
+        module = load_module(source, "tuned")
+        for launch, build in self._builds(module, works, names):
+            compiled = compile_kernel(launch.kernel, build.types, build.constants, build.divisible, launch.options, self.to)
+            if compiled.metadata.shared > self.to.shared_bytes:
+                raise Refused(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {self.to.name} has {self.to.shared_bytes}")
+            entry = entry_of(compiled, digest(artefact.host.encode()), self.to.arch)
+            artefact.entries.append(entry)
+            artefact.codes[entry.code] = compiled.asm["cubin"]
+        return artefact
+
+    def _builds(self, module, works: Iterable[Work], names: tuple[str, ...]) -> Iterator[tuple]:
+        """The narrowest build of each launch that any of the works asks for, each once."""
+        import triton.language as tl
+
+        seen = set()
+        for work in works:
+            for launch in record_launches(module, "call", data.meta_arguments(work)):
+                if launch.kernel.__name__ not in names:
+                    continue
+                build = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)[0]
+                key = (launch.kernel.__name__, str(build), str(launch.options))
+                if key not in seen:
+                    seen.add(key)
+                    yield launch, build
+
+
+def family_texts(group: Group) -> Iterator[str]:
+    """Schedules of the spec's families for this kind of call."""
+    for family in operator_of(group.op).spec.schedules:
+        if family.direction == group.direction and group.dtype in family.dtypes:
+            yield from family.texts()
+
+
+def completed(text: str, formula: Cut, outputs: tuple[str, ...]) -> str:
+    """A family's schedule with what the formula says of the rest: where nothing is said to be fused all of that, and the
+    kernels that the family does not speak of; else of outputs that the family does not know, such as those saved for backward."""
+    said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}
+    if ".fuse_at(" not in text:
+        kept = (line for p in formula.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
+        return "\n".join((formula.fused, *(p.tiles for p in formula.plans if p.root not in said), *kept, text))
+    return "\n".join((*(line for line in formula.fused.splitlines() if line.split(".")[0] in {*outputs} - said), text))
+
+
+def make_cpu_worker(index: int, to: Target, compiling: bool = True) -> CpuWorker:
+    """For a worker process."""
+    return CpuWorker(to, compiling)

@@ -1,0 +1,88 @@
+"""Whole schedules against each other, in turn, at every work: what the row says, the best that tuning found, the formula's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from .compiling import Artefact
+from .crew import Crew, Done
+from .journal import Journal, Time
+from .plans import Cut
+from .search import Job
+from .spots import Knowledge
+from .works import Work
+
+ROUNDS = 3
+
+
+class Finals:
+    """Races of whole schedules; results go into the journal."""
+
+    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, artefacts: dict[tuple, Artefact], limits: dict[str, float]):
+        self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
+        self.artefacts, self.limits = artefacts, limits
+        self.sent: dict[int, set] = {}
+        self.failed: dict[tuple, str] = {}
+        self.raced = 0
+
+    def run(self, entrants: dict[Work, list[Cut]], until: Callable[[], bool]) -> Iterator[None]:
+        """Race the entrants of each work, compiling ahead; yields now and then."""
+        races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
+        races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
+        wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
+        ready, waiting = [], dict(races)
+        while (ready or waiting or self.gpus.busy()) and not until():
+            for worker in self.cpus.idle():
+                if not wanted:
+                    break
+                job = wanted.pop()
+                self.cpus.send(worker, ("compile", job), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
+            for work in [w for w, jobs in waiting.items() if all(j.key in self.artefacts or j.key in self.failed for j in jobs)]:
+                ready.append((work, waiting.pop(work)))
+            for worker in self.gpus.idle():
+                if ready:
+                    self._race(worker, *ready.pop(0))
+            for done in self.gpus.poll(0.05):
+                self._timed(done)
+            for done in self.cpus.poll(0.01):
+                if done.task[0] == "compile" and isinstance(done.task[1], Job):  # type: ignore[index]
+                    self._compiled(done.task[1], done)  # type: ignore[index]
+            yield
+        while self.gpus.busy():
+            for done in self.gpus.poll(0.2):
+                self._timed(done)
+
+    def _job(self, work: Work, cut: Cut) -> Job:
+        one = Job(work, cut, cut.roots[0])
+        return one if len(cut.roots) == 1 else Job(work, cut, None)
+
+    def _compiled(self, job: Job, done: Done) -> None:
+        if done.failure:
+            self.failed[job.key] = done.failure
+        else:
+            self.artefacts[job.key] = done.result  # type: ignore[assignment]
+
+    def _race(self, worker: int, work: Work, jobs: list[Job]) -> None:
+        for job in jobs:
+            if job.key in self.failed:
+                self.journal.put(work.text(), job.cut.text(), Time(failure=self.failed[job.key]))
+        jobs = [j for j in jobs if j.key not in self.failed]
+        if not jobs:
+            return
+        sent = self.sent.setdefault(worker, set())
+        entrants = tuple((("final", *j.key), None if j.key in sent else self.artefacts[j.key], (j.cut, j.root)) for j in jobs)
+        sent.update(j.key for j in jobs)
+        self.gpus.send(worker, (work, jobs), ("race", work, self.known.funcs(work.group), entrants, ROUNDS), self.limits["measure"] * 2)
+
+    def _timed(self, done: Done) -> None:
+        if not isinstance(done.task, tuple):
+            return  # a late measurement of the search before
+        work, jobs = done.task
+        if done.lost:
+            self.sent.pop(done.worker, None)
+        self.raced += 1
+        results = done.result or [Time(failure=done.failure)] * len(jobs)
+        for job, found in zip(jobs, results):  # type: ignore[call-overload]
+            if found.failure and "no build of" in found.failure:
+                continue  # measured again where the schedule is compiled for this very work
+            self.journal.put(work.text(), job.cut.text(), found)

@@ -1,0 +1,113 @@
+"""What was measured so far, line by line: a line is whole or not there, so that an end at any time loses what is in hand only.
+
+Each line is JSON: ``["w", number, first, rest]`` and ``["p", number, first, rest]`` name works and plans, where ``["x",
+number, text]`` is the first half of several; ``["t", work, plan, cold, warm]`` is a time in microseconds, ``["f", work,
+plan, why]`` a failure, ``["s", seconds]`` time spent, ``["h", {...}]`` a header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+FORMAT = "dtkernels tuning 1"
+HALF = "\x1f"  #: between the halves of a name
+
+
+@dataclass(frozen=True)
+class Time:
+    """Microseconds with the cache emptied before, and with it as the run before left it; or why there are none."""
+
+    cold: float = 0.0
+    warm: float = 0.0
+    failure: str = ""
+
+    @property
+    def score(self) -> float:
+        """What schedules are compared by."""
+        return (self.cold + self.warm) / 2 if not self.failure else float("inf")
+
+
+class Journal:
+    """The journal at ``path``, read if it is there and then appended to. Raises ValueError where it is of something else."""
+
+    def __init__(self, path: Path, header: dict, about: dict | None = None):
+        """``header`` must agree with that of the file, ``about`` is kept beside it."""
+        self.about = about or {}
+        self.times: dict[tuple[str, str], Time] = {}  #: (work, plan) -> time
+        self.seconds = 0.0
+        self._numbers: dict[tuple[str, str], int] = {}
+        self._count = {"w": -1, "p": -1, "x": -1}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        whole = self._read(path, header) if path.exists() else 0
+        self._file = path.open("r+b" if path.exists() else "wb")
+        self._file.truncate(whole)  # a last line that was cut short
+        self._file.seek(whole)
+        self._synced = time.monotonic()
+        if not whole:
+            self._write(["h", {"format": FORMAT, **header, "about": self.about}])
+
+    def _read(self, path: Path, header: dict) -> int:
+        """Take in every whole line; the bytes they take."""
+        names: dict[tuple[str, int], str] = {}
+        data = path.read_bytes()
+        end = data.rfind(b"\n") + 1
+        for i, line in enumerate(data[:end].splitlines()):
+            try:
+                self._take(json.loads(line), names, header, path)
+            except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+                raise ValueError(f"{path}:{i + 1}: damaged: {type(error).__name__}; move it away to start anew") from None
+        return end
+
+    def _take(self, entry: list, names: dict, header: dict, path: Path) -> None:
+        kind = entry[0]
+        if kind == "h":
+            for key, value in {"format": FORMAT, **header}.items():
+                if entry[1].get(key) != value:
+                    raise ValueError(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
+            self.about = entry[1].get("about", {})
+        elif kind in ("w", "p", "x"):
+            text = entry[2] if kind == "x" else names["x", entry[2]] + HALF + entry[3]
+            names[kind, entry[1]] = text
+            self._numbers[kind, text] = self._count[kind] = entry[1]
+        elif kind in ("t", "f"):
+            key = names["w", entry[1]], names["p", entry[2]]
+            self.times[key] = Time(entry[3], entry[4]) if kind == "t" else Time(failure=entry[3])
+        elif kind == "s":
+            self.seconds += entry[1]
+
+    def put(self, work: str, plan: str, found: Time) -> None:
+        """Keep one measurement."""
+        self.times[work, plan] = found
+        place = [self._number("w", work), self._number("p", plan)]
+        self._write(["f", *place, found.failure] if found.failure else ["t", *place, round(found.cold, 3), round(found.warm, 3)])
+
+    def spent(self, seconds: float) -> None:
+        """Keep that time went by."""
+        self.seconds += seconds
+        self._write(["s", round(seconds, 1)])
+
+    def _number(self, kind: str, text: str) -> int:
+        if (kind, text) not in self._numbers:
+            first, _, rest = text.partition(HALF)
+            said = [text] if kind == "x" else [self._number("x", first), rest]
+            self._count[kind] += 1
+            self._numbers[kind, text] = self._count[kind]
+            self._write([kind, self._count[kind], *said])
+        return self._numbers[kind, text]
+
+    def _write(self, entry: list) -> None:
+        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
+        self._file.flush()
+        if time.monotonic() - self._synced > 5:
+            os.fsync(self._file.fileno())
+            self._synced = time.monotonic()
+
+    def close(self) -> None:
+        """Everything on disk."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()

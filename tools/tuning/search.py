@@ -1,0 +1,277 @@
+"""The search: every kernel at every size, a round at a time, while compilers and GPUs are kept busy.
+
+A round at a spot tries what is good nearby and the most promising neighbours of its best plans. All spots are at about
+the same round, so that the search may end at any time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from .compiling import Artefact, Seeds
+from .crew import Crew, Done
+from .journal import Journal, Time
+from .plans import Cut, Plan
+from .spots import Knowledge, Spot
+from .works import Group, Work
+
+SEED_LIMIT, EXPAND_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 120.0, 60.0, 30.0  #: seconds of one task
+FIRST, ROUND, SUGGESTED, STALE = 5, 3, 4, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan to measure at a work; a whole schedule where ``root`` is None."""
+
+    work: Work
+    cut: Cut
+    root: str | None
+
+    @property
+    def key(self) -> tuple:
+        """What its kernels are compiled for."""
+        return (self.work.group, self.cut.text() if self.root is None else self.plan.text())
+
+    @property
+    def plan(self) -> Plan:
+        return next(p for p in self.cut.plans if p.root == self.root)
+
+
+class Search:
+    """Owns the two crews while it runs."""
+
+    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, limits: dict[str, float] | None = None):
+        self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
+        self.limits = {"measure": MEASURE_LIMIT, "compile": COMPILE_LIMIT, **(limits or {})}
+        self.order = itertools.count()
+        self.to_think: list[tuple] = []  #: heaps of (priority, number, task)
+        self.to_compile: list[tuple] = []
+        self.ready: dict[Work, list[tuple]] = {}
+        self.artefacts: dict[tuple, Artefact] = {}
+        self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: what waits for an artefact
+        self.sent: dict[int, set] = {}
+        self.at: dict[int, Work] = {}  #: the work that a GPU worker was last at
+        self.measured = self.failed = 0
+        self.seeding: dict[Group, int] = {}  #: works of a group whose schedules are not known yet
+        self.rebuilt: dict[tuple, int] = {}
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def explore(self, until: Callable[[], bool], now: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Search until ``until()`` or until nothing is left to try, to the end of seeding at least unless ``now()``; yields now and then."""
+        for i, work in enumerate(self.known.works):
+            self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
+            self._think((0, i), ("seeds", work, not self.known.follows(work.group)))
+        yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
+
+    def unseeded(self) -> int:
+        """Works whose schedules are not known yet: without them nothing can be said of what was measured."""
+        return sum(self.seeding.values())
+
+    def fill(self, until: Callable[[], bool]) -> Iterator[None]:
+        """Measure the best plan of every work at the works near it."""
+        for (work, fused, root), spot in list(self.known.spots.items()):
+            for other in self.known.near(work):
+                there = self.known.spots.get((other, fused, root))
+                if there is not None and not self.known.lagging(there):
+                    self._request(there, spot.best(), (1,))
+            if not self.known.lagging(spot):
+                self._request(spot, self.known.suggestions(spot, SUGGESTED), (0,))
+        yield from self._run(until, think=False)
+
+    def _run(self, until: Callable[[], bool], think: bool = True, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Until ``until()``; once ``begun()`` nothing is measured any more and what remains is thought about."""
+        self.thinking = think
+        while not until():
+            self._feed(measuring=not begun())
+            if not self.cpus.busy() and not self.gpus.busy():
+                break
+            for done in self.gpus.poll(0.0 if self.cpus.busy() else 0.5):
+                self._timed(done)
+            for done in self.cpus.poll(0.005 if self.gpus.busy() else 0.2):
+                self._computed(done)
+            yield
+        self._stop()
+
+    def _stop(self) -> None:
+        """Let go of what was not begun; wait for what is in hand."""
+        self.to_think.clear()
+        self.to_compile.clear()
+        self.ready.clear()
+        self.jobs_of.clear()
+        for spot in self.known.spots.values():
+            spot.waiting.clear()
+            spot.expanding = False
+        self.thinking = False
+        end = time.monotonic() + self.limits["measure"]
+        while self.gpus.busy() and time.monotonic() < end:
+            for done in self.gpus.poll(0.2):
+                self._timed(done)
+
+    # -- work for idle workers ----------------------------------------------------------------------------------------
+
+    def _feed(self, measuring: bool = True) -> None:
+        for worker in self.cpus.idle():
+            backlog = sum(map(len, self.ready.values()))
+            heaps = (self.to_compile, self.to_think) if backlog < 200 and measuring else (self.to_think, self.to_compile)
+            heap = next((h for h in heaps if h and (h is self.to_think or backlog < 2000 and measuring)), None)
+            if heap is None:
+                break
+            priority, _, task = heapq.heappop(heap)
+            if heap is self.to_think:
+                self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
+            else:
+                job, works = task, tuple(dict.fromkeys(other.work for _, other in self.jobs_of.get(task.key, [((), task)])))
+                self.cpus.send(worker, ("compile", job, works), ("compile", job.work.group, job.cut, job.root, works), self.limits["compile"])
+        for worker in self.gpus.idle() if measuring else ():
+            if (found := self._next(worker)) is None:
+                break
+            self._measure(worker, found)
+
+    def _next(self, worker: int) -> Job | None:
+        """The most wanted measurement; among equals one on the tensors that the worker has at hand."""
+        tops = {w: heap[0] for w, heap in self.ready.items() if heap and not self.seeding.get(w.group)}
+        if not tops:
+            return None
+        first = min(top[:2] for top in tops.values())
+        here = self.at.get(worker)
+        work = here if here in tops and tops[here][0][0] <= first[0][0] else min(tops, key=lambda w: tops[w][:2])
+        self.at[worker] = work
+        return heapq.heappop(self.ready[work])[2]
+
+    def _measure(self, worker: int, job: Job) -> None:
+        spot = self._spot(job)
+        sent = self.sent.setdefault(worker, set())
+        artefact = None if job.key in sent else self.artefacts[job.key]
+        sent.add(job.key)
+        message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, spot.fastest() if spot else float("inf"), (job.cut, job.root))
+        self.gpus.send(worker, job, message, self.limits["measure"])
+
+    def _spot(self, job: Job) -> Spot | None:
+        return self.known.spots.get((job.work, job.cut.fused, job.root)) if job.root else None
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _computed(self, done: Done) -> None:
+        kind, *rest = done.task  # type: ignore[misc]
+        if kind == "seeds":
+            self.seeding[rest[0].group] -= 1
+            if done.failure:
+                self.failed += 1
+                print(f"tune: {rest[0].title()}: no schedules: {done.failure}")
+            else:
+                self._seeded(rest[0], done.result)  # type: ignore[arg-type]
+        elif kind == "expand":
+            spot: Spot = rest[-1]
+            spot.expanding = False
+            self._request(spot, [p for _, p in done.result or ()], (spot.level,))  # type: ignore[union-attr]
+            if not spot.waiting:
+                spot.over = True
+        else:
+            job, works = rest
+            waiting = self.jobs_of.pop(job.key, [])
+            if done.failure:
+                for _, other in waiting:
+                    self._record(other, Time(failure=done.failure))
+                return
+            self._add(job.key, done.result)  # type: ignore[arg-type]
+            for priority, other in waiting:
+                heapq.heappush(self.ready.setdefault(other.work, []), (priority, next(self.order), other))
+
+    def _add(self, key: tuple, new: Artefact) -> None:
+        """Keep an artefact, with what was built for other works before."""
+        old = self.artefacts.get(key)
+        if old is not None:
+            names = {e.name for e in new.entries}
+            new.entries += [e for e in old.entries if e.name not in names]
+            new.codes |= old.codes
+        self.artefacts[key] = new
+        for sent in self.sent.values():
+            sent.discard(key)
+
+    def _timed(self, done: Done) -> None:
+        job: Job = done.task  # type: ignore[assignment]
+        if done.lost:
+            self.sent.pop(done.worker, None)
+            self.at.pop(done.worker, None)
+        if done.failure and "no build of" in done.failure:
+            again = (job.key, job.work)  # its kernel has another size baked in than the works that it was compiled for
+            self.rebuilt[again] = self.rebuilt.get(again, 0) + 1
+            if self.rebuilt[again] <= 4:
+                self._compile((0,), job)
+                return
+        self._record(job, Time(failure=done.failure) if done.failure else done.result)  # type: ignore[arg-type]
+
+    def _record(self, job: Job, found: Time) -> None:
+        self.measured += 1
+        self.failed += bool(found.failure)
+        self.journal.put(job.work.text(), job.plan.text() if job.root else job.cut.text(), found)
+        spot = self._spot(job)
+        if spot is not None:
+            spot.waiting.discard(job.plan)
+            spot.times[job.plan] = found
+            if not spot.waiting and self.thinking:
+                self._advance(spot)
+
+    # -- what to try ----------------------------------------------------------------------------------------------------
+
+    def _seeded(self, work: Work, seeds: Seeds) -> None:
+        """The formula's plans first, then the families' best estimates."""
+        for spot in self.known.seeded(work, seeds):
+            first = [p for p in seeds.cuts[spot.fused].plans if p.root == spot.root]
+            ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
+            rest = sorted(ranked, key=ranked.__getitem__)
+            count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND
+            self._request(spot, first + rest[:count], (0,))
+            spot.reserve = rest[count:]
+            if not spot.waiting:
+                self._advance(spot)
+
+    def _request(self, spot: Spot, plans: list[Plan], priority: tuple) -> None:
+        for plan in plans:
+            if plan in spot.times or plan in spot.waiting:
+                continue
+            spot.waiting.add(plan)
+            job = Job(spot.work, self.known.cuts[spot.work.group][spot.fused].with_plan(plan), spot.root)
+            if job.key in self.artefacts:
+                heapq.heappush(self.ready.setdefault(job.work, []), (priority, next(self.order), job))
+            else:
+                self._compile(priority, job)
+
+    def _compile(self, priority: tuple, job: Job) -> None:
+        waiting = self.jobs_of.setdefault(job.key, [])
+        waiting.append((priority, job))
+        if len(waiting) == 1:
+            heapq.heappush(self.to_compile, (priority, next(self.order), job))
+
+    def _think(self, priority: tuple, task: tuple) -> None:
+        heapq.heappush(self.to_think, (priority, next(self.order), task))
+
+    def _advance(self, spot: Spot) -> None:
+        """The next round of a spot that has nothing in hand."""
+        if spot.over or spot.expanding:
+            return
+        best = spot.fastest()
+        spot.stale = 0 if best < 0.99 * spot.last else spot.stale + 1
+        spot.last = min(best, spot.last)
+        spot.level += 1
+        reserve, follows = spot.reserve, self.known.follows(spot.work.group)
+        suggested = self.known.suggestions(spot, SUGGESTED)
+        if best == float("inf") and not suggested and not reserve or spot.level > 1 and self.known.lagging(spot) or spot.stale > STALE and not suggested:
+            spot.over = True
+            return
+        priority = (spot.level + follows,)
+        self._request(spot, suggested + reserve[: 0 if follows else 1], priority)
+        spot.reserve = reserve[1:]
+        good = [p for p in spot.best(2) if spot.times[p].score <= 1.15 * best]
+        if good and spot.stale <= STALE:
+            spot.expanding = True
+            cut = self.known.cuts[spot.work.group][spot.fused]
+            tried = frozenset((*spot.times, *spot.waiting))
+            self._think(priority, ("expand", spot.work, cut, tuple(good), tried, 1 if follows else ROUND, spot))
+        elif not spot.waiting:
+            spot.over = True

@@ -1,0 +1,189 @@
+"""What is tuned: kinds of calls (a Group), each at several sizes (a Work)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from dtkernels.codegen.triton_module import value_inputs
+from dtkernels.lang import expr as ex
+from dtkernels.lang.families import Shapes
+from dtkernels.ops.registry import register, registered, shipped, shipped_names
+from dtkernels.runtime.operator import Operator, Variant
+from dtkernels.runtime.prebuild import known_labels, meta_tensors
+from dtkernels.runtime.table import Row, spec_hash
+
+from .journal import HALF
+
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kind of call: what the rows of a table must agree in exactly. ``op`` is a shipped op, or the path of a spec."""
+
+    op: str
+    direction: str
+    dtype: str
+    params: tuple[tuple[str, int | bool], ...] = ()
+    wanted: tuple[str, ...] = ()
+    saved: bool = False
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, ex.DTYPES[self.dtype])
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    def title(self) -> str:
+        """In a few words."""
+        words = [Path(self.op).stem, self.direction + (" (saving)" if self.saved else ""), self.dtype, *(f"{k}={v}" for k, v in self.params)]
+        return " ".join(words).lower()
+
+    def text(self) -> str:
+        """As a key of the journal; changes with the algorithm."""
+        kind = [self.op, self.direction, self.dtype, list(map(list, self.params)), list(self.wanted), self.saved]
+        return json.dumps([*kind, algorithm_hash(self)], separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A group at one size of each label."""
+
+    group: Group
+    sizes: tuple[tuple[str, int], ...]
+    held_out: bool = False
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def text(self) -> str:
+        """As a key of the journal."""
+        return f"{self.group.text()}{HALF}{' '.join(f'{k}={v}' for k, v in self.sizes)}"
+
+    def title(self) -> str:
+        """In a few words."""
+        return f"{self.group.title()} {' '.join(f'{k}={v}' for k, v in self.sizes)}"
+
+
+def operator_of(op: str) -> Operator:
+    """The op of that name, or of the spec at that path."""
+    if op.endswith((".yaml", ".yml")):
+        return _from_file(op)
+    return registered(op) or shipped(op)
+
+
+@lru_cache(maxsize=16)
+def _from_file(path: str) -> Operator:
+    return register(path)
+
+
+@lru_cache(maxsize=256)
+def variants_of(group: Group) -> tuple[Variant, Variant]:
+    """(forward as the caller sees it, what the group is of)."""
+    forward = operator_of(group.op).variant(group.params, frozenset(), 0)
+    if not group.wanted:
+        return forward, forward
+    pair = forward.pair(group.wanted)
+    return forward, pair.backward if group.direction == "backward" else pair.forward
+
+
+@lru_cache(maxsize=256)
+def algorithm_hash(group: Group) -> str:
+    """Changes with what is computed; not with how it is compiled."""
+    return hashlib.sha256(str(variants_of(group)[1].algorithm).encode()).hexdigest()[:12]
+
+
+def row_of(work: Work, schedule: str, **more) -> Row:
+    """A table's row for ``work``."""
+    g = work.group
+    operator = operator_of(g.op)
+    return Row(operator.spec.op, g.direction, g.dtype, work.extents, schedule, spec_hash(operator.spec.algorithm), dict(g.params), g.wanted, g.saved, **more)
+
+
+# -- from shapes to works -----------------------------------------------------------------------------------------------
+
+
+def op_names(asked: str) -> tuple[str, ...]:
+    """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas."""
+    if asked == "all":
+        return tuple(n for n in shipped_names() if shipped(n).spec.shapes)
+    names = tuple(n for n in asked.split(",") if n)
+    for n in names:
+        if n not in shipped_names() and not n.endswith((".yaml", ".yml")):
+            raise SystemExit(f"tune: no op {n!r}; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
+    return names
+
+
+def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[Work]:
+    """Every work that the shapes ask for, each once, in the order in which groups learn from one another."""
+    found: dict[tuple, Work] = {}
+    for entry in shapes:
+        for dtype in sorted(entry.dtypes, key=("bf16", "fp16", "fp32").index):
+            if dtypes and dtype not in dtypes:
+                continue
+            for group in _groups(op, entry, dtype):
+                labels = known_labels(variants_of(group)[1].algorithm)
+                for sizes in entry.each():
+                    extents = tuple((label, _extent(group, label, sizes)) for label in labels)
+                    found.setdefault((group, extents), Work(group, extents, entry.held_out))
+    return list(found.values())
+
+
+def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
+    defaults = dict(operator_of(op).spec.algorithm.params)
+    for name in entry.params:
+        if name not in defaults:
+            raise SystemExit(f"tune: {op}: shapes name the parameter {name!r}; allowed: {', '.join(defaults) or 'none'}")
+    params = tuple(sorted((k, v) for k, v in entry.params.items() if v != defaults[k]))
+    plain = Group(op, "forward", dtype, params)
+    forward = variants_of(plain)[0]
+    if "forward" in entry.directions:
+        yield plain
+    if "backward" in entry.directions:
+        wanted = entry.wanted or differentiable(forward)
+        pair = forward.pair(wanted)
+        if pair.forward is not forward:
+            yield Group(op, "forward", dtype, params, wanted, True)
+        yield Group(op, "backward", dtype, params, wanted)
+
+
+def differentiable(variant: Variant) -> tuple[str, ...]:
+    """Inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars that are not a mere factor of a sum."""
+    a = variant.algorithm
+    scaling = {n.name for d in a.definitions for r in d.expr.walk() if isinstance(r, ex.Binary) for n in (r.left, r.right) if isinstance(n, ex.Scalar) and _has_dot(r)}
+    return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in scaling)
+
+
+def _has_dot(expr: ex.Expr) -> bool:
+    return any(isinstance(n, ex.Dot) for n in expr.walk())
+
+
+def _extent(group: Group, label: str, sizes: dict[str, int]) -> int:
+    """The size of a label: as the shapes say it, of what a gradient renamed, or of the dimension of an input that it runs over."""
+    for name in (label, label.rstrip("_"), label.rstrip("_0123456789'")):
+        if name in sizes:
+            return sizes[name]
+    forward, variant = variants_of(group)
+    if (constant := variant.algorithm.constant_extent(label)) is not None:
+        return constant
+    source = variant.algorithm.extent_source(label)
+    if source is not None and source[0] in forward.algorithm.inputs and set(known_labels(forward.algorithm)) <= {*sizes}:
+        return meta_tensors(forward, forward, sizes, group.torch_dtype)[source[0]].shape[source[1]]
+    raise SystemExit(f"tune: {group.op}: the shapes do not say how long {label} is; they have {', '.join(sizes)}")
+
+
+def far(a: Work, b: Work) -> float:
+    """How far two works' sizes are apart, in log2."""
+    other = b.extents
+    return math.sqrt(sum(math.log2(n / other[label]) ** 2 for label, n in a.sizes if label in other))
