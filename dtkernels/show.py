@@ -57,8 +57,8 @@ def read(what: str) -> Written:
         raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
     except DTError as error:
         raise error if str(path) in str(error) else _named(path, error) from None
-    usual = spec.shapes[0] if spec.shapes else {}
-    return Written(spec.op, spec.program, scheduled=False, usual=tuple((k, v) for k, v in usual.items() if isinstance(v, int)))
+    usual = next(spec.shapes[0].each()) if spec.shapes else {}
+    return Written(spec.op, spec.program, scheduled=False, usual=tuple(usual.items()))
 
 
 def _named(path: Path, error: DTError) -> DTError:

@@ -238,7 +238,7 @@ def test_a_spec_file_is_shown_like_an_op(tmp_path, capsys):
 
 
 def test_a_spec_is_shown_at_its_first_shape(tmp_path, capsys):
-    (tmp_path / "triple.yaml").write_text(SPEC + "shapes:\n- {i: 77}\n- {i: 99}\n")
+    (tmp_path / "triple.yaml").write_text(SPEC + "shapes:\n- {sizes: {i: 77}}\n- {sizes: {i: 99}}\n")
     assert "i 77" in run(capsys, "show", tmp_path / "triple.yaml", "--stage", "schedule")
 
 
