@@ -33,7 +33,8 @@ def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Targe
 
 def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int) -> dict[str, int]:
     """Bytes an element of each buffer whose elements take what the inputs' take; others between kernels are float32."""
-    return dict.fromkeys((*algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+    copies = tuple(f"{t}_rows" for t in algorithm.inputs)  # see staged.py
+    return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:

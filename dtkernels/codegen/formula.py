@@ -20,7 +20,7 @@ from .formula_shape import WHOLE_SIDE, Shape, pow2
 from .lower import lower
 from .target import Target
 
-_OPTIONAL = ("descriptor", "persistent")  #: primitives that a form of accesses may refuse
+_OPTIONAL = ("descriptor", "persistent", "stage", "align")  #: primitives that a form of accesses may refuse
 
 
 def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:

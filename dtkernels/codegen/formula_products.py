@@ -88,13 +88,19 @@ class _Product:
         return batch * -(-m // bm) * -(-n // bn)
 
     def _descriptors(self, batch: int) -> tuple[Primitive, ...]:
-        """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once."""
-        sides = [side for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)]
-        tensors = {side.tensor for side in sides} | {self.root}
-        if batch > 1 or len(sides) < 2 or not self.shape.target.has_tma or not self.shape.aligned(tensors):
+        """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once.
+
+        Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
+        """
+        shape, root = self.shape, self.root
+        sides = tuple(dict.fromkeys(side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)))
+        if batch > 1 or len(sides) < 2 or not shape.target.has_tma:
             return ()
-        names = tuple(dict.fromkeys([*(side.tensor for side in sides), self.root]))
-        return Primitive(self.root, "persistent"), Primitive(self.root, "descriptor", names)
+        loose = [t for t in sides if not shape.aligned({t})]
+        extra = [Primitive(t, "align") for t in loose if t in shape.algorithm]
+        extra += [Primitive(root, "stage", copied)] if (copied := tuple(t for t in loose if t in shape.algorithm.inputs)) else []
+        names = (*sides, *([root] if shape.aligned({root}) else []))
+        return Primitive(root, "persistent"), Primitive(root, "descriptor", names), *extra
 
     def _tiles_read(self, side: ex.Expr) -> int:
         """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""

@@ -23,11 +23,14 @@ from .passes import finish
 from .reduce import MIN_DOT, Reducer
 from .scope import Scope
 from .split import split_reduction
+from .staged import staged
 
 
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
+    program = staged(program)
     fused, outputs = program.schedule.fused(), program.outputs()
+    _check_aligned(program, outputs)
     needed = program.algorithm.needed_by(outputs)
     roots = [f for f in needed if f not in fused]
     for output in outputs:
@@ -53,6 +56,12 @@ def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
     while func in fused:
         func = fused[func][0]
     return func
+
+
+def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:
+    for p in program.schedule.primitives:
+        if p.name == "align" and (p.func in outputs or p.func in program.schedule.fused()):
+            raise DTError("align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos)
 
 
 def _kept(program: Program) -> tuple[str, ...]:

@@ -20,6 +20,8 @@ class Options:
     ===============================  ==========================================  ====================================================
     ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
     ``f.stages(x:3)``, ``x`` blocks  ``for tile_id in tl.range(...):``           ``for tile_id in tl.range(..., num_stages=3):``, if persistent
+    ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: staged.py
+    ``g.align()``                    rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``

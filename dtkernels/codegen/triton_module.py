@@ -6,6 +6,7 @@ from ..lang.schedule import Program
 from .descriptors import described, pointed
 from .lower import lower
 from .nest import Kernel
+from .staged import staged
 from .triton_expr import HELPERS
 from .triton_kernel import dimension_names, print_kernel
 from .triton_support import SUPPORT
@@ -17,6 +18,7 @@ def emit(program: Program, entry: str | None = None) -> str:
 
     A wrapper for each compiled Func; with ``entry``, one wrapper of that name that returns all outputs.
     """
+    program = staged(program)
     kernels = lower(program)
     texts = {k.name: print_kernel(pointed(k), program.algorithm) for k in kernels}
     described_texts = {k.name: print_kernel(described(k), program.algorithm) for k in kernels if k.descriptors}

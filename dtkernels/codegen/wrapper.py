@@ -14,6 +14,7 @@ class Wrapper:
 
     def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], described: dict[str, KernelText], name: str, outputs: tuple[str, ...], several: bool = False):
         self.algorithm: Algorithm = program.algorithm
+        self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.name, self.outputs, self.several = name, outputs, several
         self.texts, self.described = texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
@@ -104,7 +105,10 @@ class Wrapper:
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm):
             d = self.algorithm[w]
-            shape = ", ".join(f"size_{label}" for label in d.labels) + ("," if len(d.labels) == 1 else "")
+            extents = [f"size_{label}" for label in d.labels]
+            if w in self.aligned and extents:
+                extents[-1] = f"-(-{extents[-1]} // 16) * 16"  # rows start at multiples of 16 bytes, in any dtype
+            shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs or w in operands else "torch.float32"
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines

@@ -49,7 +49,7 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*",
+    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*", "stage": "tensor*", "align": "",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for

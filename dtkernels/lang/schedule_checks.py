@@ -73,7 +73,7 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
         if p.name in allowed and label not in allowed[p.name]:
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(label), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         tensor = a.name if isinstance(a, Named) else a
-        if p.name in ("descriptor", "evict") and tensor not in algorithm.inputs + algorithm.funcs:
+        if p.name in ("descriptor", "evict", "stage") and tensor not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
     if p.name == "map":
         _check_map(p, [a.label if isinstance(a, Grouped) else a for a in p.args], inner)

@@ -424,3 +424,31 @@ def test_tiles_are_kept_the_way_round_that_products_take_them():
     s[m, l] = rdot(Q[m, d], K[l, d], d); e[m, l] = exp(s[m, l]); f[l, n] = rdot(G[m, n], e[m, l], m);
     s.fuse_at(f, m); e.fuse_at(f, m); f.block(l:16); f.tensorize(l:16, m:16, n:0, d:0);""")
     assert "tl.dot(K, tl.trans(Q)" in text and "tl.trans(e)" not in text
+
+
+# -- copies with aligned rows -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("more", ["", "mm.descriptor(A, B);", "mm.descriptor(A, B, mm); mm.persistent();", "mm.split(k:2);", "mm.evict(B:first);"])
+@pytest.mark.parametrize("shape", [(21, 35, 19), (16, 32, 16), (1, 1, 1)])
+def test_a_product_of_copies_with_aligned_rows(shape, more):
+    m, n, k = shape
+    text = MM + "mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:16); mm.stage(A, B);" + more
+    check(text, *random((m, k), (k, n)))
+    assert source(text).count("_rows_kernel(") == 2 and "-(-size_k // 16) * 16" in source(text)
+
+
+def test_a_func_between_kernels_with_aligned_rows():
+    text = "Func a, f; In A, B; Var x, y, k; a[x, k] = A[x, k] + 1; f[x, y] = rdot(a[x, k], B[k, y], k); f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16); a.align(); f.compile();"
+    check(text, *random((21, 19), (19, 35)))
+    assert "a_out = torch.empty((size_x, -(-size_k // 16) * 16)" in source(text)
+
+
+@pytest.mark.parametrize("text, rule", [
+    (MM + "mm.stage(mm);", "stage names an input"), (MM + "mm.align();", "align is for a Func between kernels"),
+    ("Func f, g; In A, B; Var x; f[x] = A[x]; g[x] = B[x] + f[x]; g.stage(A);", "stage names an input of g: found A; allowed: B"),
+    ("Func f; In A, B; Var x; f[x] = A[x + 1] + B[x]; f.stage(A);", "stage names an input"),
+])  # fmt: skip
+def test_what_cannot_be_copied_is_refused(text, rule):
+    with pytest.raises(dtkernels.DTError, match=rule):
+        dtkernels.compile(text)
