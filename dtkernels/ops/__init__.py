@@ -5,8 +5,10 @@ from __future__ import annotations
 from .attention import attention
 from .cross_entropy import cross_entropy
 from .dyt import dyt
+from .gate import gate
 from .geglu import geglu
 from .layernorm import layernorm
+from .lora import lora
 from .mmsigmoid import mmsigmoid
 from .registry import register, registered
 from .relu import relu
@@ -16,7 +18,7 @@ from .softmax import softmax
 from .swiglu import swiglu
 from .two_mm import two_mm
 
-_OPS = ["attention", "cross_entropy", "dyt", "geglu", "layernorm", "mmsigmoid", "relu", "rmsnorm", "rope", "softmax", "swiglu", "two_mm"]
+_OPS = ["attention", "cross_entropy", "dyt", "gate", "geglu", "layernorm", "lora", "mmsigmoid", "relu", "rmsnorm", "rope", "softmax", "swiglu", "two_mm"]
 __all__ = [*_OPS, "register"]
 
 

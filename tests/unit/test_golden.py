@@ -24,6 +24,8 @@ OPS = {
     "op_dyt": ("dyt", (16384, 8192), {}),
     "op_mmsigmoid": ("mmsigmoid", (4096, 4096, 4096), {}),
     "op_two_mm": ("two_mm", (8192, 4096, 16, 4096), {}),
+    "op_lora": ("lora", (8192, 4096, 16, 4096), {}),
+    "op_gate": ("gate", (4096, 4096, 4096), {"biased": True, "gates": True}),
     "op_attention": ("attention", (4, 32, 4096, 128, 4096, 128), {}),
     "op_attention_causal": ("attention", (4, 32, 4096, 128, 4096, 128), {"causal": True}),
     "op_attention_window": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "sinks": True}),

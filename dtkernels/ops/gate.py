@@ -1,0 +1,19 @@
+import torch
+
+from .public import op
+
+
+@op
+def gate(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, times: torch.Tensor | None = None) -> torch.Tensor:
+    """sigmoid(x @ weight.T + bias) * times, the product accumulated in float32: a gate in one kernel.
+
+    x: (..., M, K), weight: (N, K), bias: (N,) or none, times: (..., M, N) or none. Returns (..., M, N) in the promoted
+    dtype. float32 products follow torch's TF32 setting. Differentiable in all. Raises ValueError where K, M or N does not
+    agree.
+
+    >>> gate(torch.zeros(2, 3), torch.zeros(1, 3))
+    tensor([[0.5000],
+            [0.5000]])
+    """
+    given = {name: tensor for name, tensor in (("bias", bias), ("T", times)) if tensor is not None}
+    return gate.operator()(x, weight, biased=bias is not None, gates=times is not None, **given)
