@@ -17,7 +17,8 @@ from .lang.errors import DTError
 _SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
-_COMPILE = "Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func."
+_COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
+Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape."""
 _EXPLAIN = "Say which schedule an op gets at a shape, why, and what its kernels launch."
 _DOCTOR = "One line each: OK, or WARN and what to do."
 _SHAPE = f"""extents: the output's labels, then the other labels in order of declaration; the last one repeats.
@@ -67,7 +68,9 @@ def _compile(args: argparse.Namespace) -> None:
     output = Path(args.output) if args.output else None
     if output and output.exists() and Path(args.file).exists() and output.samefile(args.file):
         raise Refused(f"{output}: the output would replace the program")
-    source = show.Subject(show.read(args.file), args.gpu, given=dict(args.param)).text("triton")
+    subject = show.Subject(show.read(args.file), args.gpu, args.shape, args.dtype, given=dict(args.param))
+    source = subject.text("triton")
+    subject.check(every=args.shape is not None)
     if output:
         write_whole(output, source)
     else:
@@ -99,7 +102,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _subject(args: argparse.Namespace) -> show.Subject:
-    return show.Subject(show.read(args.what), args.gpu, args.shape, args.dtype, dict(args.param))
+    wanted = tuple(filter(None, args.wrt.split(","))) if args.backward or args.wrt else None
+    return show.Subject(show.read(args.what), args.gpu, args.shape, args.dtype, dict(args.param), wanted)
 
 
 def _show(args: argparse.Namespace) -> None:
@@ -127,7 +131,7 @@ def _explain(args: argparse.Namespace) -> None:
     subject = _subject(args)
     gpu = subject.target
     lines = [subject.title()]
-    if not subject.written.scheduled:
+    if not subject.scheduled:
         lines += [f"schedule: by formula, from the sizes and what {gpu.name} has; nothing is tuned, no table is looked at"]
     elif subject.written.program.schedule.primitives:
         lines += ["schedule: the program's own"]
@@ -172,6 +176,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("compile", help="a .dt program to a Python file", description=_COMPILE)
     one.add_argument("file", metavar="FILE.dt")
     one.add_argument("-o", "--output", metavar="FILE.py", help="replaced whole or not at all; default: standard output")
+    _sizes(one)
     _gpu(one)
     _param(one)
     one.set_defaults(run=_compile)
@@ -189,10 +194,16 @@ def _parser() -> argparse.ArgumentParser:
 def _about(parser: argparse.ArgumentParser) -> None:
     """The arguments that say what is looked at."""
     parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
-    parser.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
-    parser.add_argument("--dtype", choices=show.DTYPES, default="bf16", help="of the inputs; default: bf16")
+    _sizes(parser)
+    parser.add_argument("--backward", action="store_true", help="the gradient instead, as it is derived; its schedule is by formula")
+    parser.add_argument("--wrt", default="", metavar="A,B", help="with respect to these inputs and scalars; default: every input")
     _gpu(parser)
     _param(parser)
+
+
+def _sizes(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
+    parser.add_argument("--dtype", choices=show.DTYPES, default="bf16", help="of the inputs; default: bf16")
 
 
 def _gpu(parser: argparse.ArgumentParser) -> None:

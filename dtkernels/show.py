@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
+from .algebra.gradient import gradient
 from .codegen.fit import element_bytes
 from .codegen.formula import formula
 from .codegen.lower import lower
 from .codegen.nest import Kernel, nest_text
-from .codegen.resources import Resources, check_resources, resources
+from .codegen.resources import Resources, check_resources, resources, whole_labels
 from .codegen.target import Target, target
 from .codegen.triton_module import emit, plain_labels, value_inputs
 from .lang import expr as ex
 from .lang import parse
 from .lang.algorithm import Algorithm
 from .lang.errors import DTError
-from .lang.schedule import Program
+from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
 
 SPECS = Path(__file__).resolve().parent / "specs"
@@ -76,21 +77,45 @@ class Subject:
         shape: tuple[int, ...] | None = None,
         dtype: str = "bf16",
         given: dict[str, object] | None = None,
+        wanted: tuple[str, ...] | None = None,
     ):
+        """``wanted``: show the backward instead, with respect to these inputs and scalars; () for every input with elements."""
         self.written, self.name, self.dtype = written, written.name, dtype
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
         params, self.scalars = _parted(written.program.algorithm, given or {})
         self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
-        if written.scheduled:
+        self.scheduled = written.scheduled and wanted is None
+        if wanted is not None:
+            self._differentiate(shape, wanted)
+        if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = rules.prepare(self.bound)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None
             algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
-            self.sizes = self._extents(algorithm, shape)
+            self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
+
+    def _differentiate(self, shape: tuple[int, ...] | None, wanted: tuple[str, ...]) -> None:
+        """Put the derived backward in the place of what is shown."""
+        a = self.bound.algorithm
+        self.sizes = self._extents(rules.prepare_algorithm(a, self.outputs), shape)
+        for name in wanted:
+            if name not in a.inputs + a.scalars:
+                raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
+        found = gradient(rules.differentiable_form(a, self.outputs), self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))))
+        if not found.grads:
+            raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
+        self.name, self.outputs = f"{self.name} backward", tuple(found.grads.values())
+        self.bound = Program(found.backward)
+
+    def _same_extents(self, algorithm: Algorithm) -> dict[str, int]:
+        """Extents of the backward's labels: the forward's own, and those that index the same dimension of something."""
+        tied = {label: [label, *sorted(algorithm.tied_labels(label))] for label in algorithm.labels}
+        known = {label: next((self.sizes[t] for t in group if t in self.sizes), None) for label, group in tied.items()}
+        return {label: size or algorithm.constant_extent(label) or DEFAULT_EXTENT for label, size in known.items()}
 
     @property
     def algorithm(self) -> Algorithm:
@@ -118,6 +143,12 @@ class Subject:
         """Bytes an element of every buffer that is not float32 anyway."""
         return element_bytes(self.algorithm, self.outputs, DTYPES[self.dtype])
 
+    def check(self, every: bool = True) -> None:
+        """Raise DTError where the GPU has no room for a kernel; if not ``every``, of those alone that take the same at any size."""
+        for kernel in self.kernels():
+            if every or not whole_labels((kernel,)):
+                check_resources(kernel, self.sizes, self.itemsizes(), self.target)
+
     def resources(self, kernel: Kernel) -> Resources:
         """What a program of ``kernel`` is estimated to take."""
         return resources(kernel, self.sizes, self.itemsizes(), self.target)
@@ -130,7 +161,7 @@ class Subject:
     def text(self, stage: str) -> str:
         """The program at ``stage``, one of STAGES."""
         return {
-            "algorithm": lambda: str(self.written.program.algorithm),
+            "algorithm": lambda: str(self.written.program.algorithm if self.name == self.written.name else self.bound.algorithm),
             "algebra": self._algebra,
             "schedule": self._schedule,
             "nest": lambda: "\n\n".join(nest_text(k) for k in self.kernels()),
@@ -139,8 +170,9 @@ class Subject:
         }[stage]().rstrip("\n") + "\n"  # fmt: skip
 
     def _algebra(self) -> str:
-        before = self.written.program.algorithm
-        parts = [f"# as written\n{before}"]
+        derived = self.name != self.written.name
+        before = self.bound.algorithm if derived else self.written.program.algorithm
+        parts = [f"# {'as derived from the forward' if derived else 'as written (its gradient: --backward)'}\n{before}"]
         for rule, after in rules.stages(self.bound.algorithm, self.outputs, inline=self.inline):
             if str(after) != str(before):
                 meaning = inspect.getdoc(getattr(rules, rule, None)) or ""
@@ -149,7 +181,7 @@ class Subject:
         return "\n\n".join(parts)
 
     def _schedule(self) -> str:
-        if self.written.scheduled:
+        if self.scheduled:
             return str(self.program.schedule) or "# no statement: one program that loops over single elements"
         return f"# by formula for {self.title()}\n{self.program.schedule}"
 
@@ -235,13 +267,18 @@ def machine_code(subject: Subject) -> list[tuple]:
     from .runtime.build import build, record_launches
     from .runtime.cache import load_module
 
-    for kernel in subject.kernels():
-        check_resources(kernel, subject.sizes, subject.itemsizes(), subject.target)
-    module = load_module(emit(subject.program), subject.name)
+    subject.check()
+    module = load_module(emit(_with_wrappers(subject.program)), subject.name)
     wrappers = [o for o in subject.program.outputs() if callable(getattr(module, o, None))]
     values = arguments(subject)
     launches = [launch for w in wrappers for launch in record_launches(module, w, values)]
     return [(launch, build(launch, subject.target)) for launch in launches]
+
+
+def _with_wrappers(program: Program) -> Program:
+    """The program with wrappers for what is compiled to a kernel alone: they say what a launch passes."""
+    named = (replace(p, name="compile") if p.name == "compile_to_kernel" else p for p in program.schedule.primitives)
+    return Program(program.algorithm, Schedule(tuple(named)))
 
 
 def _listing(subject: Subject, launch, compiled) -> str:

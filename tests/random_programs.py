@@ -326,7 +326,7 @@ class Scheduler:
     def launch(self, root: str) -> list[Primitive]:
         numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}
         found = [Primitive(root, name, (self.pick(values),)) for name, values in numbers.items() if self.chance(4)]
-        return found + ([Primitive(root, "persistent")] if self.chance(4) else [])
+        return found + [Primitive(root, name) for name in ("persistent", "store") if self.chance(4)]
 
     def loops(self, root: str, members: list[str], labels: tuple[str, ...], tiles: dict[str, int]) -> list[Primitive]:
         """Words on single loops: mostly on loops that are there, now and then on any label."""

@@ -35,6 +35,8 @@ class Options:
                                      read by another is computed in both
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
+
+    ``specialize_warps`` does nothing in a loop that a mask cuts into several (ranges.py), on which Triton fails.
     """
 
     def __init__(self, program: Program, root: str):
@@ -122,8 +124,11 @@ class Options:
         warps = self.schedule.number(self.root, "num_warps") or 4
         if warps != 4:
             raise DTError("specialize_warps needs num_warps(4)", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4)", at=at)
-        if not self.descriptors():
+        if not set(self.descriptors()) - {self.root}:
             raise DTError("specialize_warps needs loads through descriptors", found="none", allowed=f"{self.root}.descriptor(...)", at=at)
+        labels = {label for m in self.members for label in self.schedule.names(m, "specialize_warps")}
+        if unrolled := labels & {label for m in self.members for label in self.schedule.sizes(m, "unroll")}:
+            raise DTError("a loop is unrolled or has specialised warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at)
 
     def _of_loops(self) -> list[Primitive]:
         return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and self._root_of(p.func) == self.root]

@@ -70,6 +70,7 @@ class _Cut:
         upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
         if not self.conditions:
             return self._peeled() if self._guards_a_product() else [self.loop]
+        self.loop = replace(self.loop, options=_one_kind_of_warps(self.loop))  # Triton fails on several such loops in a row
         begin = self._name("begin", self._down(_most([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
         end = self._name("end", _least([self.end, *self._extremes(upper, True)])) if upper else self.end
         if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):
@@ -145,8 +146,7 @@ class _Cut:
 
     def _masked(self, begin: Tile | None, end: Tile, tail: bool = False) -> Loop:
         """The loop as it was, over a few tiles: too few for warps to specialise in."""
-        options = tuple(o for o in self.loop.options if o[0] != "warp_specialize")
-        return replace(self.loop, begin=begin, end=end, tail=tail, options=options)
+        return replace(self.loop, begin=begin, end=end, tail=tail, options=_one_kind_of_warps(self.loop))
 
     def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
         """The loop over tiles in which every condition is met and no element lies outside the extent."""
@@ -163,6 +163,10 @@ class _Cut:
         body = map_values(self.loop.body, lambda value: value.transform(change))
         body = without_aliases(swap_axis(body, self.axis, exact))
         return replace(self.loop, axis=exact, body=body, begin=begin, end=end)
+
+
+def _one_kind_of_warps(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
+    return tuple(o for o in loop.options if o[0] != "warp_specialize")
 
 
 def _setting(comparison: Tile, truth: Tile) -> Callable[[Tile], Tile]:

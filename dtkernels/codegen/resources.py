@@ -73,6 +73,9 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
     for what, found, allowed in limits:
         if found > allowed:
             raise DTError(f"{kernel.name} on {target.name}: {what}", found=str(found), allowed=f"at most {allowed}")
+    cap, least = dict(kernel.options).get("maxnreg"), r.accumulators + (PRODUCT_OVERHEAD if any_product(kernel.body) else 0)
+    if cap is not None and target.has_tma and cap < least:
+        raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
     if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
         raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
     return r
@@ -148,6 +151,8 @@ class _Estimate:
         inner = [s for s in loop.body if isinstance(s, Loop)]
         own = dict(loop.options).get("num_stages")
         copies = 1 if inner else int(own or self.kernel.num_stages)
+        if self.target.backend == "hip":  # every step of an unrolled body gets its own buffers there
+            copies = 1 + (copies - 1) * dict(loop.options).get("loop_unroll_factor", 1)
         here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _direct(loop.body))
         return here + max((self._loop(s) for s in inner), default=0)
 

@@ -10,13 +10,13 @@ from .staged import staged
 from .triton_expr import HELPERS
 from .triton_kernel import dimension_names, print_kernel
 from .triton_support import SUPPORT
-from .wrapper import Wrapper, plain_labels, value_inputs
+from .wrapper import Wrapper, launch_comment, plain_labels, value_inputs
 
 
 def emit(program: Program, entry: str | None = None) -> str:
     """The file for a prepared program (algebra done, schedule complete).
 
-    A wrapper for each compiled Func; with ``entry``, one wrapper of that name that returns all outputs.
+    A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``, one wrapper of that name that returns all outputs.
     """
     program = staged(program)
     kernels = lower(program)
@@ -28,8 +28,15 @@ def emit(program: Program, entry: str | None = None) -> str:
     else:
         hosts = {w: k.func for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
-        wrappers = [Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several=len(groups) > 1).text() for root, outputs in groups.items()]
-    used = "\n".join(wrappers)
+        alone = program.without_wrapper()
+        several = len(groups) > 1
+        wrappers = [
+            launch_comment(program, kernels, texts, outputs)
+            if alone.issuperset(outputs)
+            else Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
+            for root, outputs in groups.items()
+        ]
+    used = "\n".join(w for w in wrappers if not w.startswith("#"))
     helpers = sorted({h for t in everything for h in t.helpers})
     minimum = 16 if any("tl.dot" in t.source for t in everything) else 1
     parts = ["import torch\nimport triton\nimport triton.language as tl\n"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
@@ -142,6 +144,27 @@ class Wrapper:
                 row = pad + "   "
             row += f" {a},"
         return [*lines, row, f"{pad})"]
+
+
+_SAID = {"whole": "a power of two >= ", "index_type": "tl.int64 if an offset passes 2**31, else tl.int32", "dot_precision": "'ieee' or 'tf32'"}
+
+
+def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], outputs: tuple[str, ...]) -> str:
+    """What stands in place of the wrapper of Funcs that are compiled to kernels alone: grid and arguments of each, in order."""
+    needed = program.algorithm.needed_by(outputs)  # type: ignore[attr-defined]
+    lines = []
+    for k in (k for k in kernels if k.func in needed):
+        text = texts[k.name]
+        args = [value for _, value in text.arguments] + [f"{name}={_said(value)}" for name, value in text.constants]
+        args += [f"num_warps={k.num_warps}", f"num_stages={k.num_stages}", *(f"{name}={value}" for name, value in k.options)]
+        whole = f"Launch {text.name}[{text.grid}]({', '.join(args)})"
+        lines += textwrap.wrap(whole, 118, initial_indent="# ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
+
+
+def _said(value: str) -> str:
+    fn, _, rest = value.partition("(")
+    return (_SAID[fn] + (rest[:-1] if fn == "whole" else "")) if fn in _SAID else value
 
 
 def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:

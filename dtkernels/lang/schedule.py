@@ -114,5 +114,10 @@ class Program:
         asked = tuple(dict.fromkeys(p.func for p in self.schedule.primitives if p.name in ("compile", "compile_to_kernel")))
         return asked or (self.algorithm.definitions[-1].name,)
 
+    def without_wrapper(self) -> frozenset[str]:
+        """Funcs of which ``compile_to_kernel()`` asks for the kernel alone."""
+        asked = {name: {p.func for p in self.schedule.primitives if p.name == name} for name in ("compile", "compile_to_kernel")}
+        return frozenset(asked["compile_to_kernel"] - asked["compile"])
+
     def __str__(self) -> str:
         return "\n".join(filter(None, (str(self.algorithm), str(self.schedule)))) + "\n"

@@ -11,7 +11,7 @@ from ..codegen.lower import lower
 from ..codegen.resources import check_resources, whole_labels
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
-from ..lang import parse
+from ..lang import DTError, parse
 from ..lang.schedule import Program
 from .cache import load_module
 
@@ -47,12 +47,26 @@ class CompiledProgram:
         raise AttributeError(name)
 
     def _run(self, name: str, *args, **kwargs):
+        if name in self.program.without_wrapper():
+            raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
         self._fit = self._fit or Fit(self.prepared)
         self._fit.check(args, kwargs)
-        return getattr(self.module, name)(*args, **kwargs)
+        try:
+            return getattr(self.module, name)(*args, **kwargs)
+        except Exception as error:
+            if not _from_compiler(error):
+                raise
+            said = str(error).strip().splitlines() or ["no message"]
+            raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {said[-1]}") from error
 
     def __repr__(self) -> str:
         return f"<dtkernels program {', '.join(self.outputs)}>"
+
+
+def _from_compiler(error: Exception) -> bool:
+    """Whether Triton's compiler raised this: its own classes, or the bare RuntimeError of a pass that gives up."""
+    own = any(c.__module__.startswith("triton.") and c.__name__ != "InterpreterError" for c in type(error).__mro__)
+    return own or isinstance(error, RuntimeError) and "PassManager" in str(error)
 
 
 class Fit:

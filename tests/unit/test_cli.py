@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import refused, run
 
 import dtkernels
 from dtkernels import doctor
@@ -30,22 +31,6 @@ def double(tmp_path) -> Path:
     path = tmp_path / "double.dt"
     path.write_text(DOUBLE)
     return path
-
-
-def run(capsys, *argv) -> str:
-    """What a command that succeeds prints; nothing goes to stderr."""
-    assert main([str(a) for a in argv]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
-
-
-def refused(capsys, *argv) -> str:
-    """The one line with which a command is refused; nothing goes to stdout."""
-    assert main([str(a) for a in argv]) == 2
-    out, err = capsys.readouterr()
-    assert out == "" and err.endswith("\n") and err.count("\n") == 1
-    return err.rstrip("\n")
 
 
 def process(*argv, **environment) -> subprocess.CompletedProcess:
@@ -211,7 +196,7 @@ def test_the_schedule_is_dt_text_that_fits_shape_and_gpu(capsys):
 def test_algebra_names_each_rule_that_changed_something(capsys):
     text = run(capsys, "show", "softmax", "--stage", "algebra")
     rules = [line for line in text.splitlines() if line.startswith("# ")]
-    assert rules[0] == "# as written" and [r.split(":")[0] for r in rules[1:]] == ["# stabilize"]
+    assert rules[0].startswith("# as written") and [r.split(":")[0] for r in rules[1:]] == ["# stabilize"]
     assert parse(text.split("\n\n")[-1]).algorithm == Subject(read("softmax")).algorithm
 
 
