@@ -172,7 +172,7 @@ class Subject:
     def _algebra(self) -> str:
         derived = self.name != self.written.name
         before = self.bound.algorithm if derived else self.written.program.algorithm
-        parts = [f"# {'as derived from the forward' if derived else 'as written (its gradient: --backward)'}\n{before}"]
+        parts = [f"# {'as derived from the forward' if derived else 'as written'}\n{before}"]
         for rule, after in rules.stages(self.bound.algorithm, self.outputs, inline=self.inline):
             if str(after) != str(before):
                 meaning = inspect.getdoc(getattr(rules, rule, None)) or ""
