@@ -1,6 +1,6 @@
 """What the forward saves for the backward.
 
-Outputs are at hand anyway. Where a sum of exponentials enters, its logarithm is saved and used as the shift of those
+Outputs are at hand anyway. So that no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used as the shift of those
 exponentials: by the degree argument of degree.py any shift leaves the gradients unchanged, and under this one the sum
 itself is 1. An expression that then equals an output is read instead of computed again.
 """
@@ -44,10 +44,26 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
                 backward = shifted
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
+    backward = _needed(_read_outputs(backward, outputs), grads)
+    small = [d for d in forward.definitions if d.name in backward and backward[d.name] == d and _is_small(d, forward)]
+    for d in small:
+        if d.name in backward:
+            name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
+            extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32")))
+            backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
     backward = keep_extents(_needed(_read_outputs(backward, outputs), grads), forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
     return Saved(with_extra, backward, tuple(e.name for e in used))
+
+
+def _is_small(d: Definition, algorithm: Algorithm) -> bool:
+    """Whether ``d`` is a reduction of what has more dimensions, and no stability shift could be inserted into it were it an output."""
+    parts = [algorithm[f].expr for f in algorithm.needed_by((d.name,))]
+    nodes = [n for e in parts for n in e.walk()]
+    reduces = any(isinstance(n, (ex.Reduce, ex.Dot)) for n in d.expr.walk())
+    larger = any(isinstance(n, ex.Access) and len(n.index) > len(d.labels) for n in nodes)
+    return reduces and larger and not any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
 
 
 def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
