@@ -72,7 +72,7 @@ class Reader:
             block = todo[at]
             following = todo[at + 1] if at + 1 < len(todo) and todo[at + 1].kind in RESULTS else None
             at += 1 + (following is not None)
-            with contextlib.chdir(self.folder) if sys.version_info >= (3, 11) else _within(self.folder):
+            with _within(self.folder):
                 self._one(block, following)
         return len(todo)
 
@@ -97,7 +97,7 @@ class Reader:
         made = made.rstrip("\n") + "\n"
         if self.update:
             if not _agrees(block.text, made):
-                self.changes.append((block, made))
+                self.changes.append((block, _renewed(block.text, made)))
         elif not _agrees(block.text, made):
             raise Mismatch(f"{block}: what is shown is not what comes out; python tests/documented.py --update writes it anew\n--- shown\n{block.text}\n--- now\n{made}")
 
@@ -116,6 +116,20 @@ def _agrees(shown: str, made: str) -> bool:
     """Whether ``made`` is what is shown; a line `...` stands for any lines."""
     pattern = "".join(r"(?:.*\n)*?" if line.strip() == "..." else re.escape(line.rstrip()) + r"[ ]*\n" for line in shown.splitlines())
     return re.fullmatch(pattern, made) is not None
+
+
+def _renewed(shown: str, made: str) -> str:
+    """``made``, shortened by `...` where ``shown`` is, if the lines between which it is shortened are still there."""
+    new, found, lines = made.splitlines(), [], shown.splitlines()
+    for part in [p.strip("\n").splitlines() for p in re.split(r"^\.\.\.$", "\n".join(lines), flags=re.MULTILINE)]:
+        found += ["..."] if found or lines[0] == "..." else []
+        if part:
+            if part[0] not in new or part[-1] not in new[new.index(part[0]) :]:
+                return made
+            start = new.index(part[0])
+            end = new.index(part[-1], start) + 1
+            found, new = found + new[start:end], new[end:]
+    return "\n".join(found) + "\n"
 
 
 def _python(block: Block, names: dict[str, object]) -> str:

@@ -17,10 +17,9 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
     tile: dict[str, int] = {}
     width = 1
-    last = _last_labels(shape, members)
     passing = _passes(shape, root, members)
     for r in reduced:
-        if r not in last and labels:  # down columns: the width goes to the label that lies contiguous
+        if labels and _down_columns(shape, r, members):  # the width goes to the label that lies contiguous
             tile[r] = min(pow2(shape.sizes[r]), max(4, 4096 // pow2(shape.sizes[labels[-1]])) if passing else 32)
             width *= tile[r]
             continue
@@ -79,6 +78,13 @@ def _passes(shape: Shape, root: str, members: list[str]) -> bool:
     """Whether outputs are made element by element on the way of a reduction."""
     reduced = reduction_labels(shape.algorithm, root)
     return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
+
+
+def _down_columns(shape: Shape, label: str, members: list[str]) -> bool:
+    """Whether no large tensor lies contiguous along ``label``; one number for each of its indices is not large."""
+    having = [a for m in members for a in ex.accesses(shape.algorithm[m].expr) if label in ex.free_labels(a)]
+    most = max((len(a.index) for a in having), default=0)
+    return all(not isinstance(a.index[-1], ex.Label) or a.index[-1].name != label for a in having if len(a.index) == most)
 
 
 def _contiguous_first(shape: Shape, labels: tuple[str, ...], members: list[str]) -> list[str]:
