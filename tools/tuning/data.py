@@ -31,7 +31,7 @@ class Data:
 def scalars_of(variant: Variant, group: Group, device: str) -> tuple:
     """Numbers; one-element tensors where a gradient is asked for; whole numbers where they index."""
     a = variant.algorithm
-    integers = {n.name for d in a.definitions for x in ex.accesses(d.expr) for i in x.index for n in i.walk() if isinstance(n, ex.Scalar)}
+    integers = a.integer_scalars()
 
     def one(name: str):
         if name in integers:
@@ -81,7 +81,8 @@ def make(work: Work, roots: tuple[str, ...], device: str) -> Data:
     forward, variant = variants_of(group)
     generator = torch.Generator(device).manual_seed(0)
     meta = meta_tensors(forward, variant, work.extents, group.torch_dtype)
-    tensors = {n: _random(n, t, variant.algorithm, generator, device) for n, t in meta.items()}
+    whole = {n: _reach(n, variant.algorithm, meta) for n in variant.algorithm.integer_inputs()}
+    tensors = {n: _random(n, t, variant.algorithm, generator, device, whole.get(n)) for n, t in meta.items()}
     scalars = dict(zip(variant.algorithm.scalars, scalars_of(variant, group, device)))
     if group.direction == "backward":
         tensors |= _saved(group, forward, variant, tensors, scalars, work.extents, generator, device)
@@ -90,8 +91,16 @@ def make(work: Work, roots: tuple[str, ...], device: str) -> Data:
     return Data((*tensors.values(), *scalars.values()), right, size)
 
 
-def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torch.Generator, device: str) -> torch.Tensor:
-    """Normal numbers; operands of products smaller the longer the sums they enter, so that results stay near 1."""
+def _reach(name: str, algorithm: Algorithm, meta: dict[str, torch.Tensor]) -> int:
+    """The shortest dimension that elements of ``name`` stand in the index of."""
+    uses = [(a, dim) for d in algorithm.definitions for a in ex.accesses(d.expr) for dim, i in enumerate(a.index) if any(x.tensor == name for x in ex.accesses(i))]
+    return min(meta[a.tensor].shape[dim] for a, dim in uses)
+
+
+def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torch.Generator, device: str, below: int | None) -> torch.Tensor:
+    """Normal numbers; operands of products smaller the longer the sums they enter, so that results stay near 1. Integers ``below`` a number."""
+    if below is not None:
+        return torch.randint(below, meta.shape, generator=generator, device=device, dtype=meta.dtype)
     if not meta.dtype.is_floating_point:
         return torch.rand(meta.shape, generator=generator, device=device) < 0.9
     scale = 1.0
