@@ -95,12 +95,13 @@ def all_works(args: argparse.Namespace) -> list[Work]:
         try:
             spec = operator_of(name).spec
             shapes = read_shapes(given.get(spec.op), str(args.shapes), spec.dtypes) if given is not None else spec.shapes
-            found += works_of(name, shapes, tuple(args.dtypes.split(",")))
+            of_op = works_of(name, shapes, tuple(args.dtypes.split(",")))
+            found += [((i + 0.5) / len(of_op), work) for i, work in enumerate(of_op)]
         except DTError as error:
             raise SystemExit(f"tune: {error}") from None
     if not found:
         raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
-    return found
+    return [work for _, work in sorted(found, key=lambda f: f[0])]  # ops side by side: a short budget serves all of them
 
 
 class Run:
