@@ -151,7 +151,13 @@ class _Chain:
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
         tile |= self._inner(tile, held, step)
-        return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2)
+        return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=self._order())
+
+    def _order(self) -> tuple[Primitive, ...]:
+        """Of several labels that are reduced together the longest goes innermost: its loop is the one that is pipelined."""
+        own = reduction_labels(self.shape.algorithm, self.root)
+        longest_last = tuple(sorted(own, key=lambda label: self.shape.sizes[label]))
+        return (Primitive(self.root, "reorder", longest_last),) if len(own) > 1 and longest_last != own else ()
 
     def _figures(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
         """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64 and 128 columns.

@@ -16,6 +16,7 @@ from ..lang.schedule import Grouped, Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
+from .indices import inside_one, quotient
 from .kinds import kind_of
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
 from .options import Options
@@ -364,18 +365,15 @@ class _Lowering:
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Index arithmetic: integers, and / rounds down."""
         match expr:
-            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._inside_one(label, env[label], size):
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if inside_one(env[label], self.blocks.get(label, 0), size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
+            case ex.Binary("/", left, right):
+                return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
             case ex.Binary(op, left, right):
-                return Op("//" if op == "/" else op, (self._index(left, env, scope), self._index(right, env, scope)))
+                return Op(op, (self._index(left, env, scope), self._index(right, env, scope)))
             case ex.Unary(_, arg):
                 return Op("neg", (self._index(arg, env, scope),))
         return self.tile(expr, env, scope, {})
-
-    def _inside_one(self, label: str, at: Tile, size: int | float) -> bool:
-        """Whether a block of ``label`` lies in one group of ``size``, so that the number of its group is one for all of the tile."""
-        block = self.blocks.get(label, 0)
-        return isinstance(at, Position) and not at.axis.scalar and block > 0 and size % block == 0 and at.axis.tile >= block
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
         if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere:

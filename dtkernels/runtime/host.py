@@ -147,6 +147,11 @@ class _Triton:
     def next_power_of_2(n: int) -> int:
         return 1 << max(0, n - 1).bit_length()
 
+    @property
+    def runtime(self):
+        """Where a launch that finds too little shared memory says so; only Triton itself launches."""
+        return self._real.runtime
+
     def set_allocator(self, allocator) -> None:
         """A bound call brings the memory itself."""
         if self._real:

@@ -452,3 +452,11 @@ def test_a_func_between_kernels_with_aligned_rows():
 def test_what_cannot_be_copied_is_refused(text, rule):
     with pytest.raises(dtkernels.DTError, match=rule):
         dtkernels.compile(text)
+
+
+def test_a_quotient_that_is_a_label_reads_like_the_label():
+    text = """Func f; In A, B; Var g, x; RVar j; Extent j = 4; f[g, x] = rsum(A[(4 * g + j) / 4, x] * B[4 * g + j, x], j) + 0 * A[g, x];
+    f.block(g:2, x:16); f.tensorize(g:2, x:16);"""
+    a, b = random((3, 20), (12, 20))
+    torch.testing.assert_close(dtkernels.compile(text)(A=a, B=b), a * b.view(3, 4, 20).sum(1))
+    assert "// 4" not in source(text)
