@@ -18,7 +18,6 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from datetime import date
@@ -46,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
         write_formula_tables(folders[-1], target(name), args.tables / args.like, args.ops)
     if not folders:
         folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
-    failures = [line for folder in folders for line in build_table(folder, args.ops, args.jobs)]
+    failures = build_tables(folders, args.ops, args.jobs)
     for line in failures:
         print(f"not built: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -86,21 +85,26 @@ def write_formula_tables(folder: Path, to: Target, like: Path, ops: list[str] | 
 # -- building -----------------------------------------------------------------------------------------------------------
 
 
-def build_table(folder: Path, ops: list[str] | None, jobs: int) -> list[str]:
-    """Build every op of one table; what failed, a line each."""
-    to, failures = target_for(read_gpu(folder)), []
-    if to is None:
-        return [f"{folder}: no target is of its compute capability; allowed: {', '.join(TARGETS)}"]
-    for path in sorted(folder.glob("*.yaml")):
-        if path.stem == "gpu" or ops and path.stem not in ops:
+def build_tables(folders: list[Path], ops: list[str] | None, jobs: int) -> list[str]:
+    """Build every op of some tables; what failed, a line each."""
+    failures, tables = [], {}
+    for folder in folders:
+        to = target_for(read_gpu(folder))
+        if to is None:
+            failures.append(f"{folder}: no target is of its compute capability; allowed: {', '.join(TARGETS)}")
             continue
-        if path.stem not in shipped_names():
-            failures.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
-            continue
-        rows = read_rows(path.read_text(), str(path))
-        results = build_rows(rows, to.name, jobs, f"{folder.name} {path.stem}")
+        for path in sorted(folder.glob("*.yaml")):
+            if path.stem == "gpu" or ops and path.stem not in ops:
+                continue
+            if path.stem not in shipped_names():
+                failures.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
+                continue
+            tables[path] = [(row, to.name) for row in read_rows(path.read_text(), str(path))]
+    results = iter(build_rows([pair for pairs in tables.values() for pair in pairs], jobs))
+    for path, pairs in tables.items():
         whole, done = Built(), []
-        for row, result in zip(rows, results):
+        for row, _ in pairs:
+            result = next(results)
             if isinstance(result, str):
                 failures.append(f"{path}: {row.title()}: {result}")
                 done.append(with_binaries(row, ()))
@@ -120,16 +124,18 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     write_whole(path, text)
 
 
-def build_rows(rows: Iterable[Row], to: str, jobs: int, title: str) -> list[Built | str]:
-    """What each row's kernels are, or why they could not be made; rows of one schedule in one process, which compiles once."""
-    rows = list(rows)
+def build_rows(pairs: list[tuple[Row, str]], jobs: int) -> list[Built | str]:
+    """What the kernels of each row are on its target, or why they could not be made; rows of one schedule in one process, which compiles once."""
     groups: dict[tuple, list[int]] = {}
-    for i, row in enumerate(rows):
-        groups.setdefault((row.key, row.schedule), []).append(i)
-    results: list[Built | str] = [""] * len(rows)
-    with ProcessPoolExecutor(min(jobs, max(1, len(groups))), mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(build_some, [rows[i] for i in places], to): places for places in groups.values()}
-        for done in progress(as_completed(waiting), len(waiting), title):
+    for i, (row, to) in enumerate(pairs):
+        groups.setdefault((to, row.key, row.schedule), []).append(i)
+    results: list[Built | str] = [""] * len(pairs)
+    if not groups:
+        return results
+    largest_first = sorted(groups.items(), key=lambda item: (-len(item[0][2]), item[1]))
+    with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        waiting = {pool.submit(build_some, [pairs[i][0] for i in places], key[0]): places for key, places in largest_first}
+        for done in progress(as_completed(waiting), len(waiting), "build"):
             for i, result in zip(waiting[done], done.result()):
                 results[i] = result
     return results

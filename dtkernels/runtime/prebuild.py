@@ -121,12 +121,23 @@ def build_row(operator: Operator, row: Row, target: Target) -> Built:
 
 
 def _scalar_kinds(algorithm: Algorithm, row: Row, dtype: torch.dtype) -> list[tuple]:
-    """Scalars as numbers, and as one-element tensors; only the latter where a gradient is asked for."""
-    integers = algorithm.integer_scalars()
+    """Scalars as numbers, and as one-element tensors, as parameters of a layer are; only the latter where a gradient is asked for.
+
+    What merely multiplies a product, as attention's scale does, is built as a number only: so it is called.
+    """
+    integers = {n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
+    fixed = integers | factors_of_products(algorithm) - {*row.wanted}
     numbers = tuple(1 if s in integers else 0.5 for s in algorithm.scalars)
-    tensors = tuple(1 if s in integers else torch.empty(1, dtype=dtype, device="meta") for s in algorithm.scalars)
+    tensors = tuple(n if s in fixed else torch.empty(1, dtype=dtype, device="meta") for s, n in zip(algorithm.scalars, numbers))
     kinds = [tuple(t if s in row.wanted else n for s, n, t in zip(algorithm.scalars, numbers, tensors)), tensors]
-    return kinds[:1] if not algorithm.scalars or set(algorithm.scalars) <= set(row.wanted) else kinds
+    return kinds[:1] if set(algorithm.scalars) <= {*row.wanted} | fixed else kinds
+
+
+def factors_of_products(algorithm: Algorithm) -> set[str]:
+    """Scalars that stand as a factor of a matrix product."""
+    factors = {n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op == "*"}
+    sides = {(a, b) for n in factors for a, b in ((n.left, n.right), (n.right, n.left))}
+    return {a.name for a, b in sides if isinstance(a, ex.Scalar) and any(isinstance(n, ex.Dot) for n in b.walk())}
 
 
 def _build(program: Program, args: tuple, target: Target) -> Built:

@@ -20,7 +20,7 @@ from .spots import Knowledge, Spot
 from .works import Group, Work
 
 SEED_LIMIT, EXPAND_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 120.0, 60.0, 30.0  #: seconds of one task
-FIRST, ROUND, SUGGESTED, STALE = 5, 3, 4, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
+FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Search:
         """Search until ``until()`` or until nothing is left to try, to the end of seeding at least unless ``now()``; yields now and then."""
         for i, work in enumerate(self.known.works):
             self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
-            self._think((0, i), ("seeds", work, not self.known.follows(work.group)))
+            follows = self.known.follows(work.group)
+            self._think((-1 + 2 * follows, i), ("seeds", work, not follows))
         yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
 
     def unseeded(self) -> int:
@@ -75,7 +76,7 @@ class Search:
     def fill(self, until: Callable[[], bool]) -> Iterator[None]:
         """Measure the best plan of every work at the works near it."""
         for (work, fused, root), spot in list(self.known.spots.items()):
-            for other in self.known.near(work):
+            for other in self.known.near(work)[: 0 if self.known.follows(work.group) else 4]:
                 there = self.known.spots.get((other, fused, root))
                 if there is not None and not self.known.lagging(there):
                     self._request(there, spot.best(), (1,))
@@ -117,10 +118,10 @@ class Search:
     def _feed(self, measuring: bool = True) -> None:
         for worker in self.cpus.idle():
             backlog = sum(map(len, self.ready.values()))
-            heaps = (self.to_compile, self.to_think) if backlog < 200 and measuring else (self.to_think, self.to_compile)
-            heap = next((h for h in heaps if h and (h is self.to_think or backlog < 2000 and measuring)), None)
-            if heap is None:
+            heaps = [h for h in (self.to_think, self.to_compile) if h and (h is self.to_think or backlog < 2000 and measuring)]
+            if not heaps:
                 break
+            heap = min(heaps, key=lambda h: h[0][0][0])  # a round at a time; what makes candidates before what compiles them
             priority, _, task = heapq.heappop(heap)
             if heap is self.to_think:
                 self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
@@ -226,7 +227,7 @@ class Search:
             ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
             rest = sorted(ranked, key=ranked.__getitem__)
             count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND
-            self._request(spot, first + rest[:count], (0,))
+            self._request(spot, first + rest[:count], (1 if self.known.follows(work.group) else 0,))
             spot.reserve = rest[count:]
             if not spot.waiting:
                 self._advance(spot)
@@ -253,25 +254,24 @@ class Search:
 
     def _advance(self, spot: Spot) -> None:
         """The next round of a spot that has nothing in hand."""
-        if spot.over or spot.expanding:
+        if spot.over or spot.expanding or self.known.follows(spot.work.group):
             return
         best = spot.fastest()
         spot.stale = 0 if best < 0.99 * spot.last else spot.stale + 1
         spot.last = min(best, spot.last)
         spot.level += 1
-        reserve, follows = spot.reserve, self.known.follows(spot.work.group)
+        reserve = spot.reserve
         suggested = self.known.suggestions(spot, SUGGESTED)
         if best == float("inf") and not suggested and not reserve or spot.level > 1 and self.known.lagging(spot) or spot.stale > STALE and not suggested:
             spot.over = True
             return
-        priority = (spot.level + follows,)
-        self._request(spot, suggested + reserve[: 0 if follows else 1], priority)
+        self._request(spot, suggested + reserve[:1], (spot.level,))
         spot.reserve = reserve[1:]
         good = [p for p in spot.best(2) if spot.times[p].score <= 1.15 * best]
         if good and spot.stale <= STALE:
             spot.expanding = True
             cut = self.known.cuts[spot.work.group][spot.fused]
             tried = frozenset((*spot.times, *spot.waiting))
-            self._think(priority, ("expand", spot.work, cut, tuple(good), tried, 1 if follows else ROUND, spot))
+            self._think((spot.level,), ("expand", spot.work, cut, tuple(good), tried, ROUND, spot))
         elif not spot.waiting:
             spot.over = True

@@ -17,7 +17,7 @@ from dtkernels.lang import expr as ex
 from dtkernels.lang.families import Shapes
 from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.operator import Operator, Variant
-from dtkernels.runtime.prebuild import known_labels, meta_tensors
+from dtkernels.runtime.prebuild import factors_of_products, known_labels, meta_tensors
 from dtkernels.runtime.table import Row, spec_hash
 
 from .journal import HALF
@@ -159,14 +159,9 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
 
 
 def differentiable(variant: Variant) -> tuple[str, ...]:
-    """Inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars that are not a mere factor of a sum."""
+    """Inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars but for factors of products."""
     a = variant.algorithm
-    scaling = {n.name for d in a.definitions for r in d.expr.walk() if isinstance(r, ex.Binary) for n in (r.left, r.right) if isinstance(n, ex.Scalar) and _has_dot(r)}
-    return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in scaling)
-
-
-def _has_dot(expr: ex.Expr) -> bool:
-    return any(isinstance(n, ex.Dot) for n in expr.walk())
+    return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in factors_of_products(a))
 
 
 def _extent(group: Group, label: str, sizes: dict[str, int]) -> int:
