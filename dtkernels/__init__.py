@@ -15,6 +15,7 @@ _LAZY = {
     "explain": ("dtkernels.ops.calls", "explain"),
     "warmup": ("dtkernels.ops.calls", "warmup"),
     "paths": ("dtkernels.runtime.paths", "paths"),
+    "nn": ("dtkernels.nn", None),
     "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
     "patched": ("dtkernels.integrations.huggingface", "patched"),
 }

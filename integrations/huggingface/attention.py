@@ -6,13 +6,11 @@ no mask and more than one query means causal, upper-left aligned, where the modu
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from .activations import DTYPES, plain
+from .forwards import DTYPES, in_autocast, plain, without_autocast
 from .masks import dtkernels_mask, reach_of
 from .original import original_attention
 from .record import NAME, record_of
@@ -54,7 +52,7 @@ def dtkernels_attention(
     reason = _unsupported(*inputs, attention_mask, kwargs)
     if reason is None:
         try:
-            with _without_autocast(query.device.type):
+            with without_autocast(query.device.type):
                 output = _attention(*inputs, attention_mask, causal, kwargs)
         except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
             reason = str(error)
@@ -94,18 +92,10 @@ def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None
     return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
 
-def _in_autocast(device: str) -> bool:
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # "meta", for one, has none
-
-
-def _without_autocast(device: str) -> AbstractContextManager:
-    return torch.autocast(device, enabled=False) if _in_autocast(device) else nullcontext()
-
-
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Under autocast torch's own attention casts its inputs; a custom function has to do it itself."""
     device = tensors[0].device.type
-    if not _in_autocast(device):
+    if not in_autocast(device):
         return tensors
     dtype = torch.get_autocast_dtype(device)
     return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)

@@ -7,17 +7,27 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from . import activations, switch
+from . import activations, linears, switch
 from .report import PatchReport
+
+
+def _patch_lora(model: nn.Module, report: PatchReport) -> None:
+    from ..peft import patch_lora
+
+    patch_lora(model, report)
+
 
 # op -> patcher(model, report): adds what it found to the report, and before each change how to take it back.
 _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "attention": switch.patch_attention,
+    "lora": _patch_lora,
     "relu": activations.patch_relu,
     "softmax": activations.patch_softmax,
+    "two_mm": linears.patch_chains,
+    "gate": linears.patch_gates,
 }
 OPS = tuple(_PATCHERS)
-_AUTO = ("attention", "relu")  # softmax modules are replaced on request only
+_AUTO = ("attention", "lora", "relu")  # the others on request only
 
 
 class PatchError(RuntimeError):
@@ -29,14 +39,17 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
         relu        max(x, 0), in nn.ReLU modules
+        lora        y + scale * (x A') B', in LoRA layers of PEFT
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
+        two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
+        gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; only if asked for
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
-    ops       "auto" (attention and relu), one op's name, or several
+    ops       "auto" (attention, lora and relu), one op's name, or several
     strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 
-    What a kernel lacks at run time (dropout, softcap, sinks, ...) goes to the model's own path and is counted in the report.
+    What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
     A second call patches nothing and reports "already". A model that shares its config object with another one shares its
     attention switch too: give each its own (`copy.deepcopy(config)`).
 
@@ -81,5 +94,5 @@ def _chosen(ops: str | Iterable[str]) -> list[str]:
     names = [name for entry in names for name in (_AUTO if entry == "auto" else (entry,))]
     for name in names:
         if name not in _PATCHERS:
-            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, or 'auto' for {' and '.join(_AUTO)}")
+            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, or 'auto' for {', '.join(_AUTO)}")
     return list(dict.fromkeys(names))

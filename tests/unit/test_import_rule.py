@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ["lang", "algebra", "codegen", "runtime", "ops", "integrations", "front", "tools"]  # front: dtkernels/*.py
+ROOMS = ["lang", "algebra", "codegen", "runtime", "ops", "nn", "integrations", "front", "tools"]  # front: dtkernels/*.py
 DATA = ["specs", "schedule_tables"]
 WITHOUT = {"lang": {"torch", "triton"}, "algebra": {"torch", "triton"}, "codegen": {"torch"}}
 NO_OP_NAMES_IN = ["lang", "algebra", "codegen", "runtime"]

@@ -1,0 +1,5 @@
+"""Modules made of the ops."""
+
+from .dyt import DyT, convert_norms_to_dyt
+
+__all__ = ["DyT", "convert_norms_to_dyt"]

@@ -1,0 +1,109 @@
+"""Replacing one module's `forward`: on the instance, exactly undone, beside accelerate's hooks.
+
+A replacement is a functools.partial of a module-level function whose first argument is the instance's CallRecord, and no
+closure: deepcopy, pickle and torch.save of a patched model keep working.
+"""
+
+from __future__ import annotations
+
+import types
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+
+from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
+
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+_CLASSES = (torch.Tensor, nn.Parameter)
+
+
+def plain(x: torch.Tensor) -> bool:
+    """A dense tensor of torch's own class: no DTensor or other subclass, not sparse. (Quantised ones differ in dtype.)"""
+    return type(x) in _CLASSES and x.layout is torch.strided
+
+
+def unsupported(x: torch.Tensor) -> str | None:
+    """Why no kernel takes this tensor; None if one may."""
+    if not plain(x):
+        return f"tensor type {type(x).__name__}"
+    if x.dtype not in DTYPES:
+        return f"dtype {str(x.dtype).removeprefix('torch.')}"
+    return "scalar input" if x.dim() == 0 else None
+
+
+def in_autocast(device: str) -> bool:
+    """Whether autocast is on for a kind of device."""
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)  # "meta", for one, has none
+
+
+def without_autocast(device: str) -> AbstractContextManager:
+    """A block without autocast, for inputs that were cast already."""
+    return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
+
+
+def simple_linear(module: nn.Module) -> str | None:
+    """Why a module is not an nn.Linear whose weight may be read past its forward; None if it is."""
+    if type(module) is not nn.Linear:
+        return f"{type(module).__name__} is no nn.Linear"
+    if type(module).forward is not nn.Linear.forward or "forward" in vars(module) or hasattr(module, "_hf_hook"):
+        return "its nn.Linear has a forward of its own"
+    if any(getattr(module, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
+        return "its nn.Linear has hooks"
+    if getattr(module, "parametrizations", None) or not plain(module.weight):
+        return "its weight is parametrised, quantised or sharded"
+    return None
+
+
+def replace_forward(name: str, module: nn.Module, op: str, forward: partial, reason: str | None, report: PatchReport) -> None:
+    """Put `forward` in the place of the module's own and say so in the report; where there is a `reason`, say that instead."""
+    slot = _slot(module)
+    current = vars(module).get(slot)
+    if isinstance(current, partial) and current.func is forward.func:
+        report.add(name, op, ALREADY, record=current.args[0])
+    elif reason is not None:
+        report.add(name, op, SKIPPED, reason)
+    elif report.dry_run:
+        report.add(name, op, WOULD_PATCH)
+    else:
+        report.on_undo(partial(_restore, weakref.ref(module), slot, current, forward))
+        vars(module)[slot] = forward
+        report.add(name, op, PATCHED, record=forward.args[0])
+
+
+def taken(module: nn.Module, cls: type) -> str | None:
+    """Why the forward that would be replaced is not the one of torch's `cls`; None if it is."""
+    if type(module).forward is not cls.forward:
+        return f"{type(module).__name__} has a forward of its own"
+    current = vars(module).get(_slot(module))
+    if current is not None and not _is_bound_class_forward(current, module):
+        return "its forward was already replaced by somebody else"
+    return None
+
+
+def _slot(module: nn.Module) -> str:
+    # accelerate's hooks put their own function in `forward` and keep the real one here
+    return "_old_forward" if hasattr(module, "_hf_hook") and "_old_forward" in vars(module) else "forward"
+
+
+def _is_bound_class_forward(forward: Callable, module: nn.Module) -> bool:
+    return isinstance(forward, types.MethodType) and forward.__func__ is type(module).forward
+
+
+def _restore(ref: weakref.ref, slot: str, original: Callable | None, forward: partial) -> None:
+    """Take `forward` out again; accelerate may have moved it between the two slots since."""
+    module = ref()
+    if module is None:
+        return
+    for place in ("forward", "_old_forward"):
+        if vars(module).get(place) is not forward:
+            continue
+        if original is not None:
+            vars(module)[place] = original
+        elif place == slot:
+            del vars(module)[place]
+        else:  # a hook came after the patch: it expects a bound method here
+            vars(module)[place] = types.MethodType(type(module).forward, module)

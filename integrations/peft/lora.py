@@ -1,0 +1,99 @@
+"""PEFT's LoRA layers over nn.Linear: one instance's `forward` is replaced by one that adds each adapter with the op."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..huggingface.forwards import in_autocast, plain, replace_forward, simple_linear, taken, unsupported, without_autocast
+from ..huggingface.record import CallRecord
+from ..huggingface.report import PatchReport
+
+
+class _AddedTo(torch.autograd.Function):
+    """``sum``, which was made from ``y`` by adding to it: y's gradient is that of the sum, and no copy of it."""
+
+    @staticmethod
+    def forward(ctx, y: torch.Tensor, sum: torch.Tensor) -> torch.Tensor:
+        return sum.view_as(sum)
+
+    @staticmethod
+    def backward(ctx, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return grad, grad
+
+
+def lora_forward(record: CallRecord, module: nn.Module, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+    """base(x) + scaling * lora_B(lora_A(dropout(x))), summed over the active adapters, each product and sum one kernel.
+
+    x: (..., in); returns (..., out) in the dtype of base(x). Merged and disabled adapters, and whatever the op does not
+    take, are left to the layer's own forward; the latter is counted.
+    """
+    names = [name for name in module.active_adapters if name in module.lora_A]
+    if module.disable_adapters or module.merged or not names:
+        return type(module).forward(module, x, *args, **kwargs)
+    reason = _unsupported(module, names, x, kwargs)
+    record.count(reason)
+    if reason is not None:
+        return type(module).forward(module, x, *args, **kwargs)
+    result = module.base_layer(x, *args, **kwargs)
+    for name in names:
+        result = _add(result, module.lora_dropout[name](x), module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
+    return result
+
+
+def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float) -> torch.Tensor:
+    from dtkernels import ops
+
+    with without_autocast(x.device.type):
+        x, a, b = (t.to(y.dtype) for t in (x, a, b))  # under autocast; elsewhere they are of that dtype
+        added = ops.lora(y.detach(), x, a, b, float(scale))
+    return _AddedTo.apply(y, added) if y.requires_grad else added
+
+
+def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: dict) -> str | None:
+    """Why this call is left to the layer's own forward; None if the op takes it."""
+    if any(value is not None for value in kwargs.values()):
+        return ", ".join(sorted(key for key, value in kwargs.items() if value is not None))
+    weights = [layer[name].weight for name in names for layer in (module.lora_A, module.lora_B)]
+    if not all(plain(w) for w in weights):
+        return "weights that are sharded"
+    if not in_autocast(x.device.type) and any(w.dtype != x.dtype for w in (*weights, module.base_layer.weight)):
+        return "adapters and layer of different dtypes"
+    if any(w.device != x.device for w in weights):
+        return "weights on another device"
+    return unsupported(x) or next((why for name in names if (why := _special(module, name)) is not None), None)
+
+
+def _special(module: nn.Module, name: str) -> str | None:
+    """Why an adapter is more than two plain linear layers; None if it is not."""
+    if name in getattr(module, "lora_variant", {}):
+        return "a variant of LoRA such as DoRA"
+    layers = module.lora_A[name], module.lora_B[name]
+    if any(layer.bias is not None for layer in layers if isinstance(layer, nn.Linear)):
+        return "a bias in the adapter"
+    return next((why for layer in layers if (why := simple_linear(layer)) is not None), None)
+
+
+def patch_lora(model: nn.Module, report: PatchReport) -> None:
+    """Patch every LoRA layer of `model` that wraps a plain nn.Linear; say of the others why not."""
+    layers = sys.modules.get("peft.tuners.lora.layer")  # where PEFT was never imported no module is one of its layers
+    if layers is None:
+        return
+    for name, module in model.named_modules():
+        if isinstance(module, layers.LoraLayer):
+            reason = _other_kind(module, layers.Linear) or taken(module, layers.Linear)
+            replace_forward(name, module, "lora", partial(lora_forward, CallRecord(), module), reason, report)
+
+
+def _other_kind(module: nn.Module, linear: type) -> str | None:
+    if type(module) is not linear:
+        return f"{type(module).__module__}.{type(module).__name__} is no LoRA layer over nn.Linear"
+    base = module.get_base_layer()
+    if not isinstance(base, nn.Linear) or not plain(base.weight) or not base.weight.dtype.is_floating_point:
+        return f"its base layer is {type(base).__name__}, quantised or sharded"
+    names = list(module.lora_A)
+    special = [why for name in names if (why := _special(module, name)) is not None]
+    return special[0] if names and len(special) == len(names) else None
