@@ -55,7 +55,7 @@ def evaluate(text: str, inputs: dict[str, np.ndarray], scalars: dict[str, float]
 
 def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
     """Extent of each label, from the inputs it indexes by itself, or through a Func indexed by it."""
-    sizes: dict[str, int] = {}
+    sizes = {label: shapes[tensor][dim] if tensor else dim for label, tensor, dim in algorithm.extents}
     accesses = [a for d in algorithm.definitions for a in ex.accesses(d.expr)]
     for _ in range(len(algorithm.labels) + 1):
         for a in accesses:

@@ -49,13 +49,18 @@ def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tu
                 continue
             for arg in _exponents(reduction, algorithm):
                 over = tuple(label for label in reduction.labels if label in ex.free_labels(arg))
-                if over and (d.name, arg) not in tried and not _is_shifted(arg):
+                if over and (d.name, arg) not in tried and not _is_shifted(arg, algorithm):
                     yield d, arg, over
 
 
-def _is_shifted(arg: ex.Expr) -> bool:
-    """Whether a guarded shift is subtracted from ``arg`` already."""
+def _is_shifted(arg: ex.Expr, algorithm: Algorithm) -> bool:
+    """Whether a guarded shift is subtracted from ``arg`` already, or the program itself subtracts the maximum."""
     match arg:
+        case ex.Binary("-", value, ex.Access(name, index)) if name in algorithm:
+            match algorithm[name].expr:
+                case ex.Reduce("max", maximized, _):
+                    own = ex.substitute(maximized, dict(zip(algorithm[name].labels, index)))
+                    return matches(own, value) is not None
         case ex.Binary("-", _, ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, _))):
             return a == b
     return False

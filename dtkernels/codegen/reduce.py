@@ -261,7 +261,11 @@ class _Step:
         d = member.definition
         new = self.l.tile(d.expr, env, self.inner, after)
         old = self.l.tile(d.expr, env, self.inner, before)
-        self.inner.know((d.name, member.index), new)
+        if isinstance(d.expr, ex.Reduce) and self.r.kind(d, d.expr) == "max":  # sums relative to -inf would be NaN until something is seen
+            seen = Op("where", (Op(">", (new, nest.Const(-math.inf))), new, nest.Const(0)))
+            self.inner.know((d.name, member.index), seen)
+        else:
+            self.inner.know((d.name, member.index), new)
         self.running[d.name] = _Running(old, new)
 
     def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:

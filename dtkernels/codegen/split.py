@@ -88,7 +88,7 @@ class _Splitter:
         at = next(i for i, s in enumerate(body) if isinstance(s, Loop) and self._holds(s))
         loop = body[at]
         assert isinstance(loop, Loop)
-        prologue = tuple(s for s in body[:at] if not isinstance(s, Store))
+        prologue = _without_stores(body[:at])
         if not loop.reduces:
             parts, merged = self._cut(loop.body, before + body[:at])
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
@@ -143,7 +143,7 @@ class _Splitter:
         def limit(s: Statement) -> Statement:
             if isinstance(s, Loop):
                 s = replace(s, body=tuple(limit(x) for x in s.body))
-                return replace(s, begin=names[1], end=names[2]) if s.axis.label == label and s.reduces else s
+                return replace(s, begin=names[1], end=names[2]) if s.axis == k and s.reduces else s
             return s
 
         return [*(Let(n.name, v, ()) for n, v in zip(names, values)), limit(loop)]
@@ -212,11 +212,17 @@ def _tiles(s: Statement) -> tuple[Tile, ...]:
     return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, nest.Put) else ())
 
 
+def _without_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    kept = (s for s in body if not isinstance(s, Store))
+    return tuple(replace(s, body=_without_stores(s.body)) if isinstance(s, Loop) else s for s in kept)
+
+
 def drop_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body without names and indices that nothing in it asks for."""
+    """The body without names, sums and indices that nothing in it asks for, and without loops that do nothing then."""
     while True:
-        nodes = [n for s in statements(body) for v in (*_tiles(s), *_bounds(s)) for n in v.walk()]
-        names = {n.name for n in nodes if isinstance(n, Local)}
+        found = [(s, n) for s in statements(body) for v in (*_tiles(s), *_bounds(s)) for n in v.walk()]
+        nodes = [n for _, n in found]
+        names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
         axes = {n.axis for n in nodes if isinstance(n, (Position, nest.Start))}
         axes |= {a for n in nodes if isinstance(n, nest.Guard) for a in n.axes}
         kept = _keep(body, names, axes)
@@ -233,8 +239,9 @@ def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tupl
     kept: list[Statement] = []
     for s in body:
         if isinstance(s, Loop):
-            kept.append(replace(s, body=_keep(s.body, names, axes)))
-        elif isinstance(s, (Let, Accumulator)):
+            inner = _keep(s.body, names, axes)
+            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, nest.Put)) for x in statements(inner)) else []
+        elif isinstance(s, (Let, Accumulator, Assign)):
             kept += [s] if s.name in names else []
         elif isinstance(s, Index):
             kept += [s] if s.axis in axes or s.start.endswith("loop") else []

@@ -65,7 +65,9 @@ class CompiledProgram:
 
 def _from_compiler(error: Exception) -> bool:
     """Whether Triton's compiler raised this: its own classes, or the bare RuntimeError of a pass that gives up."""
-    own = any(c.__module__.startswith("triton.") and c.__name__ != "InterpreterError" for c in type(error).__mro__)
+    if type(error).__name__ == "InterpreterError":
+        return False  # what a kernel did, not what the compiler said
+    own = any(c.__module__.startswith("triton.") for c in type(error).__mro__)
     return own or isinstance(error, RuntimeError) and "PassManager" in str(error)
 
 
