@@ -13,7 +13,18 @@ from pathlib import Path
 import torch
 
 SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
-NATIVE = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, w, b, a: torch.tanh(a * x) * w + b}
+F = torch.nn.functional
+NATIVE = {
+    "relu": torch.relu,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "dyt": lambda x, w, b, a: torch.tanh(a * x) * w + b,
+    "rmsnorm": lambda x, w, e: F.rms_norm(x, x.shape[-1:], w, 1e-5),
+    "layernorm": lambda x, w, b, e: F.layer_norm(x, x.shape[-1:], w, b, 1e-5),
+    "swiglu": lambda x, u: F.silu(x) * u,
+    "geglu": lambda x, u: F.gelu(x, approximate="tanh") * u,
+}
+#: inputs of each op behind the first: rows of weights (w), one number (1), another tensor of the same shape (x)
+MORE = {"relu": "", "softmax": "", "dyt": "ww1", "rmsnorm": "w1", "layernorm": "ww1", "swiglu": "x", "geglu": "x"}
 CHAINS = {
     "alone": lambda f, x, y, *more: f(x, *more),
     "chain": lambda f, x, y, *more: f(x * 0.5 + y, *more) * y,
@@ -35,7 +46,9 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
     from triton.testing import do_bench
 
     x, y = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    more = [torch.randn(n, device="cuda", dtype=torch.bfloat16) for n in (shape[1], shape[1], 1)] if op == "dyt" else []
+    more = [
+        torch.full({"w": shape[1:], "1": (1,), "x": shape}[m], 1e-5 if m == "1" else 0.5, device="cuda", dtype=x.dtype) for m in MORE[op]
+    ]
     found = []
     for name, form in forms(op).items():
         torch._dynamo.reset()
@@ -46,11 +59,11 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
         compiled = torch.compile(work, fullgraph=True)
         with torch.no_grad():
             forward = do_bench(lambda compiled=compiled: compiled(x, y, *more), return_mode="median")
-        leaves = [t.clone().requires_grad_() for t in (x, *more)]
+        leaves = [t.clone().requires_grad_(t.numel() > 1 or op == "dyt") for t in (x, *more)]
         grad = torch.randn_like(x)
 
         def both(leaves=leaves, compiled=compiled, grad=grad):
-            torch.autograd.grad(compiled(leaves[0], y, *leaves[1:]), leaves, grad)
+            torch.autograd.grad(compiled(leaves[0], y, *leaves[1:]), [t for t in leaves if t.requires_grad], grad)
 
         line = {
             "op": op,
@@ -68,14 +81,15 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--ops", default="relu,softmax,dyt")
+    parser.add_argument("--ops", default=",".join(NATIVE))
+    parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="only the first N shapes")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("compile_policy: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     figures = []
     for op in options.ops.split(","):
-        for shape in SHAPES:
+        for shape in SHAPES[: options.shapes]:
             for chain in CHAINS:
                 try:
                     figures += times(op, shape, chain)
