@@ -183,11 +183,12 @@ class _Training:
         extra = [shape for shape, _ in (pair_allocation(self.forward, j) for j in range(self.public, len(self.forward.results)))]
         self.forward = _shaped(self.forward, [*(tuple(r.shape) for r in results), *extra])
         self.one = self.forward.alone()
+        self.apply = _function(self)
         return self
 
     def __call__(self, args: tuple, kwargs: dict):
         self.counter["gpu"] += 1
-        return _apply(self, *self.pick(args, kwargs))
+        return self.apply(*self.pick(args, kwargs))
 
     def back(self, kept: tuple, grads: tuple) -> list[torch.Tensor | None]:
         """The gradients of the arguments, in the arguments' shapes; ``kept`` is what ``order`` counts in."""
@@ -230,27 +231,29 @@ def pair_allocation(bound: Bound, result: int) -> tuple[tuple[int, ...], torch.d
     return bound.allocations[bound.results[result]]
 
 
-class _Quick(torch.autograd.Function):
-    """Forward and backward of a kind of call that is known."""
+def _function(call: _Training) -> Callable:
+    """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up."""
+    one, kept, numbers, public = call.one, call.kept, call.numbers, call.public
+    only_result = one is not None and kept == [len(call.names)]
 
-    @staticmethod
-    def forward(ctx, call: _Training, *values):
-        results = call.forward(values) if call.one is None else (call.one(values),)
+    def forward(ctx, *values):
+        if numbers:
+            ctx.numbers = [values[i] for i in numbers]
+        if only_result:
+            result = one(values)
+            ctx.save_for_backward(result)
+            return result
+        results = call.forward(values) if one is None else (one(values),)
         known = (*values, *results)
-        ctx.call = call
-        if call.numbers:
-            ctx.numbers = [values[i] for i in call.numbers]
-        ctx.save_for_backward(*[known[i] for i in call.kept])
-        return results[0] if call.public == 1 else tuple(results[: call.public])
+        ctx.save_for_backward(*[known[i] for i in kept])
+        return results[0] if public == 1 else tuple(results[:public])
 
-    @staticmethod
     def backward(ctx, *grads):
-        call, saved = ctx.call, ctx.saved_tensors
-        results = call.back((*saved, *grads, *ctx.numbers) if call.numbers else saved + grads, grads)
-        if not _grad_enabled():
-            return (None, *results)
-        return (None, *without_derivative(call.op, tuple(results), (*saved, *grads)))
+        saved = ctx.saved_tensors
+        results = call.back((*saved, *grads, *ctx.numbers) if numbers else saved + grads, grads)
+        if _grad_enabled():
+            return without_derivative(call.op, tuple(results), (*saved, *grads))
+        return results[0] if len(results) == 1 else tuple(results)
 
-
-#: ``_Quick.apply`` without its look at functional transforms, whose tensors never come here
-_apply = super(torch.autograd.Function, _Quick).apply
+    kind = type(call.op, (torch.autograd.Function,), {"forward": staticmethod(forward), "backward": staticmethod(backward)})
+    return super(torch.autograd.Function, kind).apply  # Function.apply looks for functional transforms, whose tensors never come here

@@ -1,6 +1,7 @@
 """Whatever is wrong with tables, stores and folders: one warning, and the result is right."""
 
 import logging
+import threading
 
 import pytest
 import torch
@@ -113,3 +114,20 @@ def test_warmup_runs_forward_and_backward_and_leaves_gradients_alone(folder):
 def test_explain_names_what_there_is():
     with pytest.raises(ValueError, match="no op 'nothing'; allowed: attention, "):
         dtkernels.explain("nothing")
+
+
+def test_first_calls_of_many_threads_at_once(folder, caplog):
+    (folder / "softmax.yaml").write_text(rows_text([row()]))
+    xs, gate, wrong = [torch.randn(n, 13) for n in (5, 6, 5, 7)], threading.Barrier(8), []
+
+    def work(x: torch.Tensor) -> None:
+        gate.wait()
+        if not right(x):
+            wrong.append(x.shape)
+
+    threads = [threading.Thread(target=work, args=(xs[i % 4],)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and not warnings(caplog)

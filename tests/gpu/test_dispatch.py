@@ -108,6 +108,28 @@ def test_threads_and_streams(tables):
     assert not wrong
 
 
+def test_first_calls_of_many_threads_at_once(tables):
+    xs = [torch.randn(rows, 2048, device="cuda", requires_grad=i % 2 == 1) for i, rows in enumerate((480, 488, 480, 496))]
+    torch.cuda.synchronize()
+    gate, wrong = threading.Barrier(8), []
+
+    def work(x: torch.Tensor) -> None:
+        gate.wait()
+        y = dtkernels.ops.softmax(x)
+        wanted = x.detach().softmax(-1)
+        if not torch.allclose(y, wanted, atol=1e-6):
+            wrong.append(x.shape)
+        if x.requires_grad and not torch.autograd.grad(y.sum(), x)[0].abs().max().item() < 1e-5:
+            wrong.append("gradient")
+
+    threads = [threading.Thread(target=work, args=(xs[i % 4],)) for i in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong and kinds("softmax") == {"prebuilt"}
+
+
 def test_a_first_call_inside_a_capture(tables):
     x = torch.randn(520, 2048, device="cuda")
     graph = torch.cuda.CUDAGraph()
