@@ -165,7 +165,7 @@ class Subject:
             "algebra": self._algebra,
             "schedule": self._schedule,
             "nest": lambda: "\n\n".join(nest_text(k) for k in self.kernels()),
-            "triton": lambda: emit(self.program),
+            "triton": lambda: emit(self.program, target=self.target),
             "ptx": lambda: "\n".join(_listing(self, *made) for made in machine_code(self)),
         }[stage]().rstrip("\n") + "\n"  # fmt: skip
 
@@ -268,7 +268,7 @@ def machine_code(subject: Subject) -> list[tuple]:
     from .runtime.cache import load_module
 
     subject.check()
-    module = load_module(emit(_with_wrappers(subject.program)), subject.name)
+    module = load_module(emit(_with_wrappers(subject.program), target=subject.target), subject.name)
     wrappers = [o for o in subject.program.outputs() if callable(getattr(module, o, None))]
     values = arguments(subject)
     launches = [launch for w in wrappers for launch in record_launches(module, w, values)]

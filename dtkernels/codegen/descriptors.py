@@ -52,13 +52,19 @@ def pointed(kernel: Kernel) -> Kernel:
     Nor are products persistent then: their loads by pointers are not pipelined from one block into the next.
     """
 
+    stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
+    return replace(unspecialized(kernel), persistent=stays)
+
+
+def unspecialized(kernel: Kernel) -> Kernel:
+    """The kernel without warp specialisation."""
+
     def one(s: Statement) -> Statement:
         if not isinstance(s, Loop):
             return s
         return replace(s, body=tuple(one(x) for x in s.body), options=tuple(o for o in s.options if o[0] != "warp_specialize"))
 
-    stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
-    return replace(kernel, body=tuple(one(s) for s in kernel.body), persistent=stays)
+    return replace(kernel, body=tuple(one(s) for s in kernel.body))
 
 
 def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:

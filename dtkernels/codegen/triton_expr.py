@@ -109,10 +109,10 @@ class ExpressionPrinter:
             case Step(axis):
                 return self.step_of(axis), _ATOM
             case Position(axis):
-                return arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
+                return self.arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
             case Local(name, axes, kind):
                 text = f"{name}.to(tl.float32)" if name in self.raw and kind == "number" else name
-                return arrange(text, axes, order), _ATOM
+                return self.arrange(text, axes, order), _ATOM
             case TileReduce():
                 return self._reduce(tile, order), _ATOM
             case TileDot():
@@ -121,7 +121,7 @@ class ExpressionPrinter:
         text, strength = self._guard(tile, own) if isinstance(tile, Guard) else self._op(tile, own)
         if own == order or not own:
             return text, strength
-        return arrange(f"({text})" if strength < _ATOM else text, own, order), _ATOM
+        return self.arrange(f"({text})" if strength < _ATOM else text, own, order), _ATOM
 
     def _op(self, op: Op, order: tuple[Axis, ...]) -> tuple[str, int]:
         fn, args = op.fn, op.args
@@ -177,7 +177,7 @@ class ExpressionPrinter:
         return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv") else text
 
     def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
-        inside = " & ".join(arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)
+        inside = " & ".join(self.arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)
         return f"tl.where({inside}, {self.text(guard.arg, order)}, {_constant(guard.neutral)[0]})", _ATOM
 
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
@@ -191,7 +191,11 @@ class ExpressionPrinter:
             else:
                 self.helpers.add(f"nan_{tile.kind}")
                 text = f"tl.reduce({text}, {at}, nan_{tile.kind})"
-        return arrange(text, inner, order)
+        return self.arrange(text, inner, order)
+
+    def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
+        """``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
+        return arrange(text, have, order)
 
     # -- matrix products --------------------------------------------------------------------------------------------
 
@@ -204,7 +208,7 @@ class ExpressionPrinter:
         parts = [self._operand(left, right, rows + dot.axes), self._operand(right, left, dot.axes + columns)]
         if older is not None:
             parts.append(self.text(older, rows + columns))
-        return arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
+        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
         """``older + dot`` as one matrix instruction."""
@@ -213,7 +217,7 @@ class ExpressionPrinter:
     def _operand(self, tile: Tile, other: Tile, order: tuple[Axis, ...]) -> str:
         """An operand in the dtype of the inputs; a computed one is rounded to it."""
         if self._is_input(tile):
-            return arrange(tile.name, tile.axes, order)  # type: ignore[attr-defined]
+            return self.arrange(tile.name, tile.axes, order)  # type: ignore[attr-defined]
         dtype = f"{other.name}.dtype" if self._is_input(other) else self._input_dtype(tile, other)  # type: ignore[attr-defined]
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 

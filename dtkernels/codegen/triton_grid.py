@@ -34,8 +34,11 @@ def programs_at_once(kernel: Kernel) -> int:
     return max(1, 32 // kernel.num_warps // (4 if any_product(kernel.body) else 1))
 
 
-def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
-    """(lines that give the block of each label, depth of what follows)"""
+def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
+    """(lines that give the block of each label, depth of what follows)
+
+    With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
+    """
     steps = kernel.order
     if not steps:
         return [], 1
@@ -49,12 +52,18 @@ def grid_lines(kernel: Kernel, names: Names) -> tuple[list[str], int]:
     if kernel.persistent:
         blocks = " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
         flatten = ", flatten=True" if _one_loop(kernel) else ""
-        stages = f", num_stages={kernel.block_stages}" if kernel.block_stages else ""
-        lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}{stages}):")
+        pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
+        if pairs:
+            lines.append(f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one")
+            lines.append(f"for first_id in tl.range(tl.program_id(0) * each, {blocks}, tl.num_programs(0) * each):")
+            lines.append(f"    for tile_id in tl.range(first_id, min(first_id + each, {blocks})):")
+        else:
+            stages = f", num_stages={kernel.block_stages}" if kernel.block_stages else ""
+            lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}{stages}):")
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
-        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer)
-    depth = 2 if kernel.persistent else 1
+        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer, pairs and kernel.persistent)
+    depth = 1 + kernel.persistent + (pairs and kernel.persistent)
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
 
 
@@ -93,7 +102,7 @@ def _program(kernel: Kernel) -> str:
     return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
 
 
-def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, from_last: bool) -> list[str]:
+def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, from_last: bool, pairs: bool) -> list[str]:
     counts = []
     for s in rest:
         opened = not any(r.label == s.label and r.part == "group" for r in rest)
@@ -112,6 +121,9 @@ def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, 
         lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
     elif step.part == "inside":
         lines.append(f"{names.block_index(step.label)} = first_{step.label} + {value}  # {step.name}")
+    elif from_last and last and pairs:
+        block, blocks = names.block_index(step.label), f"blocks_{step.label}"
+        lines.append(f"{block} = tl.where({value} % 2 == 0, {blocks} - 1 - {value} // 2, {value} // 2)")
     elif from_last:
         lines.append(f"{names.block_index(step.label)} = blocks_{step.label} - 1 - {value}")
     else:

@@ -52,6 +52,8 @@ class KernelText:
     grid: str = "(1,)"
     labels: tuple[str, ...] = ()  #: whose extents it is passed
     boxes: list[tuple[str, str]] = field(default_factory=list)  #: (buffer, its box) for each descriptor
+    warps: int = 0  #: to launch with, where they are not the schedule's
+    condition: str = ""  #: what the wrapper must ask before a launch, beside descriptors
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 from ..lang.schedule import Program
-from .descriptors import described, pointed
+from .backend import print_described
+from .descriptors import pointed
+from .gluon_expr import IMPORTS, helper
 from .lower import lower
 from .nest import Kernel
 from .staged import staged
+from .target import Target
 from .triton_expr import HELPERS
 from .triton_kernel import dimension_names, print_kernel
 from .triton_support import SUPPORT
 from .wrapper import Wrapper, launch_comment, plain_labels, value_inputs
 
 
-def emit(program: Program, entry: str | None = None) -> str:
+def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
     """The file for a prepared program (algebra done, schedule complete).
 
     A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``, one wrapper of that name that returns all outputs.
+    With ``target`` kernels may be printed by the backend that this GPU has (backend.py); the file runs elsewhere too, by pointers.
     """
     program = staged(program)
     kernels = lower(program)
     texts = {k.name: print_kernel(pointed(k), program.algorithm) for k in kernels}
-    described_texts = {k.name: print_kernel(described(k), program.algorithm) for k in kernels if k.descriptors}
+    described_texts = {k.name: print_described(k, program.algorithm, target) for k in kernels if k.descriptors}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
@@ -37,10 +41,12 @@ def emit(program: Program, entry: str | None = None) -> str:
             for root, outputs in groups.items()
         ]
     used = "\n".join(w for w in wrappers if not w.startswith("#"))
-    helpers = sorted({h for t in everything for h in t.helpers})
+    helpers = sorted({h for t in everything if not t.warps for h in t.helpers})
     minimum = 16 if any("tl.dot" in t.source for t in everything) else 1
-    parts = ["import torch\nimport triton\nimport triton.language as tl\n"]
+    gluon = [t for t in everything if t.warps]
+    parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
     parts += [HELPERS[h] for h in helpers]
+    parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]
     parts += [text.replace("{minimum}", str(minimum)) if name == "whole" else text for name, text in SUPPORT.items() if f"{name}(" in used or f"({name})" in used]
     parts += ["\n" + t.source for t in everything]
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)

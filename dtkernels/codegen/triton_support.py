@@ -68,6 +68,18 @@ def described(*boxes):
             return False
     return True
 ''',
+    "warpgroups": '''
+def warpgroups(*tensors):
+    """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16 or all float16."""
+    kinds, (first, *_) = {t.dtype for t in tensors}, tensors
+    fits = kinds in ({torch.bfloat16}, {torch.float16})
+    return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
+''',
+    "ring_stages": '''
+def ring_stages(most, fixed, each):
+    """How many times ``each`` bytes beside ``fixed`` ones shared memory holds, 2 to ``most``."""
+    return max(2, min(most, (232448 - 1024 - fixed) // each))
+''',
     "descriptor_memory": '''
 def descriptor_memory(size, alignment, stream):
     """Where a kernel keeps the descriptors it makes."""

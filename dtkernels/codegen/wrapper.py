@@ -126,15 +126,16 @@ class Wrapper:
         boxes = ", ".join(f"({t if t in self.algorithm.inputs else f'{t}_out'}, {box})" for t, box in text.boxes)
         rest = [t if t in self.algorithm.inputs else f"{t}_out" for t in dict.fromkeys(kernel.reads + kernel.writes) if t not in kernel.descriptors]
         small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
-        lines += [f"{pad}if described({boxes}){small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
+        more = f" and {text.condition}" if text.condition else ""
+        lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
         return lines + self._call(kernel, text, pad + "    ") + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
 
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """One launch, filled to the width of a line."""
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
-        elastic = kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
-        args += [f"num_warps={kernel.num_warps}"] + ([] if elastic else [f"num_stages={kernel.num_stages}"])
-        args += [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
+        elastic = not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+        args += [f"num_warps={text.warps or kernel.num_warps}"] + ([] if elastic or text.warps else [f"num_stages={kernel.num_stages}"])
+        args += [] if text.warps else [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
         lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
         args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
         row = pad + "   "

@@ -89,13 +89,23 @@ def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], 
     """One kernel to machine code, for parameters of these ``types`` of which ``divisible`` are multiples of 16."""
     import triton
     from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
 
     names = kernel.arg_names
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in divisible}
     signature = {n: types[n] for n in names}
-    source = ASTSource(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
+    source = _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
     return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+
+
+def _source_class(kernel):
+    """What Triton's compiler takes for a kernel of its own language, or of Gluon."""
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
 
 
 def entry_of(compiled, host: str, arch: int | str) -> Entry:

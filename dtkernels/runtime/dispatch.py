@@ -162,7 +162,7 @@ class Dispatcher:
         from ..codegen.triton_module import emit
         from .cache import load_module
 
-        source = emit(program, "call")
+        source = emit(program, "call", self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
             self._compiled[source] = module

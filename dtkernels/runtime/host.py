@@ -116,7 +116,8 @@ def _load(host: str, notes: Record, module: types.ModuleType | None):
     """The wrapper; made anew for each record, so that threads do not share notes."""
     language = module.tl if module else _Language()  # type: ignore[attr-defined]
     triton = _Triton(language, module, lambda f: _Kernel(f, notes, module))
-    known = {"torch": _Torch(notes), "triton": triton, "triton.language": triton}
+    gluon = _Gluon(language, triton.jit)
+    known = {"torch": _Torch(notes), "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon)}
 
     def find(name, _globals=None, _locals=None, fromlist=(), level=0):
         if name not in known or level:
@@ -126,6 +127,19 @@ def _load(host: str, notes: Record, module: types.ModuleType | None):
     space = {"__builtins__": {**{n: getattr(builtins, n) for n in _ALLOWED}, "__import__": find}, "__name__": "dtkernels_host"}
     exec(_compiled(host), space)  # what the compiler printed; that of a store is checked against its checksum
     return space[ENTRY]
+
+
+_GLUON = (
+    "triton.experimental", "triton.experimental.gluon", "triton.experimental.gluon.language.nvidia", "triton.experimental.gluon.language.nvidia.hopper",
+)  # fmt: skip
+
+
+class _Gluon:
+    """What emitted files import of triton.experimental; all of it."""
+
+    def __init__(self, language: object, jit):
+        self.gluon, self.jit = self, jit
+        self.language = self.hopper = self.mbarrier = self.tma = language
 
 
 class _Triton:

@@ -166,7 +166,7 @@ class Operator:
         from ..codegen.triton_module import emit
 
         variant = self.variant(tuple(sorted(params.items())), frozenset(), 0)
-        return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)))
+        return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)), target=target(gpu))
 
     def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
         """A call as inputs, scalars and parameters by name. Raises TypeError, one line, where names do not agree."""

@@ -143,7 +143,7 @@ def factors_of_products(algorithm: Algorithm) -> set[str]:
 def _build(program: Program, args: tuple, target: Target) -> Built:
     import triton.language as tl
 
-    source = emit(program, "call")
+    source = emit(program, "call", target)
     host = host_text(source)
     built = Built(hosts={digest(host.encode()): host})
     for launch in _launches(source, args):

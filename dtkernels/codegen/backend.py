@@ -1,0 +1,34 @@
+"""Which backend prints the descriptor form of a kernel: Gluon where the GPU and the nest allow it, else Triton."""
+
+from __future__ import annotations
+
+from ..lang.algorithm import Algorithm
+from .descriptors import described, unspecialized
+from .gluon_kernel import print_gluon
+from .gluon_plan import Refused, plan
+from .nest import Kernel
+from .target import Target
+from .triton_kernel import KernelText, print_kernel
+
+
+def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
+    """("gluon" or "triton", why) for a kernel with descriptors. Gluon's text is for compute capability 9.0 alone."""
+    if target is None or target.backend != "cuda" or target.arch != 90:
+        return "triton", f"{target.name if target else 'no one GPU'}: Gluon is printed for compute capability 9.0"
+    try:
+        found = plan(described(kernel))
+    except Refused as reason:
+        return "triton", str(reason)
+    return "gluon", f"{found.consumers} consumers of {found.share} rows of {found.rows.label}"
+
+
+def print_described(kernel: Kernel, algorithm: Algorithm, target: Target | None) -> KernelText:
+    """The text of the form with descriptors, by the backend that ``backend`` names."""
+    if backend(kernel, target)[0] == "gluon":
+        return print_gluon(plan(described(kernel)), algorithm)
+    return print_kernel(plain(described(kernel)), algorithm)
+
+
+def plain(kernel: Kernel) -> Kernel:
+    """A kernel as Triton can print it: it specialises warps where there are 4 alone."""
+    return kernel if kernel.num_warps == 4 else unspecialized(kernel)

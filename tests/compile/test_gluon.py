@@ -1,0 +1,117 @@
+"""The Gluon backend, compiled for compute capability 9.0 without a GPU: what it takes, what comes out, what it leaves to Triton."""
+
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
+
+from dtkernels.algebra.prepare import prepare
+from dtkernels.codegen.backend import backend
+from dtkernels.codegen.lower import lower
+from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang import parse
+from dtkernels.runtime.build import build, record_launches
+from dtkernels.runtime.cache import load_module
+
+H200 = target("h200")
+
+
+def launches(text: str, shapes: list[tuple[int, ...]], dtype: torch.dtype = torch.bfloat16, gpu: str = "h200") -> list:
+    """What the wrapper of a program launches for inputs of ``shapes``."""
+    program = parse(text)
+    module = load_module(emit(prepare(program), "call", target(gpu)), "gluon")
+    args = [torch.empty(s, dtype=dtype, device="meta") for s in shapes]
+    scalars = [0.1] * len(program.algorithm.scalars)
+    return record_launches(module, "call", (*args, *scalars))
+
+
+def tool(name: str, *args: str) -> str:
+    import triton
+
+    path = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+    done = subprocess.run([str(path), *args], capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def machine_code(compiled, suffix: str, *command: str) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, f"kernel.{suffix}")
+        code = compiled.asm[suffix]
+        Path(path).write_bytes(code if isinstance(code, bytes) else code.encode())
+        return tool(*command, path, *(["-o", os.path.join(folder, "out")] if suffix == "ptx" else []))
+
+
+HEADS = [(2, 4, 1000, 128)] * 3
+CASES = {
+    "full": (attention(), HEADS),
+    "causal": (attention(CAUSAL), HEADS),
+    "groups": (attention(CAUSAL, 4), [(2, 8, 515, 64), (2, 2, 515, 64), (2, 2, 515, 64)]),
+    "product": (PRODUCT, [(1000, 512), (512, 1064)]),
+    "wide": (PRODUCT.replace("y:256", "y:128").replace("sigmoid", "tanh"), [(4096, 4096), (4096, 4096)]),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_it_compiles_to_what_the_units_want(name):
+    """Warpgroup products that run in parallel, bulk copies, nothing spilled, shared memory within the limit."""
+    (launch,) = launches(*CASES[name])
+    assert launch.kernel.__name__.endswith("_gluon_kernel")
+    compiled = build(launch, H200)
+    assert compiled.metadata.shared <= H200.shared_bytes and compiled.metadata.num_warps == 12
+    sass = machine_code(compiled, "cubin", "nvdisasm", "-c")
+    assert "HGMMA" in sass and "UTMALDG" in sass and "UTMASTG" in sass
+    usage = machine_code(compiled, "cubin", "cuobjdump", "--dump-resource-usage")
+    assert re.search(r"STACK:(\d+)", usage).group(1) == "0", usage
+    report = machine_code(compiled, "ptx", "ptxas", "-v", "-arch=sm_90a")
+    assert "serialized" not in report, report
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_inputs_go_to_gluon(dtype):
+    assert [x.kernel.__name__ for x in launches(PRODUCT, [(256, 256)] * 2, dtype)] == ["mm_gluon_kernel"]
+
+
+@pytest.mark.parametrize("shapes, dtype", [([(256, 256)] * 2, torch.float32), ([(256, 250), (250, 256)], torch.bfloat16)], ids=["float32", "rows not aligned"])
+def test_what_gluon_does_not_take_goes_by_pointers(shapes, dtype):
+    assert [x.kernel.__name__ for x in launches(PRODUCT, shapes, dtype)] == ["mm_kernel"]
+
+
+@pytest.mark.parametrize("gpu", ["a100", "b200", "mi300x"])
+def test_other_gpus_keep_the_triton_text(gpu):
+    (kernel,) = lower(prepare(parse(PRODUCT)))
+    assert backend(kernel, target(gpu)) == ("triton", f"{gpu}: Gluon is printed for compute capability 9.0")
+    assert "gluon" not in emit(prepare(parse(PRODUCT)), "call", target(gpu))
+
+
+def test_without_a_target_the_file_is_for_any_gpu():
+    assert "gluon" not in emit(prepare(parse(PRODUCT)))
+
+
+REFUSED = {
+    "no loop has specialize_warps": PRODUCT.replace("mm.specialize_warps(k);", ""),
+    "128 rows for 3 consumers; 64 or 128 each": PRODUCT.replace("num_warps(8)", "num_warps(12)"),
+    "32 rows for 1 consumers; 64 or 128 each": PRODUCT.replace("x:128", "x:32").replace("num_warps(8)", "num_warps(4)"),
+    "products take 256 registers of a thread; 200 are left for them": PRODUCT.replace("num_warps(8)", "num_warps(4)"),
+    "the right operand of mm is computed": PRODUCT.replace("B[k, y]", "exp(B[k, y])"),
+    "the last loop lacks a condition of an earlier one": attention(WINDOW),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_a_refusal_is_one_line_and_triton_takes_over(reason):
+    program = prepare(parse(REFUSED[reason]))
+    assert ("triton", reason) in [backend(k, H200) for k in lower(program)]
+    assert "gluon" not in emit(program, "call", H200)
+
+
+def test_scores_are_taken_to_the_power_of_two():
+    """One fused operation and one exponential for each score."""
+    text = emit(prepare(parse(attention(SCORE))), "call", H200)
+    consumer = text[text.index("def att_gluon_consumer") : text.index("def att_gluon_producer")]
+    assert "gl.exp(" not in consumer and consumer.count("gl.exp2(s * 1.44") == 3

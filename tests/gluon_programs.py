@@ -1,0 +1,23 @@
+"""Programs of the form that Gluon is printed for, and one step beyond it."""
+
+ATTENTION = """Func s, e, total, att; In Q, K, V; SIn scale; Var b, h, m, n; RVar l, d;
+s[b, h, m, l] = SCORE; e[b, h, m, l] = exp(s[b, h, m, l]); total[b, h, m] = rsum(e[b, h, m, l], l);
+att[b, h, m, n] = rdot(e[b, h, m, l], V[b, h / GROUP, l, n], l) * where(total[b, h, m] == 0, 0, 1 / total[b, h, m]);
+s.fuse_at(att, l); e.fuse_at(att, l); total.fuse_at(att, l);
+att.block(b:1, h:1, m:128); att.tensorize(m:128, n:0, d:0, l:128);
+att.descriptor(Q, K, V, att); att.persistent(); att.num_warps(8); att.stages(l:2); att.specialize_warps(l);
+"""
+SCORE = "scale * rdot(Q[b, h, m, d], K[b, h / GROUP, l, d], d)"
+PRODUCT = """Func mm; In A, B; Var x, y; RVar k; mm[x, y] = sigmoid(rdot(A[x, k], B[k, y], k));
+mm.block(x:128, y:256); mm.tensorize(x:128, y:256, k:64); mm.map(x:x1/8, y, x1); mm.persistent();
+mm.descriptor(A, B, mm); mm.stages(k:4); mm.num_warps(8); mm.specialize_warps(k);
+"""
+
+
+def attention(score: str = SCORE, group: int = 1) -> str:
+    """Attention whose scores are ``score``, query heads in groups."""
+    return ATTENTION.replace("SCORE", score).replace("h / GROUP", f"h / {group}" if group > 1 else "h")
+
+
+CAUSAL = f"where(l <= m, {SCORE}, -inf)"
+WINDOW = f"where(l <= m and m - l < 300, {SCORE}, -inf)"
