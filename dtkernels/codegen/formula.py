@@ -13,10 +13,12 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program, Schedule
 from ..lang.schedule_checks import reduction_labels
+from .backend import backend
 from .fit import fitted
 from .formula_products import product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
+from .formula_warpgroups import warpgroup_tiles
 from .lower import lower
 from .target import Target
 
@@ -36,7 +38,11 @@ def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, i
     f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
-        schedule = Schedule((*fused, *(p for root in roots for p in f.tiles(root, fused)), *(Primitive(o, "compile") for o in outputs)))
+        compiled = tuple(Primitive(o, "compile") for o in outputs)
+        tiles = {root: f.tiles(root, fused) for root in roots}
+        for root in roots:
+            tiles[root] = f.through_warpgroups(root, fused, tiles, compiled) or tiles[root]
+        schedule = Schedule((*fused, *(p for found in tiles.values() for p in found), *compiled))
         for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in _OPTIONAL))):
             try:
                 lower(Program(algorithm, tried))
@@ -72,15 +78,32 @@ class _Fusion:
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
         """block, tensorize, map, num_warps and the like of one kernel."""
+        members = self._members(root, fused)
+        if any(self.shape.dots(m) for m in members):
+            return product_tiles(self.shape, root, members)
+        return row_tiles(self.shape, root, members)
+
+    def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
+        """Funcs computed in the kernel of ``root``."""
         members = [root]
         inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
         for m in members:
             members += [p.func for p in fused if p.name == "fuse_at" and p.args[0] == m and p.func not in members]
             again = [a.tensor for a in ex.accesses(self.algorithm[m].expr) if a.tensor in inside]  # fused elsewhere, and computed here once more
             members += [f for f in dict.fromkeys(again) if f not in members]
-        if any(self.shape.dots(m) for m in members):
-            return product_tiles(self.shape, root, members)
-        return row_tiles(self.shape, root, members)
+        return members
+
+    def through_warpgroups(self, root: str, fused: tuple, tiles: dict[str, tuple], compiled: tuple) -> tuple[Primitive, ...]:
+        """Tiles for specialised warps where the GPU's backend takes the kernel that comes of them, else none."""
+        found = warpgroup_tiles(self.shape, root, self._members(root, fused))
+        if not found:
+            return ()
+        rest = (p for other, own in tiles.items() for p in (found if other == root else own))
+        try:
+            kernels = lower(Program(self.algorithm, Schedule((*fused, *rest, *compiled))))
+        except DTError:
+            return ()
+        return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
 
     def _fused(self, streaming: bool) -> tuple[Primitive, ...]:
         joined = self._joined_outputs()

@@ -17,10 +17,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from . import nest
-from .gluon_fold import fold
 from .nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Index, Kernel, Let, Local, Loop, Op, Put, Statement, Store, Tile, TileDot, TileReduce, axes_of, statements
 
-REGISTERS = {1: (240, 24), 2: (240, 24), 3: (160, 32)}  #: consumers -> registers of a thread that computes, that loads
+REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a thread that computes, that loads
 HALF = frozenset({64, 128})  #: rows of a consumer
 WIDEST = 256  #: columns of a product
 SPARE = 40  #: registers of a thread beside accumulators and operands
@@ -102,7 +101,7 @@ def plan(kernel: Kernel) -> Plan:
             raise Refused("loops over different labels or tiles")
     rows = _rows(kernel, loops)
     consumers = _consumers(kernel, rows)
-    kernel = fold(_rows_first(kernel, rows))
+    kernel = _rows_first(kernel, rows)
     first, last = (next(i for i, s in seq if isinstance(s, Loop)) for seq in (list(enumerate(kernel.body)), list(enumerate(kernel.body))[::-1]))
     before, after = tuple(s for s in kernel.body[:last] if not isinstance(s, Loop)), kernel.body[last + 1 :]
     if any(axes_of(s.value) for s in kernel.body[first:last] if isinstance(s, Let)):
@@ -139,7 +138,7 @@ def _is_work(name: str, loops: list[Loop]) -> bool:
 def _consumers(kernel: Kernel, rows: Axis) -> int:
     count = kernel.num_warps // 4
     if kernel.num_warps % 4 or count not in REGISTERS:
-        raise Refused(f"num_warps {kernel.num_warps}; 4, 8 or 12 make whole consumers")
+        raise Refused(f"num_warps {kernel.num_warps}; 4, 8 or 16 make whole consumers")
     if rows.tile % count or rows.tile // count not in HALF:
         raise Refused(f"{rows.tile} rows for {count} consumers; 64 or 128 each")
     return count
@@ -295,7 +294,8 @@ def _check_loops(p: Plan) -> None:
     last = p.last
     for step, following in zip(p.steps, p.steps[1:]):
         begin = following.loop.begin
-        if begin is None or step.loop.end not in (begin, Op("min", (begin, nest.Size(step.loop.axis.label)))):
+        whole = last.loop.end or nest.Size(last.loop.axis.label)
+        if begin is None or step.loop.end not in (begin, Op("min", (begin, whole))):
             raise Refused("loops that do not follow each other")
     for step in p.steps[:-1]:
         if _loads(step) != _loads(last):
@@ -354,6 +354,7 @@ def _behind(step: Step, consumers: int, share: int) -> bool:
     if any(q.columns.tile > WIDEST for q in products):
         raise Refused(f"a product of more than {WIDEST} columns")
     held = sum(each(q.columns) for q in products)
+    held += sum(each(s.axes[-1]) for s in step.work if isinstance(s, Let) and isinstance(s.value, nest.Load) and len(s.axes) == 2)
     operands = sum(each(q.axes[0], 0.5) for q in step.chained)
     room = REGISTERS[consumers][0] - SPARE
     if held > room:

@@ -1,0 +1,79 @@
+"""Kernels printed by the Gluon backend, on a GPU of compute capability 9.0, against float64: odd sizes, masks, shared heads."""
+
+import pytest
+import torch
+from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
+
+from dtkernels.algebra.prepare import prepare
+from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang import parse
+from dtkernels.runtime.cache import load_module
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Gluon is printed for compute capability 9.0 alone")
+MASKS = {
+    "full": (SCORE, lambda m, l: l >= 0),
+    "causal": (CAUSAL, lambda m, l: l <= m),
+    "window": (WINDOW, lambda m, l: (l <= m) & (m - l < 300)),
+}
+
+
+class Never:
+    """Stands for the kernel that goes by pointers."""
+
+    def __getitem__(self, grid):
+        raise AssertionError("the call went by pointers")
+
+
+def compiled(text: str):
+    """The wrapper, which must not fall back."""
+    module = load_module(emit(prepare(parse(text)), "call", target("h200")), "gluon")
+    for name in [n for n in vars(module) if n.endswith("_kernel") and "gluon" not in n]:
+        setattr(module, name, Never())
+    return module.call
+
+
+def scaled(q, k, v, group, visible):
+    """Attention written out, in the dtype of its inputs; rows that see nothing give 0."""
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    rows, columns = torch.arange(q.shape[2], device="cuda")[:, None], torch.arange(k.shape[2], device="cuda")[None, :]
+    scores = (q @ k.transpose(-1, -2)) * q.shape[-1] ** -0.5
+    return torch.softmax(scores.masked_fill(~visible(rows, columns), -torch.inf), -1).nan_to_num(0.0) @ v
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("rows, keys", [(1024, 1024), (1000, 1000), (4097, 4097), (97, 515), (1, 1)])
+@pytest.mark.parametrize("wide, group", [(128, 1), (64, 4), (80, 2)])
+def test_attention(mask, rows, keys, wide, group):
+    if mask != "full":
+        keys = rows
+    generator = torch.Generator("cuda").manual_seed(rows + wide)
+    q, k, v = (torch.randn(2, h, n, wide, device="cuda", generator=generator).bfloat16() for h, n in ((2 * group, rows), (2, keys), (2, keys)))
+    score, visible = MASKS[mask]
+    found = compiled(attention(score, group))(q, k, v, wide**-0.5)
+    exact = scaled(q.double(), k.double(), v.double(), group, visible)
+    own = (scaled(q, k, v, group, visible).double() - exact).abs().max()
+    assert (found.double() - exact).abs().max() <= own + 2.0**-9 * exact.abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("m, n, k", [(512, 512, 512), (1000, 1064, 520), (1, 8, 64), (4096, 4096, 72)])
+def test_product(m, n, k, dtype):
+    a, b = torch.randn(m, k, device="cuda", dtype=dtype), torch.randn(k, n, device="cuda", dtype=dtype)
+    exact = torch.sigmoid(a.double() @ b.double())
+    own = (torch.sigmoid(a @ b).double() - exact).abs().max()
+    assert (compiled(PRODUCT)(a, b).double() - exact).abs().max() <= own + 2.0**-9
+
+
+def test_the_same_bits_every_time():
+    q, k, v = (torch.randn(2, 4, 1000, 128, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    call = compiled(attention(CAUSAL))
+    first = call(q, k, v, 0.1)
+    assert all(torch.equal(call(q, k, v, 0.1), first) for _ in range(20))
+
+
+def test_a_negative_scale():
+    q, k, v = (torch.randn(1, 2, 300, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    found = compiled(attention())(q, k, v, -(64**-0.5))
+    exact = scaled(-q.double(), k.double(), v.double(), 1, MASKS["full"][1])
+    assert (found.double() - exact).abs().max() <= 2.0**-7 * exact.abs().max()
