@@ -209,9 +209,10 @@ def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]
         columns = next((a for a in axes_of(node) if a != rows), None)
         known = next((p for p in fresh if (p.left, p.right) in ((node.left, node.right), (node.right, node.left))), None)
         if known is None:
-            known = _product(f"{s.name}_product" + (str(len(fresh)) if any(p.name == f"{s.name}_product" for p in fresh) else ""), node, (rows, columns), rows)
+            known = _product(s.name, node, (rows, columns), rows)
             if not isinstance(known.left, Local) or known.left.name in computed:
                 raise Refused(f"{s.name} is a product of what is computed and no accumulator")
+            known = replace(known, name=f"{known.left.name}_{known.right.name}_product")
             fresh.append(known)
         return Local(known.name, (rows, known.columns))
 
@@ -340,8 +341,23 @@ def _bare(step: Step) -> list[str]:
         if isinstance(s, Let):
             named[s.name] = value
         else:
-            found.append(f"{s.name} {value}")  # type: ignore[attr-defined]
-    return found + [f"{s.name} {s.value.transform(strip)}" for s in step.moves] + [f"{q.name} {q.left.transform(strip)}" for q in step.chained]
+            found.append(f"{s.name} {_text(value)}")  # type: ignore[attr-defined]
+    return found + [f"{s.name} {_text(s.value.transform(strip))}" for s in step.moves] + [f"{q.name} {_text(q.left.transform(strip))}" for q in step.chained]
+
+
+def _text(tile: Tile) -> str:
+    """``tile`` as text that does not tell in which order numbers are multiplied."""
+    match tile:
+        case Op("*", _):
+            factors = [tile]
+            while products := [f for f in factors if isinstance(f, Op) and f.fn == "*"]:
+                factors = [f for f in factors if f not in products] + [a for f in products for a in f.args]
+            return f"({' * '.join(sorted(map(_text, factors)))})"
+        case Op(fn, args):
+            return f"{fn}({', '.join(map(_text, args))})"
+        case TileReduce(kind, arg, axes):
+            return f"{kind}({_text(arg)}, {', '.join(a.name for a in axes)})"
+    return str(tile)
 
 
 def _behind(step: Step, consumers: int, share: int) -> bool:
