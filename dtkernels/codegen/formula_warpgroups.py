@@ -13,6 +13,7 @@ from .formula_shape import Shape, pow2
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128)  #: widths of an accumulator that leave registers for the rest
+MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
 
 
 def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
@@ -20,7 +21,7 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     algorithm, sizes = shape.algorithm, shape.sizes
     labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
     dots = [d for m in members for d in shape.dots(m)]
-    if shape.target.arch != 90 or shape.itemsize != 2 or len(dots) < 2 or len(looped) != 1 or not shape.dots(root):
+    if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
         return ()
     (loop,) = looped
     own = [d for d in shape.dots(root) if loop in d.labels]
