@@ -13,6 +13,7 @@ from .formula_shape import Shape, pow2
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128)  #: widths of an accumulator that leave registers for the rest
+_LONG = ("tanh", "erf", "sigmoid", "log", "log2")
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
 
 
@@ -40,8 +41,10 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     if 2 * shape.programs(block) < shape.target.multiprocessors:
         return ()
-    tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: _step(shape, dots, members, max(pow2(sizes[w]) for w in whole))}
-    deep = 2 if max(pow2(sizes[w]) for w in whole) > 64 else 3
+    widest = max(pow2(sizes[w]) for w in whole)
+    step = _step(shape, dots, members, {rows, loop}, widest)
+    tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
+    deep = 2 if widest > 64 and step == 128 else 3
     return (
         Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())),
         Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
@@ -64,10 +67,15 @@ def _computed(shape: Shape, side: ex.Expr) -> bool:
     return not isinstance(side, ex.Access) or side.tensor not in shape.algorithm.inputs
 
 
-def _step(shape: Shape, dots: list[ex.Dot], members: list[str], wide: int) -> int:
-    """Elements of the loop at once: products of two loaded tiles take registers in that width beside the accumulators."""
+def _step(shape: Shape, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
+    """Elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
+
+    That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
+    """
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     sums = 1 + sum(1 for m in members[1:] if m in shape.outputs and shape.dots(m))
-    fresh = len(dots) - sums
+    tiles = {n.tensor for n in nodes if isinstance(n, ex.Access) and n.tensor in shape.algorithm.inputs and inner <= ex.free_labels(n)}
+    fresh = len(dots) - sums + len(tiles) + any(isinstance(n, ex.Call) and n.fn in _LONG for n in nodes)
     room = 200 - sums * wide // 2  # of a thread: half a column of 64 rows each
     step = 128
     while step > 16 and fresh * step // 2 + sums * step // 4 > room:

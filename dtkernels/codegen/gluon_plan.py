@@ -364,7 +364,7 @@ def _behind(step: Step, consumers: int, share: int) -> bool:
     """Whether registers suffice to run chained products one step behind. Raises Refused where they do not suffice at all."""
 
     def each(columns: Axis, width: float = 1) -> float:
-        return share * (columns.tile if columns.tile != WHOLE else 64) * width / 128
+        return share * (columns.tile if columns.tile != WHOLE else 128) * width / 128
 
     products = (*step.fresh, *step.chained, *step.direct)
     if any(q.columns.tile > WIDEST for q in products):
