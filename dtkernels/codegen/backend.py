@@ -6,7 +6,7 @@ from ..lang.algorithm import Algorithm
 from .descriptors import described, unspecialized
 from .gluon_kernel import print_gluon
 from .gluon_plan import Refused, plan
-from .nest import Kernel
+from .nest import Kernel, Loop, statements
 from .target import Target
 from .triton_kernel import KernelText, print_kernel
 
@@ -30,5 +30,6 @@ def print_described(kernel: Kernel, algorithm: Algorithm, target: Target | None)
 
 
 def plain(kernel: Kernel) -> Kernel:
-    """A kernel as Triton can print it: it specialises warps where there are 4 alone."""
-    return kernel if kernel.num_warps == 4 else unspecialized(kernel)
+    """A kernel as Triton can compile it: it specialises warps where there are 4 alone, and not in several loops in a row."""
+    loops = [s.axis.label for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and not s.tail]
+    return kernel if kernel.num_warps == 4 and len(set(loops)) == len(loops) else unspecialized(kernel)

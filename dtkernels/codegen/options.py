@@ -36,7 +36,8 @@ class Options:
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
 
-    ``specialize_warps`` does nothing in a loop that a mask cuts into several (ranges.py), on which Triton fails.
+    ``specialize_warps`` takes 4 warps in Triton's text, and does nothing there in a loop that a mask cuts into several
+    (ranges.py), on which Triton fails; the Gluon backend, where it takes the nest (backend.py), makes a consumer of every 4.
     """
 
     def __init__(self, program: Program, root: str):

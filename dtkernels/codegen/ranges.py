@@ -70,7 +70,6 @@ class _Cut:
         upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
         if not self.conditions:
             return self._peeled() if self._guards_a_product() else [self.loop]
-        self.loop = replace(self.loop, options=_one_kind_of_warps(self.loop))  # Triton fails on several such loops in a row
         begin = self._name("begin", self._down(_most([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
         end = self._name("end", _least([self.end, *self._extremes(upper, True)])) if upper else self.end
         if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):

@@ -306,7 +306,7 @@ def test_warps_specialize_in_the_form_with_descriptors_alone():
 
 
 @pytest.mark.parametrize("text, found", [
-    (MM + TILED + "mm.num_warps(8); mm.descriptor(A, B); mm.specialize_warps(k);", r"num_warps\(4\): found num_warps\(8\)"),
+    (MM + TILED + "mm.num_warps(2); mm.descriptor(A, B); mm.specialize_warps(k);", r"whole warpgroups: found num_warps\(2\)"),
     (MM + TILED + "mm.specialize_warps(k);", "needs loads through descriptors"),
     (MM + TILED + "mm.descriptor(A, B); mm.specialize_warps(x);", "specialize_warps names a loop: found x"),
     (MM + TILED + "mm.cluster(3);", "a number of blocks in a cluster: found 3"),
