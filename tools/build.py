@@ -2,9 +2,8 @@
 
     python tools/build.py                                    every table of the repository
     python tools/build.py --gpu nvidia_h200 --ops softmax    one op of one table
-    python tools/build.py --formula a100 l40s b200 --like nvidia_h200
-                                                             first write tables for GPUs nobody measured: the formula's
-                                                             schedules at another table's sizes, marked measured: false
+    python tools/build.py --formula a100 l40s b200           first write tables for GPUs nobody measured: the formula's
+                                                             schedules at some sizes of the specs, marked measured: false
 
 The same tables give the same bytes with the same Triton. A row that cannot be built is named, keeps no binaries, and
 makes the exit status 1.
@@ -19,7 +18,7 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from datetime import date
 from pathlib import Path
 
@@ -29,12 +28,15 @@ from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import gpu_of, target_for
-from dtkernels.runtime.prebuild import Built, build_row, variant_of
+from dtkernels.runtime.prebuild import Built, build_row
 from dtkernels.runtime.store import digest, write_store
-from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, spec_hash, with_binaries, write_gpu, write_rows, write_whole
+from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
+
+sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
+
+from tuning.works import Group, Work, op_names, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     folders = [args.tables / name for name in args.gpu or []]
     for name in args.formula:
         folders.append(args.tables / gpu_of(target(name)).folder)
-        write_formula_tables(folders[-1], target(name), args.tables / args.like, args.ops)
+        write_formula_tables(folders[-1], target(name), args.ops, tuple(args.dtypes.split(",")), args.few)
     if not folders:
         folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
     failures = build_tables(folders, args.ops, args.jobs)
@@ -57,7 +59,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
     parser.add_argument("--ops", nargs="+", metavar="NAME", help="default: all that a table has")
     parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
-    parser.add_argument("--like", default="nvidia_h200", metavar="FOLDER", help="the table whose sizes --formula takes")
+    parser.add_argument("--few", type=int, default=2, metavar="N", help="rows that --formula writes for each kind of call")
+    parser.add_argument("--dtypes", default="bf16,fp32", help="of the rows that --formula writes")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args(argv)
 
@@ -65,21 +68,21 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 # -- tables of the formula's schedules ----------------------------------------------------------------------------------
 
 
-def write_formula_tables(folder: Path, to: Target, like: Path, ops: list[str] | None) -> None:
-    """Rows at the sizes of the table ``like`` with the schedules that the formula gives for ``to``."""
+def write_formula_tables(folder: Path, to: Target, ops: list[str] | None, dtypes: tuple[str, ...], few: int) -> None:
+    """Rows with the schedules that the formula gives for ``to``, at ``few`` of the sizes that each kind of call is tuned at."""
     write_gpu(folder, gpu_of(to))
-    for path in sorted(like.glob("*.yaml")):
-        if path.stem == "gpu" or ops and path.stem not in ops:
-            continue
-        operator = shipped(path.stem)
+    by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
+    for op in ops or op_names("all"):
+        kinds: dict[Group, list[Work]] = {}
+        for work in works_of(op, shipped(op).spec.shapes, dtypes):
+            kinds.setdefault(work.group, []).extend([] if work.held_out else [work])
         rows = []
-        for row in read_rows(path.read_text(), str(path)):
-            _, variant = variant_of(operator, row)
-            schedule = formula(variant.algorithm, variant.outputs, row.sizes, ITEMSIZE[row.dtype], to)
-            by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
-            spec = spec_hash(operator.spec.algorithm)
-            rows.append(replace(row, schedule=str(schedule), spec=spec, measured=False, microseconds=None, by=by, binaries=()))
-        write_rows(folder / path.name, rows)
+        for group, works in kinds.items():
+            _, variant = variants_of(group)
+            for work in works[:: max(1, -(-len(works) // few))][:few]:
+                schedule = formula(variant.algorithm, variant.outputs, work.extents, group.itemsize, to)
+                rows.append(row_of(work, str(schedule), measured=False, by=by))
+        write_rows(folder / f"{op}.yaml", rows)
 
 
 # -- building -----------------------------------------------------------------------------------------------------------
