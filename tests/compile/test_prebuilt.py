@@ -63,6 +63,19 @@ def test_the_same_tables_build_to_the_same_bytes(tables, tmp_path):
         assert (tables / "nvidia_h200" / name).read_bytes() == (again / "nvidia_h200" / name).read_bytes()
 
 
+def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "triton"), "DTKERNELS_CACHE": str(tmp_path / "dtkernels")}
+    what = ["--formula", "l40s", "--ops", "relu", "--few", "1", "--dtypes", "bf16", "--jobs", "2"]
+    command = [sys.executable, str(ROOT / "tools" / "build.py"), "--tables", str(tmp_path / "tables"), *what]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    path = tmp_path / "tables" / "nvidia_l40s" / "relu.yaml"
+    rows = read_rows(path.read_text(), str(path))
+    assert {r.direction for r in rows} == {"forward", "backward"} and not any(r.measured or r.microseconds for r in rows)
+    store = Store(path.with_suffix(".safetensors"))
+    assert all(r.binaries and store.entry(n).arch == 89 for r in rows for n in r.binaries)
+
+
 def test_safetensors_reads_a_store(tables):
     from safetensors import safe_open
 

@@ -24,21 +24,27 @@ class Finals:
         self.sent: dict[int, set] = {}
         self.failed: dict[tuple, str] = {}
         self.raced = 0
+        self.wanted: list[Job] = []
+        self.waiting: dict[Work, list[Job]] = {}
+        self.making: set[tuple] = set()
+        self.again: set[Work] = set()
 
     def run(self, entrants: dict[Work, list[Cut]], until: Callable[[], bool]) -> Iterator[None]:
         """Race the entrants of each work, compiling ahead; yields now and then."""
         races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
         races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
-        wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
-        ready, waiting = [], dict(races)
-        while (ready or waiting or self.gpus.busy()) and not until():
+        self.wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
+        ready, self.waiting = [], dict(races)
+        while (ready or self.waiting or self.gpus.busy()) and not until():
             for worker in self.cpus.idle():
-                if not wanted:
+                if not self.wanted:
                     break
-                job = wanted.pop()
+                job = self.wanted.pop()
+                self.making.add((job.key, job.work))
                 self.cpus.send(worker, ("compile", job), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
-            for work in [w for w, jobs in waiting.items() if all(j.key in self.artefacts or j.key in self.failed for j in jobs)]:
-                ready.append((work, waiting.pop(work)))
+            done = self.artefacts.keys() | self.failed.keys()
+            for work in [w for w, jobs in self.waiting.items() if all(j.key in done and (j.key, w) not in self.making for j in jobs)]:
+                ready.append((work, self.waiting.pop(work)))
             for worker in self.gpus.idle():
                 if ready:
                     self._race(worker, *ready.pop(0))
@@ -57,10 +63,18 @@ class Finals:
         return one if len(cut.roots) == 1 else Job(work, cut, None)
 
     def _compiled(self, job: Job, done: Done) -> None:
+        self.making.discard((job.key, job.work))
         if done.failure:
-            self.failed[job.key] = done.failure
-        else:
-            self.artefacts[job.key] = done.result  # type: ignore[assignment]
+            if job.key not in self.artefacts:
+                self.failed[job.key] = done.failure
+            return
+        new: Artefact = done.result  # type: ignore[assignment]
+        if (old := self.artefacts.get(job.key)) is not None:
+            new.entries += [e for e in old.entries if e.name not in {n.name for n in new.entries}]
+            new.codes |= old.codes
+        self.artefacts[job.key] = new
+        for sent in self.sent.values():
+            sent.discard(job.key)
 
     def _race(self, worker: int, work: Work, jobs: list[Job]) -> None:
         for job in jobs:
@@ -82,7 +96,12 @@ class Finals:
             self.sent.pop(done.worker, None)
         self.raced += 1
         results = done.result or [Time(failure=done.failure)] * len(jobs)
-        for job, found in zip(jobs, results):  # type: ignore[call-overload]
-            if found.failure and "no build of" in found.failure:
-                continue  # measured again where the schedule is compiled for this very work
+        unfit = [j for j, found in zip(jobs, results) if "no build of" in found.failure]
+        if unfit and work not in self.again:  # compiled for other sizes: once more, for this one too
+            self.again.add(work)
+            self.making.update((j.key, work) for j in unfit)
+            self.wanted += unfit
+            self.waiting[work] = jobs
+            return
+        for job, found in zip(jobs, results):
             self.journal.put(work.text(), job.cut.text(), found)
