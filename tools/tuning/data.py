@@ -122,7 +122,8 @@ def _saved(group: Group, forward: Variant, variant: Variant, tensors: dict, scal
     if not wanted:
         return {}
     meta = meta_tensors(forward, pair.forward, {k: v for k, v in sizes.items() if k in a.labels}, group.torch_dtype)
-    given = {n: tensors[n] if n in tensors else _random(n, t, a, generator, device) for n, t in meta.items()}
+    whole = {n: _reach(n, a, meta) for n in a.integer_inputs()}
+    given = {n: tensors[n] if n in tensors else _random(n, t, a, generator, device, whole.get(n)) for n, t in meta.items()}
     own = {s: scalars.get(s, SCALAR) for s in a.scalars}
     return reference(a, given, own, tuple(wanted), sizes)
 
