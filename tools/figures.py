@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- figures: ([^>]+?) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 OURS = "dtkernels"
+REFERENCES = ("bare-product",)  #: do less than the op: no peers
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -32,14 +33,16 @@ def table(paths: list[Path]) -> str:
         for f in data["figures"]:
             time = f["microseconds"]
             if time is not None and math.isfinite(time):
-                groups.setdefault((f["op"], f["shape"], f["dtype"]), {})[f["who"]] = time
+                way = f.get("direction", "forward")
+                name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
+                groups.setdefault((name, f["shape"], f["dtype"]), {})[f["who"]] = time
         lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
     return "\n".join([*lines, "", *sources]) + "\n"
 
 
 def _line(op: str, shape: str, dtype: str, times: dict[str, float]) -> str:
     ours = times[OURS]
-    peers = sorted((t, who) for who, t in times.items() if who != OURS)
+    peers = sorted((t, who) for who, t in times.items() if who not in (OURS, *REFERENCES))
     name = f"{shape} {DTYPES.get(dtype, dtype)}"
     if not peers:
         return f"| {op} | {name} | {_us(ours)} | | | |"
