@@ -88,7 +88,7 @@ class Consumer:
             k.block_start(axis, depth)
         if axis.scalar or axis not in k.vectors:
             return
-        base = {"block": k.first(axis), "loop": k.counter()}.get(start, "")
+        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)"}.get(start, "")  # one type where several loops meet
         base = f"{base} + WG * {k.length(axis)}" if rows and self.p.consumers > 1 else base
         steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
         k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")

@@ -16,8 +16,10 @@ from dtkernels.codegen.lower import lower
 from dtkernels.codegen.target import target
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
-from dtkernels.runtime.build import build, record_launches
+from dtkernels.runtime.build import build, compile_kernel, plain_types, record_launches
 from dtkernels.runtime.cache import load_module
+from dtkernels.runtime.host import host_text, record
+from dtkernels.runtime.match import builds
 
 H200 = target("h200")
 
@@ -93,6 +95,24 @@ def test_other_gpus_keep_the_triton_text(gpu):
 
 def test_without_a_target_the_file_is_for_any_gpu():
     assert "gluon" not in emit(prepare(parse(PRODUCT)))
+
+
+def test_the_build_for_any_size_and_layout_compiles():
+    """64-bit sizes and strides, nothing known to be a multiple of 16: the widest build of a table's row."""
+    import triton.language as tl
+
+    (launch,) = launches(*CASES["causal"])
+    widest = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)[-1]
+    assert set(widest.types.values()) >= {"i64", "constexpr"} and not widest.divisible
+    assert compile_kernel(launch.kernel, widest.types, widest.constants, widest.divisible, launch.options, H200).asm["cubin"]
+
+
+def test_a_store_replays_it_without_triton():
+    """The host text of the emitted file runs against stand-ins and asks for the same launch."""
+    args = tuple(torch.empty(256, 256, dtype=torch.bfloat16, device="meta") for _ in range(2))
+    notes = record(host_text(emit(prepare(parse(PRODUCT)), "call", H200)), args)
+    assert [x.kernel for x in notes.launches] == ["mm_gluon_kernel"]
+    assert notes.launches[0].constants["STAGES"] == 3 and notes.launches[0].constants["INDEX"] == "tl.int32"
 
 
 REFUSED = {
