@@ -1,0 +1,120 @@
+"""LoRA fine-tuning of a small language model, the same steps unpatched and patched: loss curves, time and memory.
+
+    python tools/lora_training.py --steps 200 --json lora.json --plot lora.png
+
+The text is made up: sequences that repeat a random phrase, so that there is something to learn. Needs transformers and
+peft; the plot needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from dtkernels.integrations.huggingface import patched
+
+import dtkernels
+
+TOKENS = 512
+
+
+def build(options) -> torch.nn.Module:
+    """A Llama of random weights with LoRA on its attention and its MLP, the same each time."""
+    config = transformers.LlamaConfig(
+        vocab_size=TOKENS,
+        hidden_size=options.hidden,
+        intermediate_size=4 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=options.hidden // 32,
+        num_key_value_heads=options.hidden // 64,
+    )
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(config)
+    names = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"]
+    lora = peft.LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=names, lora_dropout=options.dropout)
+    model = peft.get_peft_model(model, lora)
+    return model.to(options.device, torch.bfloat16 if options.device == "cuda" else torch.float32).train()
+
+
+def batch(options, step: int) -> torch.Tensor:
+    """Sequences of a phrase that repeats."""
+    generator = torch.Generator().manual_seed(step)
+    phrases = torch.randint(TOKENS, (options.batch, 8), generator=generator)
+    return phrases.repeat(1, options.length // 8).to(options.device)
+
+
+def train(options, seed: int, ours: bool) -> dict[str, object]:
+    """Losses of every step, median time of a step in milliseconds, peak memory in GiB."""
+    model = build(options)
+    optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=options.rate)
+    torch.manual_seed(seed)  # of the dropout
+    losses, times = [], []
+    cuda = options.device == "cuda"
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    with patched(model, ops="auto" if ours else ()) as report:
+        for step in range(options.steps):
+            ids = batch(options, step)
+            begin = time.perf_counter()
+            loss = model(input_ids=ids, labels=ids, use_cache=False).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            times.append((time.perf_counter() - begin) * 1e3)
+        calls, fallbacks = dict(report.calls), dict(report.fallbacks)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+    return {"losses": losses, "milliseconds": statistics.median(times[3:]), "peak_gib": peak, "calls": calls, "fallbacks": fallbacks}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("steps", 200), ("hidden", 128), ("layers", 2), ("rank", 8), ("batch", 8), ("length", 64)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--rate", type=float, default=3e-3)
+    parser.add_argument("--dropout", type=float, default=0.05)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
+    runs = {"unpatched": train(options, 1, False), "patched": train(options, 1, True), "unpatched, other seed": train(options, 2, False)}
+    far, noise = (_distance(runs[name]["losses"], runs["unpatched"]["losses"]) for name in ("patched", "unpatched, other seed"))
+    for name, run in runs.items():
+        peak = "" if run["peak_gib"] is None else f", peak {run['peak_gib']:.2f} GiB"
+        losses = f"first {run['losses'][0]:.4f} last {run['losses'][-1]:.4f}"
+        print(f"{name:22} {losses}, {run['milliseconds']:.1f} ms a step{peak} {run['calls']}")
+    print(f"largest difference of the losses: patched {far:.2e}, another seed of the dropout {noise:.2e}")
+    about = {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else "none", "dtkernels": dtkernels.__version__}
+    about |= {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}
+    if options.json:
+        options.json.write_text(json.dumps({**about, "command": " ".join(sys.argv), "runs": runs}, indent=1))
+    if options.plot:
+        _plot(runs, options.plot)
+    return 0 if far <= max(noise, 1e-3) else 1
+
+
+def _distance(a: list[float], b: list[float]) -> float:
+    return max(abs(x - y) for x, y in zip(a, b))
+
+
+def _plot(runs: dict[str, dict], path: Path) -> None:
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4))
+    for (name, run), style in zip(runs.items(), ("-", "--", ":")):
+        axes.plot(run["losses"], style, label=name)
+    axes.set(xlabel="step", ylabel="loss", title="LoRA fine-tuning, patched and unpatched")
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
