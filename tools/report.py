@@ -1,0 +1,63 @@
+"""Draw a table's stored measurements: one HTML page that needs no network, and PNGs. Needs no GPU.
+
+    python tools/report.py                                              every table under schedule_tables/
+    python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json --out report/
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path]
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("tables", nargs="*", type=Path, help="folders with measurements.safetensors; default: all under schedule_tables/")
+    parser.add_argument("--bench", action="append", default=[], type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated")
+    parser.add_argument("--dtypes", default="bf16,fp32,fp16", help="which to show")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="default: docs/report/<table>")
+    options = parser.parse_args(argv)
+    tables = options.tables or sorted(p.parent for p in (ROOT / "schedule_tables").glob("*/measurements.safetensors"))
+    if not tables:
+        print("report: no measurements.safetensors under schedule_tables/; python tools/tune.py makes one", file=sys.stderr)
+        return 2
+    try:
+        from reporting import drawing
+    except ImportError as error:
+        print(f"report: {error}; pip install 'dtkernels[report]'", file=sys.stderr)
+        return 2
+    from reporting.page import page
+    from reporting.study import read
+
+    for table in tables:
+        try:
+            study = read(table, options.bench)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+            return 2
+        study.kinds = [k for k in study.kinds if k.group.dtype in options.dtypes.split(",")]
+        out = options.out or ROOT / "docs" / "report" / table.name
+        out.mkdir(parents=True, exist_ok=True)
+        general = [drawing.roofline(study), drawing.regret(study)]
+        of_kind = {i: drawing.distribution(k, f"{i:02}-{k.title().replace(' ', '-').replace('(', '').replace(')', '').replace('=', '-')}") for i, k in enumerate(study.kinds)}
+        by_op = {op: [k for k in study.kinds if k.group.op == op] for op in dict.fromkeys(k.group.op for k in study.kinds)}
+        maps = {op: drawn for op, kinds in by_op.items() if (drawn := drawing.coverage(kinds, op)) is not None}
+        for drawn in (*general, *of_kind.values(), *maps.values()):
+            drawn.write(out)
+        command = "python tools/report.py " + " ".join(map(str, (_short(table), *(x for b in options.bench for x in ("--bench", _short(b))))))
+        (out / "index.html").write_text(page(study, general, of_kind, maps, command))
+        print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")
+    return 0
+
+
+def _short(path: Path) -> Path:
+    full = path.resolve()
+    return full.relative_to(ROOT) if full.is_relative_to(ROOT) else Path(path.name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
