@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test oldest lint clean
+.PHONY: help env demo test oldest lint clean report
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -49,8 +49,13 @@ oldest: $(STAMP) ## the tests of generated kernels again, on the oldest Triton s
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py
 
-lint: $(STAMP) ## ruff
+lint: $(STAMP) ## ruff, types, and that the figures of the README are those of their files
 	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy
+	@$(BIN)/python tools/figures.py README.md --check
+
+report: $(STAMP) ## draw every table's measurements: HTML and PNGs under docs/report
+	@$(BIN)/python tools/report.py
 
 clean: ## remove the environment, caches and build outputs
 	rm -rf $(VENV) $(OLD) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

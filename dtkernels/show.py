@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
@@ -93,7 +94,7 @@ class Subject:
             self.program = rules.prepare(self.bound)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
-            self.inline = None
+            self.inline = None  # type: ignore[assignment]
             algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
@@ -214,7 +215,7 @@ def arguments(subject: Subject) -> tuple:
     return (*tensors, *scalars.values())
 
 
-def scalar_values(algorithm: Algorithm, given: dict[str, object]) -> dict[str, int | float]:
+def scalar_values(algorithm: Algorithm, given: dict[str, Any]) -> dict[str, int | float]:
     """A number for each scalar input: the one given, else 1 inside an index and 0.5 elsewhere."""
     integers = algorithm.integer_scalars()
     return {s: int(given.get(s, 1)) if s in integers else float(given.get(s, 0.5)) for s in algorithm.scalars}
@@ -239,7 +240,7 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
         case ex.Len(name):
             return sizes[name], sizes[name]
         case ex.Const(value):
-            return value, value
+            return int(value), int(value)
         case ex.Scalar(name):
             return int(scalars[name]), int(scalars[name])
         case ex.Access():

@@ -1,12 +1,12 @@
 """The code blocks of README and docs, run. What stands in a block's info string says what is done with it:
 
-    dt [FILE]     parsed and emitted; a block `nest`, `triton`, `algebra` or `error` after it is what comes out
-    python        run, in one namespace for each page; a block `text` after it is what it prints
-    yaml FILE     written to FILE for the blocks after it
-    console       `$ command` lines and what they print; `...` stands for any lines
-    sh            commands to type: make targets, tools with their options, pip install; looked at, not run
+dt [FILE]     parsed and emitted; a block `nest`, `triton`, `algebra` or `error` after it is what comes out
+python        run, in one namespace for each page; a block `text` after it is what it prints
+yaml FILE     written to FILE for the blocks after it
+console       `$ command` lines and what they print; `...` stands for any lines
+sh            commands to type: make targets, tools with their options, pip install; looked at, not run
 
-    python tests/documented.py --update      writes nest, triton, algebra, error, text and console blocks anew
+python tests/documented.py --update      writes nest, triton, algebra, error, text and console blocks anew
 """
 
 from __future__ import annotations
@@ -99,7 +99,9 @@ class Reader:
             if not _agrees(block.text, made):
                 self.changes.append((block, _renewed(block.text, made)))
         elif not _agrees(block.text, made):
-            raise Mismatch(f"{block}: what is shown is not what comes out; python tests/documented.py --update writes it anew\n--- shown\n{block.text}\n--- now\n{made}")
+            raise Mismatch(
+                f"{block}: what is shown is not what comes out; python tests/documented.py --update writes it anew\n--- shown\n{block.text}\n--- now\n{made}"
+            )
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """Draw a table's stored measurements: one HTML page that needs no network, and PNGs. Needs no GPU.
 
-    python tools/report.py                                              every table under schedule_tables/
-    python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json --out report/
+python tools/report.py                                              every table under schedule_tables/
+python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json --out report/
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, help="folders with measurements.safetensors; default: all under schedule_tables/")
-    parser.add_argument("--bench", action="append", default=[], type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated")
+    parser.add_argument(
+        "--bench", action="append", default=[], type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated"
+    )
     parser.add_argument("--dtypes", default="bf16,fp32,fp16", help="which to show")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: docs/report/<table>")
     options = parser.parse_args(argv)
@@ -43,12 +45,17 @@ def main(argv: list[str] | None = None) -> int:
         out = options.out or ROOT / "docs" / "report" / table.name
         out.mkdir(parents=True, exist_ok=True)
         general = [drawing.roofline(study), drawing.regret(study)]
-        of_kind = {i: drawing.distribution(k, f"{i:02}-{k.title().replace(' ', '-').replace('(', '').replace(')', '').replace('=', '-')}") for i, k in enumerate(study.kinds)}
+        of_kind = {
+            i: drawing.distribution(k, f"{i:02}-{k.title().replace(' ', '-').replace('(', '').replace(')', '').replace('=', '-')}")
+            for i, k in enumerate(study.kinds)
+        }
         by_op = {op: [k for k in study.kinds if k.group.op == op] for op in dict.fromkeys(k.group.op for k in study.kinds)}
         maps = {op: drawn for op, kinds in by_op.items() if (drawn := drawing.coverage(kinds, op)) is not None}
         for drawn in (*general, *of_kind.values(), *maps.values()):
             drawn.write(out)
-        command = "python tools/report.py " + " ".join(map(str, (_short(table), *(x for b in options.bench for x in ("--bench", _short(b))))))
+        command = "python tools/report.py " + " ".join(
+            map(str, (_short(table), *(x for b in options.bench for x in ("--bench", _short(b)))))
+        )
         (out / "index.html").write_text(page(study, general, of_kind, maps, command))
         print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")
     return 0

@@ -103,7 +103,7 @@ class _Reverse:
         rank = len(found[0].index) if found else 0
         labels: list[str] = []
         for dim in range(rank):
-            plain = [c.index[dim].name for c in found if isinstance(c.index[dim], ex.Label)]
+            plain = [i.name for c in found if isinstance(i := c.index[dim], ex.Label)]
             label = next((p for p in plain if p not in labels), None)
             if label is None:
                 index: object = found[0].index[dim]
@@ -124,7 +124,7 @@ class _Reverse:
         for label, i in zip(target, (ex.substitute(i, rename) for i in c.index)):
             name = next((n.name for n in i.walk() if isinstance(n, ex.Label)), None)
             found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
-            if found is None:
+            if found is None or name is None:
                 conditions.append(ex.Binary("==", _as_value(i), ex.Label(label)))
                 continue
             value, new = found
@@ -241,8 +241,8 @@ def _rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, (ex.Reduce, ex.Dot)) and set(node.labels) & set(names):
             inside = {label: ex.Label(names[label]) for label in node.labels if label in names}
-            node = node.rebuild(lambda child: ex.substitute(child, inside))
-            return replace(node, labels=tuple(names.get(label, label) for label in node.labels))
+            renamed = tuple(names.get(label, label) for label in node.labels)
+            return replace(node.rebuild(lambda child: ex.substitute(child, inside)), labels=renamed)  # type: ignore[call-arg]
         return node
 
     return e.transform(change)

@@ -80,8 +80,8 @@ def _centered(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None
     for f, g in _factors(moment, algorithm, inline):
         for first, second in (means.sums, means.sums[::-1]):
             if _is_sum_of(first, f, over) and _is_sum_of(second, g, over):
-                means_of = [_mean(s, over, node.right, algorithm) for s in (first, second)]
-                return _of_deviations(products, moment, (f, g), means_of)
+                means_of = [_mean(s, over, node.right, algorithm) for s in (first, second)]  # type: ignore[arg-type]
+                return _of_deviations(products, moment, (f, g), means_of)  # type: ignore[arg-type]
     return node
 
 
@@ -128,7 +128,7 @@ def _mean(total: ex.Reduce, over: tuple[str, ...], text: ex.Expr, algorithm: Alg
     return found
 
 
-def _of_deviations(products: _Monomial, moment: ex.Expr, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
+def _of_deviations(products: _Monomial, moment: ex.Reduce | ex.Dot, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
     """The multiple of a sum that ``products`` is, of the deviations of ``terms`` from ``means``."""
     left, right = (ex.Binary("-", term, mean) for term, mean in zip(terms, means))
     if isinstance(moment, ex.Dot):

@@ -115,7 +115,7 @@ def _hoist(
     node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]
 ) -> ex.Expr:
     is_reduction = isinstance(node, (ex.Reduce, ex.Dot))
-    lift = is_reduction and (inside or bool(set(node.labels) & set(owner.labels)))
+    lift = isinstance(node, (ex.Reduce, ex.Dot)) and (inside or bool(set(node.labels) & set(owner.labels)))
     node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
     if not lift:
         return node

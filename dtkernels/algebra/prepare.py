@@ -112,7 +112,7 @@ def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm:
     return (user.name, shared[-1]) if shared else None
 
 
-def _fits_inside(reduction: ex.Expr, d: Definition) -> bool:
+def _fits_inside(reduction: ex.Reduce | ex.Dot, d: Definition) -> bool:
     """Whether ``d`` can be computed in the loop of ``reduction``: it varies there, or the sum is repaired when it moves."""
     if reduction.labels[-1] in d.labels:
         return True

@@ -196,7 +196,7 @@ def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tu
         axes = natural_order(node)
         local = Local(name, axes, kind_of(node))
         first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
-        replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))
+        replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))  # noqa: B023
         body = (*body[:first], Let(name, node, axes), *replaced)
 
 

@@ -8,7 +8,6 @@ from .errors import DTError, Position
 from .schedule import Program
 from .schedule_checks import check_schedule
 
-
 #: where each name is declared; "" is the start of the text
 Places = dict[str, Position]
 

@@ -7,8 +7,9 @@ Nodes carry their source position for error messages; positions take no part in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from .errors import Position
 
@@ -52,7 +53,7 @@ class Expr:
 
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
         """The same node with ``change`` applied to each direct child."""
-        new = {}
+        new: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
             if isinstance(value, Expr):
@@ -213,7 +214,7 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
     return False
 
 
-def substitute(expr: Expr, labels: dict[str, Expr]) -> Expr:
+def substitute(expr: Expr, labels: Mapping[str, Expr]) -> Expr:
     """``expr`` with free labels replaced; labels bound by an inner reduction stay."""
     if isinstance(expr, Label):
         return labels.get(expr.name, expr)

@@ -37,5 +37,5 @@ def tokens(text: str, source: str) -> Iterator[Token]:
         if match.lastgroup == "newline":
             line, start = line + 1, at
         elif match.lastgroup != "space":
-            yield Token(match.lastgroup, match.group(), pos)
+            yield Token(match.lastgroup or "", match.group(), pos)
     yield Token("end", "end of text", Position(line, at - start + 1, source))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
+from .algorithm import Algorithm
 from .errors import Position
 
 
@@ -61,7 +63,7 @@ class Primitive:
 
     func: str
     name: str
-    args: tuple[Argument, ...] = ()
+    args: tuple[Any, ...] = ()  #: of ``Argument``; PRIMITIVES says which, and the checks hold them to it
     pos: Position | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -106,7 +108,7 @@ class Schedule:
 class Program:
     """An algorithm with its schedule."""
 
-    algorithm: object
+    algorithm: Algorithm
     schedule: Schedule = Schedule()
 
     def outputs(self) -> tuple[str, ...]:

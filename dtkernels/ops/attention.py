@@ -40,7 +40,7 @@ def attention(
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None and mask.dtype != torch.bool:
-        mask, bias = None, mask if bias is None else mask + bias
+        mask, bias = None, mask if bias is None else mask + bias  # type: ignore[operator]
     for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
         if tensor is not None:
             given |= {on: True, name: _spread(name, tensor, (*q.shape[:-1], k.shape[-2]))}
@@ -90,7 +90,7 @@ def _reach(
         raise ValueError(f"attention: windows and offsets count up to {EXACT} keys; got {queries} queries and {keys} keys")
     given: dict[str, object] = {}
     fixed = isinstance(offset, int)
-    if not fixed:
+    if not isinstance(offset, int):
         offset = offset.to(torch.float32)
     if left is not None and not (fixed and queries - 1 + offset - left <= 0):
         given |= {"starts": True, "first": _number(offset - left)}

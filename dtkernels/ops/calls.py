@@ -19,7 +19,7 @@ def explain(op: str | Callable, *args, **kwargs) -> Explanation:
         print(dtkernels.explain("softmax", torch.randn(4096, 4096, device="cuda")))
     """
     function = _callable(op)
-    operator = function if isinstance(function, Operator) else function.operator()
+    operator = function if isinstance(function, Operator) else function.operator()  # type: ignore[attr-defined]
     return explain_call(operator, *operator.arguments(lambda: function(*args, **kwargs)))
 
 

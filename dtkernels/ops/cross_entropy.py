@@ -24,7 +24,9 @@ def cross_entropy(
     if not 0 <= label_smoothing <= 1:
         raise ValueError(f"cross_entropy: label_smoothing is {label_smoothing}; allowed: 0 to 1")
     if logits.shape[:-1] != target.shape:
-        raise ValueError(f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}")
+        raise ValueError(
+            f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"
+        )
     share = {"smoothed": True, "smoothing": label_smoothing} if label_smoothing else {}
     rows = cross_entropy.operator()(logits, target, ignored=ignore_index, **share)
     if reduction == "none":

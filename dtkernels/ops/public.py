@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -30,7 +30,7 @@ def _signature(name: str) -> str:
 _signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
 
 
-def op(function: Callable) -> Callable:
+def op(function: Any) -> Any:
     """Attach ``operator`` and ``source`` of the spec that bears the function's name."""
     name = function.__name__
 

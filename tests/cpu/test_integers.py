@@ -118,7 +118,9 @@ def test_what_goes_round_goes_back_without_a_sum():
 
 def test_batches_join_the_rows_that_are_picked_from(tmp_path):
     path = tmp_path / "spec.yaml"
-    path.write_text("op: integers_pick\ndoc: one a row\nalgorithm: |\n  Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] / rsum(A[x, y], y);\n")
+    path.write_text(
+        "op: integers_pick\ndoc: one a row\nalgorithm: |\n  Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] / rsum(A[x, y], y);\n"
+    )
     op = dtkernels.register(path)
     a, t = numbers(2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])
     torch.testing.assert_close(op(a, t), a.gather(2, t[..., None])[..., 0] / a.sum(2))

@@ -45,13 +45,32 @@ def table(tmp_path) -> Path:
 
     fused = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);"
     own = [plan(fused, "softmax", f"softmax.block(x:1);\nsoftmax.tensorize(y:0, x:1);\nsoftmax.num_warps({w});") for w in (2, 4, 8)]
-    apart = [plan("", "total_shift", "a"), plan("", "total", "b"), plan("", "softmax", "c"), plan("", "softmax", "d"), plan(fused, "*", "together")]
+    apart = [
+        plan("", "total_shift", "a"),
+        plan("", "total", "b"),
+        plan("", "softmax", "c"),
+        plan("", "softmax", "d"),
+        plan(fused, "*", "together"),
+    ]
     cold = np.array([[10, 12, 20, 5, 6, 7, 8, 11], [np.nan, 9, 18, np.nan, 6, 7, 8, np.nan]], np.float32)
     works = [{"x": 4096, "y": 1024, "held_out": False}, {"x": 4000, "y": 1000, "held_out": True}]
-    told = {"op": "softmax", "direction": "forward", "dtype": "bf16", "params": {}, "wanted": [], "saved": False, "works": works, "schedules": own + apart}
+    told = {
+        "op": "softmax",
+        "direction": "forward",
+        "dtype": "bf16",
+        "params": {},
+        "wanted": [],
+        "saved": False,
+        "works": works,
+        "schedules": own + apart,
+    }
     folder = tmp_path / "gpu_x"
     folder.mkdir()
-    save_file({"cold/0": cold, "warm/0": cold}, folder / "measurements.safetensors", {"by": json.dumps({"gpu": "GPU X", "torch": "2.1", "command": "tools/tune.py"}), "group/0": json.dumps(told)})
+    save_file(
+        {"cold/0": cold, "warm/0": cold},
+        folder / "measurements.safetensors",
+        {"by": json.dumps({"gpu": "GPU X", "torch": "2.1", "command": "tools/tune.py"}), "group/0": json.dumps(told)},
+    )
     (folder / "gpu.yaml").write_text("name: GPU X\narch: 90\nmultiprocessors: 132\nbandwidth: 4.8e12\n")
     (folder / "softmax.yaml").write_text(ROW.format(spec=spec_hash(operator_of("softmax").spec.algorithm)))
     return folder
@@ -61,7 +80,11 @@ def table(tmp_path) -> Path:
 def bench(tmp_path) -> Path:
     path = tmp_path / "bench.json"
     figure = {"op": "softmax", "shape": "4096x1024", "dtype": "bfloat16", "direction": "forward"}
-    figures = [{**figure, "who": "eager", "microseconds": 30.0}, {**figure, "who": "liger", "microseconds": 11.5}, {**figure, "who": "dtkernels", "microseconds": 12.0}]
+    figures = [
+        {**figure, "who": "eager", "microseconds": 30.0},
+        {**figure, "who": "liger", "microseconds": 11.5},
+        {**figure, "who": "dtkernels", "microseconds": 12.0},
+    ]
     path.write_text(json.dumps({"command": "tools/bench.py", "figures": figures}))
     return path
 

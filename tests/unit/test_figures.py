@@ -23,7 +23,13 @@ def test_the_readme_says_what_its_files_say(capsys):
 def test_a_line_names_the_best_peer_and_all_others(tmp_path):
     path = tmp_path / "raw.json"
     data = {"gpu": "GPU X", "torch": "2.1", "command": "tools/bench.py --json /elsewhere/raw.json"}
-    found = [figure("relu", "dtkernels", 10.0), figure("relu", "eager", 15.0), figure("relu", "compile", 12.5), figure("relu", "broken", float("nan")), figure("dyt", "eager", 1.0)]
+    found = [
+        figure("relu", "dtkernels", 10.0),
+        figure("relu", "eager", 15.0),
+        figure("relu", "compile", 12.5),
+        figure("relu", "broken", float("nan")),
+        figure("dyt", "eager", 1.0),
+    ]
     path.write_text(json.dumps({**data, "figures": found}))
     text = figures.table([path])
     assert "| relu | 4x4 bf16 | 10.0 | compile 12.5 | 1.25 | eager 15.0 |" in text

@@ -16,7 +16,14 @@ import numpy as np  # noqa: E402
 from .study import Kind, Study  # noqa: E402
 
 #: colours in the drawing -> the page's variables; in a PNG they are what they are
-COLOURS = {"#1f2428": "var(--text)", "#6a737d": "var(--faint)", "#3465a4": "var(--one)", "#c4460a": "var(--two)", "#2e8540": "var(--three)", "#8a5fbf": "var(--four)"}
+COLOURS = {
+    "#1f2428": "var(--text)",
+    "#6a737d": "var(--faint)",
+    "#3465a4": "var(--one)",
+    "#c4460a": "var(--two)",
+    "#2e8540": "var(--three)",
+    "#8a5fbf": "var(--four)",
+}
 TEXT, FAINT, ONE, TWO, THREE, FOUR = COLOURS
 WHOS = {"eager": FAINT, "compile": FOUR, "compile-max": FOUR, "liger": THREE, "cudnn": TWO, "sdpa": TWO}
 plt.rcParams.update({
@@ -61,7 +68,9 @@ def distribution(kind: Kind, name: str) -> Drawn:
         counts, edges = np.histogram(np.log2(np.clip(ratios, 1, 64)), bins=48, range=(0, 6))
         full = counts > 0
         height = 0.1 + 0.68 * counts[full] / max(counts.max(), 1)  # a single schedule is seen too
-        axes.bar(2 ** edges[:-1][full], height, width=np.diff(2**edges)[full], bottom=y - 0.4, align="edge", color=ONE, alpha=0.75, linewidth=0)
+        axes.bar(
+            2 ** edges[:-1][full], height, width=np.diff(2**edges)[full], bottom=y - 0.4, align="edge", color=ONE, alpha=0.75, linewidth=0
+        )
         for who, time in s.peers.items():
             axes.plot([min(max(time / s.best, 0.4), 64)] * 2, [y - 0.42, y + 0.42], color=WHOS.get(who, FOUR), linewidth=1.4)
         if s.runs:
@@ -78,7 +87,9 @@ def distribution(kind: Kind, name: str) -> Drawn:
     axes.minorticks_off()
     axes.set_yticks(range(len(sizes)), [f"{s.title()}{' (held out)' if s.work.held_out else ''}" for s in reversed(sizes)])
     axes.set_xlabel("time over that of the best schedule")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, 1 + 0.28 / (0.3 + 0.34 * len(sizes))), ncols=6, frameon=False, fontsize=8, handlelength=1.2)
+    axes.legend(
+        loc="upper center", bbox_to_anchor=(0.5, 1 + 0.28 / (0.3 + 0.34 * len(sizes))), ncols=6, frameon=False, fontsize=8, handlelength=1.2
+    )
     return Drawn(name, f"distribution of schedule times, {kind.title()}", figure)
 
 
@@ -87,9 +98,23 @@ def roofline(study: Study) -> Drawn:
     figure, axes = plt.subplots(figsize=(7.2, 3.6))
     ops = list(dict.fromkeys(k.group.op for k in study.kinds))
     for i, op in enumerate(ops):
-        points = [(max(s.flops / s.bytes, 0.25), s.bytes / s.best / 1e6) for k in study.kinds if k.group.op == op and k.group.direction == "forward" for s in k.sizes if s.bytes]
+        points = [
+            (max(s.flops / s.bytes, 0.25), s.bytes / s.best / 1e6)
+            for k in study.kinds
+            if k.group.op == op and k.group.direction == "forward"
+            for s in k.sizes
+            if s.bytes
+        ]
         if points:
-            axes.scatter(*zip(*points), s=12, color=[ONE, TWO, THREE, FOUR, TEXT, FAINT][i % 6], marker="os^vDP"[i // 6 % 6 if len(ops) > 6 else 0], label=op, alpha=0.8, linewidths=0)
+            axes.scatter(
+                *zip(*points),
+                s=12,
+                color=[ONE, TWO, THREE, FOUR, TEXT, FAINT][i % 6],
+                marker="os^vDP"[i // 6 % 6 if len(ops) > 6 else 0],
+                label=op,
+                alpha=0.8,
+                linewidths=0,
+            )
     if study.bandwidth:
         axes.axhline(study.bandwidth / 1e12, color=FAINT, linewidth=1, linestyle="--")
         axes.annotate(f"memory, {study.bandwidth / 1e12:.2f} TB/s", (0.26, study.bandwidth / 1e12), fontsize=8, va="bottom", color=FAINT)
@@ -105,7 +130,13 @@ def regret(study: Study) -> Drawn:
     for held_out, colour in ((True, TWO), (False, ONE)):
         found = sorted(s.regret for k in study.kinds for s in k.sizes if s.regret and s.work.held_out == held_out)
         if found:
-            axes.step(found, np.arange(1, len(found) + 1) / len(found) * 100, where="post", color=colour, label=f"{'held out' if held_out else 'chosen for'}: {len(found)} sizes")
+            axes.step(
+                found,
+                np.arange(1, len(found) + 1) / len(found) * 100,
+                where="post",
+                color=colour,
+                label=f"{'held out' if held_out else 'chosen for'}: {len(found)} sizes",
+            )
     axes.set_xlim(0.995, 1.3)
     axes.axvline(1.1, color=FAINT, linewidth=0.8, linestyle="--")
     axes.set_xlabel("regret: time of what a call runs over that of the best schedule found"), axes.set_ylabel("% of sizes below")
@@ -128,7 +159,16 @@ def coverage(kinds: list[Kind], op: str) -> Drawn | None:
         e = s.work.extents
         x, y = math.log2(e[labels[0]]), math.log2(e[labels[1]]) if len(labels) > 1 else 0
         colour = FAINT if s.regret is None else THREE if s.regret <= 1.05 else ONE if s.regret <= 1.1 else TWO
-        axes.plot(x, y, marker="o", markersize=7, markerfacecolor=colour if s.work.held_out else "none", markeredgecolor=colour, markeredgewidth=1.4, linestyle="")
+        axes.plot(
+            x,
+            y,
+            marker="o",
+            markersize=7,
+            markerfacecolor=colour if s.work.held_out else "none",
+            markeredgecolor=colour,
+            markeredgewidth=1.4,
+            linestyle="",
+        )
     axes.set_xlabel(f"log2 of {labels[0]}")
     axes.set_ylabel(f"log2 of {labels[1]}" if len(labels) > 1 else "")
     if len(labels) == 1:

@@ -15,7 +15,7 @@ body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sa
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
 p.small, td, th { font-size: .85rem; } p.small { color: var(--faint); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; min-width: 100%; } td, th { padding: .15rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
-td:first-child, th:first-child { text-align: left; } svg { width: 100%; height: auto; max-width: 50rem; display: block; } 
+td:first-child, th:first-child { text-align: left; } svg { width: 100%; height: auto; max-width: 50rem; display: block; }
 figure { margin: .4rem 0; min-width: 0; overflow-x: auto; }
 @media (max-width: 40rem) { svg { width: 40rem; max-width: none; } .map svg { width: 100%; } } .map svg { max-width: 26rem; }
  figcaption { font-size: .8rem; color: var(--faint); } a { color: var(--one); } nav a { margin-right: .8rem; display: inline-block; }
@@ -36,9 +36,18 @@ def page(study: Study, general: list[Drawn], of_kind: dict[int, Drawn], maps: di
     parts += ["<nav>" + "".join(f"<a href='#{op}'>{op}</a>" for op in ops) + "</nav>"]
     parts += ["<h2>All ops</h2>", _regrets(study), *(_figure(d) for d in general)]
     for op in ops:
-        parts += [f"<h2 id='{op}'>{op}</h2>", _figure(maps[op], "filled: held out of the choice; green: regret up to 1.05, blue: 1.1, orange: above; grey: the formula, or not measured") if op in maps else ""]
+        parts += [
+            f"<h2 id='{op}'>{op}</h2>",
+            _figure(
+                maps[op],
+                "filled: held out of the choice; green: regret up to 1.05, blue: 1.1, orange: above; grey: the formula, or not measured",
+            )
+            if op in maps
+            else "",
+        ]
         parts += [_kind(k, of_kind[i]) for i, k in enumerate(study.kinds) if k.group.op == op]
-    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'><title>dtkernels: schedules on {escape(str(by.get('gpu', 'a GPU')))}</title><style>{STYLE}</style>"
+    gpu = escape(str(by.get("gpu", "a GPU")))
+    head = f"<meta charset='utf-8'><meta name='viewport' content='width=device-width, initial-scale=1'><title>dtkernels: schedules on {gpu}</title><style>{STYLE}</style>"
     return f"<!doctype html>\n<html lang='en'><head>{head}</head><body>\n" + "\n".join(parts) + "\n</body></html>\n"
 
 
@@ -69,10 +78,12 @@ def _kind(kind: Kind, drawn: Drawn) -> str:
     rows = []
     for s in kind.sizes:
         peer = min(s.peers.items(), key=lambda p: p[1], default=None)
-        rows.append([
-            s.title() + (" (held out)" if s.work.held_out else ""), f"{s.schedules:,}", f"{s.competitive:,}", f"{100 * s.competitive / s.schedules:.0f}%", f"{s.best:.1f}", f"{float(s.times[len(s.times) // 2]):.1f}",
-            f"{s.runs:.1f}" if s.runs else "", f"{s.regret:.3f}" if s.regret else "", f"{peer[0]} {peer[1]:.1f}" if peer else "", f"{s.bytes / s.best / 1e6:.2f}", f"{s.flops / s.best / 1e6:.0f}" if s.flops else "",
-        ])  # fmt: skip
+        middle = float(s.times[len(s.times) // 2])
+        row = [s.title() + (" (held out)" if s.work.held_out else ""), f"{s.schedules:,}", f"{s.competitive:,}"]
+        row += [f"{100 * s.competitive / s.schedules:.0f}%", f"{s.best:.1f}", f"{middle:.1f}", f"{s.runs:.1f}" if s.runs else ""]
+        row += [f"{s.regret:.3f}" if s.regret else "", f"{peer[0]} {peer[1]:.1f}" if peer else ""]
+        row += [f"{s.bytes / s.best / 1e6:.2f}", f"{s.flops / s.best / 1e6:.0f}" if s.flops else ""]
+        rows.append(row)
     head = ["size", "schedules", "competitive", "share", "best us", "median us", "a call us", "regret", "best peer us", "TB/s", "TFLOP/s"]
     return f"<h3>{escape(kind.title())}</h3>{_figure(drawn)}<details><summary>figures</summary>{_table(head, rows)}</details>"
 

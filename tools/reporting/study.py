@@ -97,7 +97,9 @@ def read(folder: Path, benches: list[Path]) -> Study:
     peers = _peers(raw)
     kinds = []
     for n, told in groups.items():
-        group = Group(told["op"], told["direction"], told["dtype"], tuple(sorted(told["params"].items())), tuple(told["wanted"]), told["saved"])
+        group = Group(
+            told["op"], told["direction"], told["dtype"], tuple(sorted(told["params"].items())), tuple(told["wanted"]), told["saved"]
+        )
         kind = _kind(group, told, matrices[n], _rows(folder, group), peers)
         kinds += [kind] if kind.sizes else []
     kinds.sort(key=lambda k: (k.group.op, k.group.direction != "forward", k.group.dtype, k.group.params, k.group.saved))
@@ -160,7 +162,10 @@ def _whole(plans: dict[str, float], needed: dict[str, set[str]]) -> tuple[np.nda
         lists = [sorted(t) for t in roots.values()]
         here = math.prod(map(len, lists))
         count += here
-        thinned = [t if here <= MOST else [t[round(i)] for i in np.linspace(0, len(t) - 1, min(len(t), max(2, int(MOST ** (1 / len(lists))))))] for t in lists]
+        thinned = [
+            t if here <= MOST else [t[round(i)] for i in np.linspace(0, len(t) - 1, min(len(t), max(2, int(MOST ** (1 / len(lists))))))]
+            for t in lists
+        ]
         found.append(np.array([sum(c) for c in itertools.product(*thinned)]))
     return (np.concatenate(found) if found else np.array([])), count
 
