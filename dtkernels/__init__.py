@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 __version__ = "0.1.0"
 
@@ -29,3 +30,7 @@ def __getattr__(name: str):
     module, attribute = _LAZY[name]
     found = importlib.import_module(module)
     return found if attribute is None else getattr(found, attribute)
+
+
+if "torch" in sys.modules:  # who has torch wants the ops: they load here, in milliseconds, and not in the middle of a first call
+    importlib.import_module("dtkernels.ops")
