@@ -67,13 +67,17 @@ def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Te
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
     """Query heads that share a head of k and v."""
-    shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, v))
     if not (2 <= q.dim() == k.dim() == v.dim()):
-        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {shapes}")
+        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {_shapes(q, k, v)}")
     heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
     if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
-        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {shapes}")
+        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {_shapes(q, k, v)}")
     return heads // groups
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    """For an error's text alone: torch.compile makes no text of shapes that may vary."""
+    return ", ".join(str(tuple(t.shape)) for t in tensors)
 
 
 def _reach(

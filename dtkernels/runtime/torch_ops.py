@@ -50,12 +50,17 @@ def _schema(operator: Operator) -> str:
         if not parts[i].startswith("Tensor?"):
             break
         parts[i] += "=None"
-    whole = a.integer_scalars()
-    named = [f"{'SymInt' if s in whole else 'float'}? {s}_number=None" for s in a.scalars]
+    named = _number_arguments(a)
     named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
     count = len(operator.outline.outputs)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
+
+
+def _number_arguments(algorithm) -> list[str]:
+    """Scalars as numbers; one by one, for a list of them would hold no number that torch.compile knows as a symbol alone."""
+    whole = algorithm.integer_scalars()
+    return [f"{'SymInt' if s in whole else 'Scalar'}? {s}_number=None" for s in algorithm.scalars]
 
 
 def _always_needed(operator: Operator) -> set[str]:
@@ -128,7 +133,8 @@ def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object
 
 def _define(name: str, schema: str) -> None:
     tags = (torch.Tag.pt2_compliant_tag,)
-    inner = "(Tensor[] values, float[] numbers, str kind) -> Tensor[]"
+    numbers = "".join(f", {n}" for n in _number_arguments(known[name].spec.algorithm))
+    inner = f"(Tensor[] values, str kind{', *' if numbers else ''}{numbers}) -> Tensor[]"
     for entry, text in ((name, schema), (f"{name}_open", schema), (f"{name}_forward", inner), (f"{name}_backward", inner)):
         _library.define(f"{entry}{text}", tags=tags)
 
@@ -224,7 +230,7 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     params, batched, labels = call.key
     kind = json.dumps({"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "numbers": numbers})
     tensors = [v for n, v in values.items() if n not in numbers]
-    results = _Recorded.apply(name, kind, [values[n] for n in numbers], *tensors)[: len(call.variant.outputs)]
+    results = _Recorded.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]
     results = tuple(call.fitted.restore(r) for r in results)
     return results if len(results) > 1 else results[0]
 
@@ -246,32 +252,33 @@ def _told(name: str, kind: str):
     return variant.pair(tuple(told["wanted"])), tuple(told["numbers"])
 
 
-def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: list[float], named: tuple[str, ...]) -> tuple[dict, dict]:
+def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
     """Tensors and scalars of a variant by name."""
-    a = variant.algorithm
-    names = [n for n in (*a.inputs, *a.scalars) if n not in named]
-    whole = a.integer_scalars()
-    given = dict(zip(names, values)) | {n: int(v) if n in whole else v for n, v in zip((s for s in named if s in a.scalars), numbers)}
+    a = variant.signature
+    given = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
+    given |= {n: numbers[f"{n}_number"] for n in named if n in a.scalars}
     return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
 
 
 def _half(name: str, half: str):
     title = name if half == "forward" else f"{name} backward"
 
-    def run(values: list[torch.Tensor], numbers: list[float], kind: str) -> list[torch.Tensor]:
+    def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
-        if not named and (route := variant.dispatch.known(tuple(values))) is not None:
+        tensors, scalars = _sorted_out(variant, values, numbers, named)
+        given = (*tensors.values(), *scalars.values())
+        if (route := variant.dispatch.known(given)) is not None:
             count(title, "gpu" if values[0].is_cuda else "interpreter")
-            return list(route.launch(tuple(values)))
+            return list(route.launch(given))
         with torch.no_grad():
-            return list(variant.forward(title, *_sorted_out(variant, values, numbers, named)))
+            return list(variant.forward(title, tensors, scalars))
 
     return run
 
 
 def _half_shaped(name: str, half: str):
-    def shaped(values: list[torch.Tensor], numbers: list[float], kind: str) -> list[torch.Tensor]:
+    def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
         return list(like_results(variant, _sorted_out(variant, values, numbers, named)[0]))
@@ -288,36 +295,33 @@ class _Recorded(torch.autograd.Function):
     """Forward and backward by the two inner entries, so that tracing sees both."""
 
     @staticmethod
-    def forward(name: str, kind: str, numbers: list[float], *values: torch.Tensor):
+    def forward(name: str, kind: str, numbers: dict[str, object], *values: torch.Tensor):
         pair, named = _pair(name, kind)
-        a = pair.forward.algorithm
-        own = dict(zip([n for n in _order(pair) if n not in named], values))
-        numbered = dict(zip(named, numbers))
-        results = getattr(torch.ops.dtkernels, f"{name}_forward")(
-            [own[n] for n in (*a.inputs, *a.scalars) if n not in named], [numbered[n] for n in named if n in a.scalars], kind
-        )
-        return tuple(results)
+        a = pair.forward.signature
+        own = dict(zip([n for n in pair.names if n not in named], values))
+        given = [own[n] for n in (*a.inputs, *a.scalars) if n not in named]
+        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_numbers(numbers, a.scalars)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
         name, kind, numbers, *values = inputs
         pair, named = _pair(name, kind)
-        names = [n for n in _order(pair) if n not in named]
+        names = [n for n in pair.names if n not in named]
         found = {**dict(zip(names, values)), **dict(zip(pair.forward.outputs, output))}
-        a = pair.backward.algorithm
+        a = pair.backward.signature
         ctx.name, ctx.kind, ctx.like = name, kind, {n: (v.shape, v.dtype) for n, v in zip(names, values)}
         ctx.kept = tuple(n for n in (*a.inputs, *a.scalars) if n in found)
-        ctx.numbers = [v for n, v in zip(named, numbers) if n in a.scalars]
+        ctx.numbers = _numbers(numbers, a.scalars)
         ctx.save_for_backward(*(found[n] for n in ctx.kept))
         ctx.mark_non_differentiable(*output[len(pair.public) :])
 
     @staticmethod
     def backward(ctx, *grads):
         pair, named = _pair(ctx.name, ctx.kind)
-        a, saved = pair.backward.algorithm, ctx.saved_tensors  # once: checkpointing gives them once
+        a, saved = pair.backward.signature, ctx.saved_tensors  # once: checkpointing gives them once
         found = dict(zip(ctx.kept, saved)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]
-        results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.numbers, ctx.kind)
+        results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.kind, **ctx.numbers)
         made = dict(zip(pair.gradient.grads, results))
         shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
         return (None, None, None, *without_derivative(ctx.name, shaped, (*saved, *grads)))
@@ -327,6 +331,6 @@ class _Recorded(torch.autograd.Function):
         raise unmapped(name)
 
 
-def _order(pair) -> tuple[str, ...]:
-    """Names of a call's inputs and scalars, in order of declaration."""
-    return pair.names
+def _numbers(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
+    """Numbers as the inner entries call them."""
+    return {f"{n}_number": v for n, v in given.items() if n in wanted}

@@ -6,6 +6,7 @@ import io
 
 import pytest
 import torch
+import torch._dynamo.testing
 import triton.language  # noqa: F401  here, while it is to interpret: Inductor would import it where these tests have it otherwise
 from op_cases import MAKERS, SMALL, normal
 from torch import nn
@@ -110,16 +111,16 @@ def test_opcheck_of_the_inner_entries(op):
     class Catch(torch.utils._python_dispatch.TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             if func.namespace == "dtkernels":
-                caught.append((func, args))
+                caught.append((func, args, kwargs or {}))
             return func(*args, **(kwargs or {}))
 
     with Catch():
         result = getattr(torch.ops.dtkernels, name)(*tensors, **named)
         sum(r.sum() for r in (result if isinstance(result, tuple) else (result,))).backward()
-    assert [f.name() for f, _ in caught] == [f"dtkernels::{op}_forward", f"dtkernels::{op}_backward"]
-    for func, args in caught:
+    assert [f.name() for f, *_ in caught] == [f"dtkernels::{op}_forward", f"dtkernels::{op}_backward"]
+    for func, args, numbers in caught:
         detached = torch.utils._pytree.tree_map(lambda v: v.detach() if isinstance(v, torch.Tensor) else v, args)
-        torch.library.opcheck(func, detached)
+        torch.library.opcheck(func, detached, numbers)
 
 
 @pytest.mark.parametrize("op", MAKERS)
@@ -172,6 +173,22 @@ def test_dynamic_shapes_compile_once(op):
         torch.testing.assert_close(result, case.ours(*inputs, **case.options))
         result.sum().backward()
         assert inputs[0].grad.shape == inputs[0].shape
+    assert counter.frame_count == 1
+
+
+def test_a_position_that_grows_compiles_once():
+    """Decoding: the offset follows the keys there are, and reaches the op as a number that the compiler has as a symbol."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+
+    def decode(q, k):
+        return dtkernels.ops.attention(q, k, k, causal=True, offset=k.shape[2] - q.shape[2], window=(6, None))
+
+    compiled = torch.compile(decode, fullgraph=True, backend=counter)
+    for keys in (9, 12, 17):
+        q, k = torch.randn(2, 4, 3, 16, requires_grad=True), torch.randn(2, 2, keys, 16)
+        torch._dynamo.mark_dynamic(k, 2)
+        torch.testing.assert_close(compiled(q, k), decode(q, k))
+        compiled(q, k).sum().backward()
     assert counter.frame_count == 1
 
 

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+import torch._dynamo.testing
 from op_cases import MAKERS, SMALL
 
 import dtkernels
