@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from ..lang.algorithm import Algorithm
 from .descriptors import described, unspecialized
+from .gluon_form import Refused
 from .gluon_kernel import print_gluon
-from .gluon_plan import Refused, plan
+from .gluon_plan import plan
 from .nest import Kernel, Loop, statements
 from .target import Target
 from .triton_kernel import KernelText, print_kernel

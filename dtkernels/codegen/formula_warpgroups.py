@@ -30,7 +30,9 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     wide = [label for label in labels[-1:] if label != rows]
     if rows is None or not wide or pow2(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
         return ()
-    whole = {label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)}
+    whole = {
+        label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)
+    }
     if any(pow2(sizes[label]) not in COLUMNS for label in whole):
         return ()
     read = {side.tensor for d in dots for side in (d.left, d.right) if isinstance(side, ex.Access) and side.tensor in algorithm.inputs}

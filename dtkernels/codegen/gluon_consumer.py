@@ -18,9 +18,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .gluon_plan import Plan, Product, Ring, Step
+from .gluon_form import Plan, Product, Ring, Step
 from .kinds import never_negative
-from .nest import Accumulator, Axis, Index, Let, Load, Local, Position, Put, Statement, Store, Tile
+from .nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile
 from .triton_memory import LINE
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class Consumer:
                 shape = ", ".join(k.length(a) for a in axes)
                 k.line(depth, f"{name} = gl.full([{shape}], {value}, gl.float32, {k.expr.layout(axes)})" if axes else f"{name} = {value}")
             case _:
-                k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")  # type: ignore[attr-defined]
+                k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         k, rows = self.k, axis == self.p.rows
@@ -99,7 +99,10 @@ class Consumer:
         mask = self._mask(load.buffer, load.index, load.checked, axes)
         other = 'float("-inf")' if load.other else "0.0"
         tail = "" if load.buffer in self.k.spaces else ".to(gl.float32)"
-        self.k.line(depth, f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}")
+        self.k.line(
+            depth,
+            f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}",
+        )
 
     def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
         parts = [f"{buffer}_ptr"]
@@ -110,7 +113,9 @@ class Consumer:
 
     def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
         k = self.k
-        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact and not n.axis.scalar)
+        involved = dict.fromkeys(
+            n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact and not n.axis.scalar
+        )
         parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in involved]
         for d in checked:
             k.bounds[(buffer, d)] = None
@@ -146,9 +151,9 @@ class Consumer:
         k, tile = self.k, self.local[name]
         own = k.shared(tile)
         place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._own(tile)
-        box = [a for a in tile.value.box if a]  # type: ignore[attr-defined]
+        box = [a for a in tile.value.box if a]
         text = f"{name}_tiles.index({place})"
-        if None in tile.value.box:  # type: ignore[attr-defined]
+        if None in tile.value.box:
             text += f".reshape([{', '.join(k.length(a) for a in box)}])"
         return text if [a.name for a in box] == [a.name for a in wanted] else f"{text}.permute((1, 0))"
 
@@ -178,7 +183,7 @@ class Consumer:
         """Start the fresh products of the tile in ``slot``."""
         self._await([r for r in self.p.rings if r.fresh], slot, it, depth)
         for q in self.p.last.fresh:
-            self._multiply(q, self._view(q.left.name, (q.rows, *q.axes), slot), slot, "", depth)  # type: ignore[attr-defined]
+            self._multiply(q, self._view(q.left.name, (q.rows, *q.axes), slot), slot, "", depth)
 
     def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
         """Wait for the fresh products; what nothing else reads is given back."""
@@ -256,7 +261,9 @@ class Consumer:
     def _any_work(self, depth: int) -> None:
         """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
         for i, step in enumerate(self.p.steps):
-            word = "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.expr.text(step.loop.end, ())}:"  # type: ignore[arg-type]
+            word = (
+                "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.expr.text(step.loop.end, ())}:"
+            )
             if len(self.p.steps) > 1:
                 self.k.line(depth, word)
             self._work(step, depth + (len(self.p.steps) > 1))
@@ -287,13 +294,13 @@ class Consumer:
         names = [q.name for q in p.last.direct]
         made = ", ".join(f"{n}_made" for n in names)
         for step in p.steps:
-            begin = self.begin if step is p.steps[0] else k.expr.text(step.loop.begin, ())  # type: ignore[arg-type]
-            end = self.end if step is p.last else k.expr.text(step.loop.end, ())  # type: ignore[arg-type]
+            begin = self.begin if step is p.steps[0] else k.expr.text(step.loop.begin, ())
+            end = self.end if step is p.last else k.expr.text(step.loop.end, ())
             k.line(depth, f"for {k.counter()} in range({begin}, {end}, {k.tile(step.loop.axis)}):")
             k.line(depth + 1, "slot = it % STAGES")
             self._await(list(p.rings), "slot", "it", depth + 1)
             for q in step.direct:
-                left = self._view(q.left.name, (q.rows, *q.axes), "slot")  # type: ignore[attr-defined]
+                left = self._view(q.left.name, (q.rows, *q.axes), "slot")
                 self._multiply(q, left, "slot", q.name, depth + 1)
             k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
             self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
@@ -301,4 +308,3 @@ class Consumer:
         k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
         self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
         self._leave(depth)
-

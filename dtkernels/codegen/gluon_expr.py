@@ -49,7 +49,9 @@ def gluon_text(text: str) -> tuple[str, frozenset[str]]:
 class GluonExpressions(ExpressionPrinter):
     """Prints the tiles that consumers compute. ``main`` are the columns whose products give rows their layout."""
 
-    def __init__(self, rows: Axis, main: Axis, start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str]):
+    def __init__(
+        self, rows: Axis, main: Axis, start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str]
+    ):
         super().__init__(frozenset(), {}, frozenset(), start_of, step_of, size_of)
         self.rows, self.main = rows, main
 
@@ -86,4 +88,3 @@ class GluonExpressions(ExpressionPrinter):
         if rest and inner[-1].name != self.main.name:
             text = f"gl.convert_layout({text}, ROWS)"
         return self.arrange(text, rest, order)
-

@@ -10,7 +10,7 @@ from ..lang.algorithm import Algorithm
 from . import nest
 from .gluon_consumer import Consumer
 from .gluon_expr import GluonExpressions, gluon_text
-from .gluon_plan import REGISTERS, Plan, Ring, ring_tiles
+from .gluon_form import REGISTERS, Plan, Ring, ring_tiles
 from .nest import Axis, Fetch, Index, Let, Local, Position, Put, Statement, Tile
 from .triton_grid import grid_lines, grid_size
 from .triton_kernel import KernelText, _KernelPrinter
@@ -39,7 +39,9 @@ class GluonPrinter(_KernelPrinter):
 
     def text(self) -> KernelText:
         base = self.kernel.name.replace("_descriptor", INFIX)
-        consumer = self._function(f"{base}_consumer", Consumer(self).lines(), f"Rows WG * {self.share()} on of each block.", "WG: gl.constexpr")
+        consumer = self._function(
+            f"{base}_consumer", Consumer(self).lines(), f"Rows WG * {self.share()} on of each block.", "WG: gl.constexpr"
+        )
         producer = self._function(f"{base}_producer", self._producer(), "Brings tiles to where the consumers wait for them.")
         body = self._main(consumer, producer)
         text = KernelText(f"{base}_kernel", "")
@@ -49,7 +51,9 @@ class GluonPrinter(_KernelPrinter):
         text.constants.append(("STAGES", self._stages()))
         main = self._signed("", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
         text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
-        text.boxes = [(access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()]
+        text.boxes = [
+            (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
+        ]
         text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
         text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in self.accesses.values())})"
         return text
@@ -87,7 +91,7 @@ class GluonPrinter(_KernelPrinter):
 
     def shared(self, tile: Let) -> str:
         """``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
-        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""  # type: ignore[attr-defined]
+        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
 
     def _value(self, name: str) -> str:
         return self.tiles.get(name, name)
@@ -108,12 +112,23 @@ class GluonPrinter(_KernelPrinter):
             if f"COLUMNS_{n}" in body:
                 layouts.append(f"    COLUMNS_{n}: gl.constexpr = gl.SliceLayout(0, MMA_{n})")
         text = "\n".join(layouts) + body
-        made = [f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, 16])" for n, a in columns.items() if f"MMA_{n}" in text]
+        made = [
+            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, 16])"
+            for n, a in columns.items()
+            if f"MMA_{n}" in text
+        ]
         return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
 
     def _signed(self, decorated: str, name: str, parameters: list[str], lines: list[str]) -> str:
         glue = "\0"
-        signature = textwrap.fill(", ".join(p.replace(" ", glue) for p in parameters), LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        signature = textwrap.fill(
+            ", ".join(p.replace(" ", glue) for p in parameters),
+            LINE,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         return "\n".join(["@gluon.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
 
     def _main(self, consumer: Function, producer: Function) -> list[str]:
@@ -134,10 +149,19 @@ class GluonPrinter(_KernelPrinter):
             f.constants = [n for n in constants if n in words]
             f.text = self._signed("", f.name, [*f.parameters, *f.values, *(f"{c}: gl.constexpr" for c in f.constants)], f.lines)
         regs, few = REGISTERS[self.plan.consumers]
-        calls = [f"        ({consumer.name}, (gl.constexpr({w}), {', '.join(consumer.values + consumer.constants)}))," for w in range(self.plan.consumers)]
+        calls = [
+            f"        ({consumer.name}, (gl.constexpr({w}), {', '.join(consumer.values + consumer.constants)})),"
+            for w in range(self.plan.consumers)
+        ]
         calls.append(f"        ({producer.name}, ({', '.join(producer.values + producer.constants)})),")
         others = self.plan.consumers - 1
-        lines = [*head, *local, "    gl.warp_specialize([", *(_filled(c) for c in calls), f"    ], {[4] * others + [1]}, {[regs] * others + [few]})"]
+        lines = [
+            *head,
+            *local,
+            "    gl.warp_specialize([",
+            *(_filled(c) for c in calls),
+            f"    ], {[4] * others + [1]}, {[regs] * others + [few]})",
+        ]
         return lines
 
     def _make_descriptor(self, name: str, access: Fetch | Put) -> list[str]:
@@ -145,12 +169,15 @@ class GluonPrinter(_KernelPrinter):
         sizes = [self._extent(buffer, d, axis, start) for d, (axis, start) in enumerate(zip(access.box, access.start))]
         strides = [f"{buffer}_stride_{d}" for d in self.dimensions(buffer)[:-1]] + ["1"]
         layout = f"    {name}_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for({box}, {buffer}_ptr.dtype.element_ty)"
-        head, rest = f"    {name} = tma.make_tensor_descriptor({buffer}_ptr, ", f"[{', '.join(sizes)}], [{', '.join(strides)}], {box}, {name}_layout)"
+        head, rest = (
+            f"    {name} = tma.make_tensor_descriptor({buffer}_ptr, ",
+            f"[{', '.join(sizes)}], [{', '.join(strides)}], {box}, {name}_layout)",
+        )
         return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
         if axis or isinstance(start, Position):
-            return self.size((axis or start.axis).label)  # type: ignore[union-attr]
+            return self.size((axis or start.axis).label)
         self.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
 
@@ -158,11 +185,11 @@ class GluonPrinter(_KernelPrinter):
         """Shared memory for tiles, and barriers: ``full`` when tiles have come, ``free`` when they may be overwritten."""
         p, lines, starts = self.plan, [], []
         for tile in p.resident:
-            lines.append(self._tiles(tile.name, tile.value, self.shared(tile) or "1"))  # type: ignore[arg-type]
+            lines.append(self._tiles(tile.name, tile.value, self.shared(tile) or "1"))
             starts += self._barriers(tile.name, self.shared(tile) or "1", 1 if self.shared(tile) else p.consumers)
         for ring in p.rings:
             for tile in ring.tiles:
-                lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))  # type: ignore[arg-type]
+                lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
             starts += self._barriers(ring.name, "STAGES", p.consumers)
         for buffer, put in self.puts.items():
             lines.append(self._tiles(buffer, put, str(p.consumers)))
@@ -170,17 +197,22 @@ class GluonPrinter(_KernelPrinter):
 
     def _tiles(self, name: str, access: Fetch | Put, count: str) -> str:
         desc = self.descriptor(access)
-        return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, [{count}, {', '.join(self.boxes[desc])}], {desc}_layout)"
+        shape = f"[{count}, {', '.join(self.boxes[desc])}]"
+        return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
 
     def _barriers(self, name: str, count: str, readers: int) -> list[str]:
-        made = [f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in ("full", "free")]
+        made = [
+            f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in ("full", "free")
+        ]
         start = [f"mbarrier.init({name}_{what}.index(i), count={n})" for what, n in (("full", 1), ("free", readers))]
         return [*made, f"    for i in gl.static_range({count}):", *(f"        {s}" for s in start)]
 
     def _stages(self) -> str:
         """The depth of the rings, as an expression in the wrapper: as asked, as far as shared memory goes."""
-        fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()]  # type: ignore[arg-type]
-        each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]  # type: ignore[arg-type]
+        fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
+            self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
+        ]
+        each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
         return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
 
     def _bytes(self, access: Fetch | Put, count: str) -> str:
@@ -226,22 +258,26 @@ class GluonPrinter(_KernelPrinter):
 
     def _bring(self, tile: Let, depth: int) -> None:
         """A tile that stays for the whole block, when the last block's is free."""
-        desc = self.descriptor(tile.value)  # type: ignore[arg-type]
+        desc = self.descriptor(tile.value)
         for w in range(int(self.shared(tile) or 1)):
             self.line(depth, f"mbarrier.wait({tile.name}_free.index({w}), (done & 1) ^ 1)")
             self.line(depth, f"mbarrier.expect({tile.name}_full.index({w}), {desc}.block_type.nbytes)")
-            where = self.coordinates(tile.value, str(w))  # type: ignore[arg-type]
+            where = self.coordinates(tile.value, str(w))
             self.line(depth, f"tma_load({desc}, {where}, {tile.name}_full.index({w}), {tile.name}_tiles.index({w}))")
 
     def _bring_ring(self, ring: Ring, depth: int) -> None:
-        total = [f"{self.shared(t)} * {d}" if self.shared(t) else d for t in ring.tiles for d in [f"{self.descriptor(t.value)}.block_type.nbytes"]]  # type: ignore[arg-type]
+        total = [
+            f"{self.shared(t)} * {d}" if self.shared(t) else d
+            for t in ring.tiles
+            for d in [f"{self.descriptor(t.value)}.block_type.nbytes"]
+        ]
         self.line(depth, f"mbarrier.wait({ring.name}_free.index(slot), (it // STAGES & 1) ^ 1)")
         self.line(depth, f"mbarrier.expect({ring.name}_full.index(slot), {' + '.join(total)})")
         for tile in ring.tiles:
-            desc = self.descriptor(tile.value)  # type: ignore[arg-type]
+            desc = self.descriptor(tile.value)
             for w in range(int(self.shared(tile) or 1)):
                 place = f"slot * {self.shared(tile)} + {w}" if self.shared(tile) else "slot"
-                where = self.coordinates(tile.value, str(w))  # type: ignore[arg-type]
+                where = self.coordinates(tile.value, str(w))
                 self.line(depth, f"tma_load({desc}, {where}, {ring.name}_full.index(slot), {tile.name}_tiles.index({place}))")
 
     # -- what producer and consumers both do --------------------------------------------------------------------------
@@ -278,7 +314,16 @@ class Function:
 
 
 def _filled(line: str) -> str:
-    return textwrap.fill(line, LINE, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False, initial_indent="", drop_whitespace=True, replace_whitespace=False)
+    return textwrap.fill(
+        line,
+        LINE,
+        subsequent_indent=" " * 12,
+        break_long_words=False,
+        break_on_hyphens=False,
+        initial_indent="",
+        drop_whitespace=True,
+        replace_whitespace=False,
+    )
 
 
 __all__ = ["GluonPrinter", "Statement", "print_gluon"]

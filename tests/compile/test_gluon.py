@@ -55,7 +55,10 @@ CASES = {
     "causal": (attention(CAUSAL), HEADS),
     "groups": (attention(CAUSAL, 4), [(2, 8, 515, 64), (2, 2, 515, 64), (2, 2, 515, 64)]),
     "window": (attention(WINDOW), HEADS),
-    "bias": (attention(f"{SCORE} + bias[b, h, m, l]").replace("V; SIn", "V, bias; SIn").replace("l:128", "l:64"), [*HEADS, (2, 4, 1000, 1000)]),
+    "bias": (
+        attention(f"{SCORE} + bias[b, h, m, l]").replace("V; SIn", "V, bias; SIn").replace("l:128", "l:64"),
+        [*HEADS, (2, 4, 1000, 1000)],
+    ),
     "product": (PRODUCT, [(1000, 512), (512, 1064)]),
     "wide": (PRODUCT.replace("y:256", "y:128").replace("sigmoid", "tanh"), [(4096, 4096), (4096, 4096)]),
 }
@@ -81,7 +84,9 @@ def test_16_bit_inputs_go_to_gluon(dtype):
     assert [x.kernel.__name__ for x in launches(PRODUCT, [(256, 256)] * 2, dtype)] == ["mm_gluon_kernel"]
 
 
-@pytest.mark.parametrize("shapes, dtype", [([(256, 256)] * 2, torch.float32), ([(256, 250), (250, 256)], torch.bfloat16)], ids=["float32", "rows not aligned"])
+@pytest.mark.parametrize(
+    "shapes, dtype", [([(256, 256)] * 2, torch.float32), ([(256, 250), (250, 256)], torch.bfloat16)], ids=["float32", "rows not aligned"]
+)
 def test_what_gluon_does_not_take_goes_by_pointers(shapes, dtype):
     assert [x.kernel.__name__ for x in launches(PRODUCT, shapes, dtype)] == ["mm_kernel"]
 
@@ -121,7 +126,9 @@ REFUSED = {
     "32 rows for 1 consumers; 64 or 128 each": PRODUCT.replace("x:128", "x:32").replace("num_warps(8)", "num_warps(4)"),
     "products take 256 registers of a thread; 200 are left for them": PRODUCT.replace("num_warps(8)", "num_warps(4)"),
     "no product of two loaded tiles": PRODUCT.replace("B[k, y]", "exp(B[k, y])"),
-    "a tile that is loaded through a descriptor is used outside of products": attention(f"{SCORE} + bias[b, h, m, l]").replace("V; SIn", "V, bias; SIn").replace("descriptor(", "descriptor(bias, "),
+    "a tile that is loaded through a descriptor is used outside of products": attention(f"{SCORE} + bias[b, h, m, l]")
+    .replace("V; SIn", "V, bias; SIn")
+    .replace("descriptor(", "descriptor(bias, "),
 }
 
 

@@ -10,11 +10,13 @@ from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
 from dtkernels.runtime.cache import load_module
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Gluon is printed for compute capability 9.0 alone")
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Gluon is printed for compute capability 9.0 alone"
+)
 MASKS = {
-    "full": (SCORE, lambda m, l: l >= 0),
-    "causal": (CAUSAL, lambda m, l: l <= m),
-    "window": (WINDOW, lambda m, l: (l <= m) & (m - l < 300)),
+    "full": (SCORE, lambda row, key: key >= 0),
+    "causal": (CAUSAL, lambda row, key: key <= row),
+    "window": (WINDOW, lambda row, key: (key <= row) & (row - key < 300)),
 }
 
 
@@ -48,7 +50,9 @@ def test_attention(mask, rows, keys, wide, group):
     if mask != "full":
         keys = rows
     generator = torch.Generator("cuda").manual_seed(rows + wide)
-    q, k, v = (torch.randn(2, h, n, wide, device="cuda", generator=generator).bfloat16() for h, n in ((2 * group, rows), (2, keys), (2, keys)))
+    q, k, v = (
+        torch.randn(2, h, n, wide, device="cuda", generator=generator).bfloat16() for h, n in ((2 * group, rows), (2, keys), (2, keys))
+    )
     score, visible = MASKS[mask]
     found = compiled(attention(score, group))(q, k, v, wide**-0.5)
     exact = scaled(q.double(), k.double(), v.double(), group, visible)
