@@ -93,7 +93,11 @@ def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
     told = {tensor for tensor, _ in sources.values()}
     inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
     inputs += tuple(t for t in after.inputs if t not in inputs)
-    return replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items())) if sources else after
+    return (
+        replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items()))
+        if sources
+        else after
+    )
 
 
 def _fold(node: ex.Expr) -> ex.Expr:

@@ -33,7 +33,10 @@ def share_operands(algorithm: Algorithm) -> Algorithm:
         labels = tuple(label for label in algorithm.labels if label in free)
         access = ex.Access(name, tuple(ex.Label(label) for label in labels))
         first = next(i for i, d in enumerate(algorithm.definitions) if side in _operands(d.expr))
-        changed = tuple(d if side not in _operands(d.expr) else Definition(d.name, d.labels, _replaced(d.expr, side, access), d.pos) for d in algorithm.definitions)
+        changed = tuple(
+            d if side not in _operands(d.expr) else Definition(d.name, d.labels, _replaced(d.expr, side, access), d.pos)
+            for d in algorithm.definitions
+        )
         algorithm = algorithm.with_definitions((*changed[:first], Definition(name, labels, side), *changed[first:]))
     return algorithm
 

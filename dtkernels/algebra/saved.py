@@ -1,8 +1,9 @@
 """What the forward saves for the backward.
 
-Outputs are at hand anyway. So that no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used as the shift of those
-exponentials: by the degree argument of degree.py any shift leaves the gradients unchanged, and under this one the sum
-itself is 1. An expression that then equals an output is read instead of computed again.
+Outputs are at hand anyway. So that no row is read again for it, a reduction of rows is saved too. Where a sum of
+exponentials enters, its logarithm is saved and used as the shift of those exponentials: by the degree argument of degree.py
+any shift leaves the gradients unchanged, and under this one the sum itself is 1. An expression that then equals an output
+is read instead of computed again.
 """
 
 from __future__ import annotations

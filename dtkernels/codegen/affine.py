@@ -80,7 +80,9 @@ def inequalities(comparison: Tile) -> tuple[Affine, ...]:
     if a is None or b is None:
         return ()
     up, down = b + a.scaled(-1), a + b.scaled(-1)
-    forms = {"<": [(up, True)], "<=": [(up, False)], ">": [(down, True)], ">=": [(down, False)], "==": [(up, False), (down, False)]}[comparison.fn]
+    forms = {"<": [(up, True)], "<=": [(up, False)], ">": [(down, True)], ">=": [(down, False)], "==": [(up, False), (down, False)]}[
+        comparison.fn
+    ]
     found = [_whole(form, strict) for form, strict in forms]
     return tuple(f for f in found if f is not None) if None not in found else ()
 

@@ -56,8 +56,13 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
                 return Op("exp2", (Op("-", (scaled(a), scaled(b))),))
         return tile
 
-    changed = [replace(s, body=_change(s.body, shifts, single)) if isinstance(s, Loop) else map_values((s,), lambda v: v.transform(change))[0] for s in body]
-    return tuple(replace(s, name=bare[s.name].name, value=factors[s.name].args[1]) if isinstance(s, Let) and s.name in bare else s for s in changed)
+    changed = [
+        replace(s, body=_change(s.body, shifts, single)) if isinstance(s, Loop) else map_values((s,), lambda v: v.transform(change))[0]
+        for s in body
+    ]
+    return tuple(
+        replace(s, name=bare[s.name].name, value=factors[s.name].args[1]) if isinstance(s, Let) and s.name in bare else s for s in changed
+    )
 
 
 def _is_shift(tile: Tile) -> bool:
@@ -70,7 +75,9 @@ def _is_shift(tile: Tile) -> bool:
 
 def _factored(tile: Tile) -> bool:
     """A single number times a tile."""
-    return isinstance(tile, Op) and tile.fn == "*" and not axes_of(tile.args[0]) and bool(axes_of(tile.args[1])) and not _reads(tile.args[0])
+    return (
+        isinstance(tile, Op) and tile.fn == "*" and not axes_of(tile.args[0]) and bool(axes_of(tile.args[1])) and not _reads(tile.args[0])
+    )
 
 
 def _reads(tile: Tile) -> bool:

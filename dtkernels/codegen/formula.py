@@ -89,7 +89,9 @@ class _Fusion:
         inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
         for m in members:
             members += [p.func for p in fused if p.name == "fuse_at" and p.args[0] == m and p.func not in members]
-            again = [a.tensor for a in ex.accesses(self.algorithm[m].expr) if a.tensor in inside]  # fused elsewhere, and computed here once more
+            again = [
+                a.tensor for a in ex.accesses(self.algorithm[m].expr) if a.tensor in inside
+            ]  # fused elsewhere, and computed here once more
             members += [f for f in dict.fromkeys(again) if f not in members]
         return members
 
@@ -151,7 +153,12 @@ class _Fusion:
         """Whether ``output`` is made element by element from what ``root`` sums down columns: one read of the inputs serves both."""
         reduced = reduction_labels(self.algorithm, root)
         own, outer = self.algorithm[output].labels, self.algorithm[root].labels
-        if not reduced or reduction_labels(self.algorithm, output) or set(own) != {*outer, *reduced} or len(own) != len(outer) + len(reduced):
+        if (
+            not reduced
+            or reduction_labels(self.algorithm, output)
+            or set(own) != {*outer, *reduced}
+            or len(own) != len(outer) + len(reduced)
+        ):
             return False
         if self.shape.dots(root) or own[-1] in reduced or self.algorithm.needed_by((output,)) != (output,):
             return False
@@ -159,7 +166,11 @@ class _Fusion:
 
     def _inputs(self, func: str, labels: tuple[str, ...]) -> set[str]:
         """Inputs that ``func`` reads at all of ``labels``."""
-        return {a.tensor for a in ex.accesses(self.algorithm[func].expr) if set(labels) <= ex.free_labels(a) and a.tensor in self.algorithm.inputs}
+        return {
+            a.tensor
+            for a in ex.accesses(self.algorithm[func].expr)
+            if set(labels) <= ex.free_labels(a) and a.tensor in self.algorithm.inputs
+        }
 
     def _stored(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Sums for a later kernel that share the loop of an output: computed and stored there."""
@@ -210,7 +221,9 @@ class _Fusion:
         """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
         if not reduction_labels(self.algorithm, func):
             return True
-        return self._elements(self.algorithm[func].labels) > 2 * max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
+        return self._elements(self.algorithm[func].labels) > 2 * max(
+            self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs
+        )
 
     def _elements(self, labels: tuple[str | None, ...]) -> int:
         count = 1

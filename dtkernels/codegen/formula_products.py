@@ -73,7 +73,9 @@ class _Product:
             if 10 * self._blocks(m, n, *small, batch) >= 9 * shape.target.multiprocessors:
                 break
         bm, bn = small
-        alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # one program a multiprocessor, with all of its shared memory
+        alone = (
+            self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors
+        )  # one program a multiprocessor, with all of its shared memory
         deep = 128 if alone and (bm + bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
 
@@ -200,7 +202,9 @@ class _Chain:
     def _masked(self) -> bool:
         """Whether a comparison of a row with the intermediate's label cuts the loop."""
         inner = set(reduction_labels(self.shape.algorithm, self.root))
-        nodes = [n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS]
+        nodes = [
+            n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS
+        ]
         return any(ex.free_labels(n) & inner and ex.free_labels(n) & set(self.rows) for n in nodes)
 
     def _inner(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:

@@ -63,7 +63,10 @@ def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: l
 
 
 def _approximate(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """The GPU's own instructions where results of 16 bits hide their error: not where a constant cancels most of the value, as in 1 + tanh(x)."""
+    """The GPU's own instructions where results of 16 bits hide their error.
+
+    Not where a constant cancels most of the value, as in 1 + tanh(x).
+    """
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     used = {n.fn for n in nodes if isinstance(n, ex.Call)}
     for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
@@ -95,4 +98,6 @@ def _contiguous_first(shape: Shape, labels: tuple[str, ...], members: list[str])
 
 def _last_labels(shape: Shape, members: list[str]) -> list[str]:
     """Labels along which the tensors that these Funcs read lie contiguous, if they are laid out row by row."""
-    return [a.index[-1].name for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)]
+    return [
+        a.index[-1].name for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)
+    ]

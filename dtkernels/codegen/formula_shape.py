@@ -32,7 +32,9 @@ class Shape:
         """Whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        return bool(self.dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(self.sizes[c] <= WHOLE_CHAIN for c in carried)
+        return bool(self.dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(
+            self.sizes[c] <= WHOLE_CHAIN for c in carried
+        )
 
     def aligned(self, tensors: set[str]) -> bool:
         """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
@@ -42,8 +44,17 @@ class Shape:
                 return False
         return True
 
-    def statements(self, root: str, block: dict[str, int], tile: dict[str, int], warps: int, stages: int, grouped: tuple[str, str, int] | None = None,
-                   share: int = 0, extra: tuple[Primitive, ...] = ()) -> tuple[Primitive, ...]:  # fmt: skip
+    def statements(
+        self,
+        root: str,
+        block: dict[str, int],
+        tile: dict[str, int],
+        warps: int,
+        stages: int,
+        grouped: tuple[str, str, int] | None = None,
+        share: int = 0,
+        extra: tuple[Primitive, ...] = (),
+    ) -> tuple[Primitive, ...]:
         """The primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
         wanted a multiprocessor, to which a long reduction is split if need be."""
         found = []

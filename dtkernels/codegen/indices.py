@@ -9,7 +9,9 @@ from .nest import Const, Op, Position, Tile
 def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:
     """``a // b``; of ``(c * i + j) // c``, where j stays below c, just ``i``."""
     match a, b:
-        case Op("+", (Op("*", (Const(c), i)), Position(axis))), Const(size) if c == size and 0 < (algorithm.constant_extent(axis.label) or size + 1) <= size:
+        case Op("+", (Op("*", (Const(c), i)), Position(axis))), Const(size) if (
+            c == size and 0 < (algorithm.constant_extent(axis.label) or size + 1) <= size
+        ):
             return i
     return Op("//", (a, b))
 

@@ -41,7 +41,9 @@ def is_integer(tile: Tile) -> bool:
         case Op("where", (_, a, b)):
             return is_integer(a) and is_integer(b)
         case Op(fn, args):
-            return fn in ("+", "-", "*", "//", "%", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(is_integer(a) for a in args)
+            return fn in ("+", "-", "*", "//", "%", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(
+                is_integer(a) for a in args
+            )
     return False
 
 

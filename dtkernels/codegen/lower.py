@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
-from ..lang.schedule import Grouped, Program
+from ..lang.schedule import Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
@@ -25,6 +25,7 @@ from .reduce import MIN_DOT, Reducer
 from .scope import Scope
 from .split import split_reduction
 from .staged import staged
+from .walk import grid_order
 
 
 def lower(program: Program) -> tuple[Kernel, ...]:
@@ -41,10 +42,16 @@ def lower(program: Program) -> tuple[Kernel, ...]:
             raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {host}", allowed=f"{host}.compile()", at=at)
     for func in _kept(program):
         host = _host(func, fused)
-        users = [r for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)) and (r := _host(d.name, fused)) in roots]
+        readers = (d.name for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)))
+        users = [r for name in readers if (r := _host(name, fused)) in roots]
         if any(roots.index(r) < roots.index(host) for r in users if host in roots):
             at = next(p.pos for p in program.schedule.primitives if p.func == func and p.name == "store")
-            raise DTError("what is stored is computed before it is read", found=f"{func} in {host}, read before", allowed="Funcs that are defined later", at=at)
+            raise DTError(
+                "what is stored is computed before it is read",
+                found=f"{func} in {host}, read before",
+                allowed="Funcs that are defined later",
+                at=at,
+            )
     return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
 
 
@@ -62,7 +69,9 @@ def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
 def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:
     for p in program.schedule.primitives:
         if p.name == "align" and (p.func in outputs or p.func in program.schedule.fused()):
-            raise DTError("align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos)
+            raise DTError(
+                "align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos
+            )
 
 
 def _kept(program: Program) -> tuple[str, ...]:
@@ -125,14 +134,16 @@ class _Lowering:
         body, reads, scalars = finish(body, self.options.descriptors())
         blocked = {s.axis.label for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
         grid = tuple(GridLabel(label, self.blocks[label]) for label in self.algorithm[self.root].labels if label in blocked)
-        order = self._grid_order(grid)
+        order = grid_order(self.schedule.of(self.root, "map"), grid)
         part = next((w for w in spaces if w.name in writes), None)
         if part is not None:
             grid, order = (GridLabel(part.part, 1, part.parts), *grid), (GridStep(part.part), *order)
         reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs, *(w.name for w in spaces)) if t in reads)
         scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
         spaces = tuple(w for w in spaces if w.name in reads + writes)
-        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads, writes), workspaces=spaces)
+        kernel = Kernel(
+            name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads, writes), workspaces=spaces
+        )
         if kernel.descriptors:
             described(kernel, self.options.where("descriptor"))  # refused here, or it can be printed
         return kernel
@@ -143,8 +154,12 @@ class _Lowering:
         for i, label in enumerate(asked):
             inside = next((a for a in asked[i + 1 :] if a in definition.labels and self._has_loop(a)), None)
             if label not in definition.labels and inside:
-                raise DTError("a reduction is finished before the loops of the output go on", found=f"reorder: {label} outside the loop over {inside}",
-                              allowed=f"tensorize({inside}:0), or {inside} before {label}", at=self.schedule.of(self.root, "reorder")[-1].pos)  # fmt: skip
+                raise DTError(
+                    "a reduction is finished before the loops of the output go on",
+                    found=f"reorder: {label} outside the loop over {inside}",
+                    allowed=f"tensorize({inside}:0), or {inside} before {label}",
+                    at=self.schedule.of(self.root, "reorder")[-1].pos,
+                )
         named = tuple(a for a in asked if a in definition.labels)
         return named + tuple(label for label in definition.labels if label not in named)
 
@@ -152,24 +167,6 @@ class _Lowering:
         """Whether an output label is advanced by a loop inside the block."""
         tile, block = self.tile_size(self.root, label), self.blocks.get(label)
         return tile not in (WHOLE, block)
-
-    def _grid_order(self, grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
-        """Steps of the walk over blocks, slowest first; labels that ``map`` leaves out come slowest, in their order."""
-        maps = self.schedule.of(self.root, "map")
-        args = maps[-1].args if maps else ()
-        groups = {a.inner: a for a in args if isinstance(a, Grouped)}
-        blocked = [g.label for g in grid]
-        steps = []
-        for a in args:
-            if isinstance(a, Grouped):
-                steps.append(GridStep(a.label, "group", a.size, a.inner))
-            elif a in groups:
-                steps.append(GridStep(groups[a].label, "inside", groups[a].size, a))
-            else:
-                steps.append(GridStep(a))
-        steps = [s for s in steps if s.label in blocked]
-        named = {s.label for s in steps}
-        return tuple([GridStep(label) for label in blocked if label not in named] + steps)
 
     def _levels(self, definition: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> None:
         """Open the loops over ``labels`` one inside the other; store the result innermost."""
@@ -207,8 +204,12 @@ class _Lowering:
         asked, tile = tile, tile or block
         padded = block < tile <= MIN_DOT
         if not padded and (tile > block or block % tile or tile & (tile - 1)):
-            raise DTError("a block is a whole number of tiles", found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
-                          allowed=f"a tile that is a power of two and divides {block}, or one of up to {MIN_DOT}, padded", at=self.schedule.of(self.root, "block")[-1].pos)  # fmt: skip
+            raise DTError(
+                "a block is a whole number of tiles",
+                found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
+                allowed=f"a tile that is a power of two and divides {block}, or one of up to {MIN_DOT}, padded",
+                at=self.schedule.of(self.root, "block")[-1].pos,
+            )
         axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)
         if tile == block or padded:
             self.top.take(name)

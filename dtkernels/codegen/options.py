@@ -38,7 +38,7 @@ class Options:
 
     ``specialize_warps`` takes 4 warps in Triton's text, and does nothing there in a loop that a mask cuts into several
     (ranges.py), on which Triton fails; the Gluon backend, where it takes the nest (backend.py), makes a consumer of every 4.
-    """
+    """  # noqa: E501 (a table)
 
     def __init__(self, program: Program, root: str):
         self.algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
@@ -69,7 +69,11 @@ class Options:
             "num_warps": number(self.root, "num_warps") or 4,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
-            "options": tuple((name, value) for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster"))) if value),
+            "options": tuple(
+                (name, value)
+                for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster")))
+                if value
+            ),
             "block_stages": max(self._block_stages(), default=0),
             "approximate": tuple(dict.fromkeys(f for m in self.members for f in self.schedule.names(m, "approximate"))),
             "evict": tuple((t, evict[t]) for t in reads if t in evict),
@@ -81,7 +85,11 @@ class Options:
         """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""
         blocked = self.schedule.sizes(self.root, "block")
         stages = self.schedule.sizes(self.root, "stages") if self.schedule.of(self.root, "persistent") else {}
-        return [size for label, size in stages.items() if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label) == blocked[label]]
+        return [
+            size
+            for label, size in stages.items()
+            if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label) == blocked[label]
+        ]
 
     def where(self, primitive: str) -> Position | None:
         """Where the schedule says ``primitive`` of this kernel."""
@@ -115,7 +123,12 @@ class Options:
         for p in self._of_loops():
             for label in (getattr(a, "label", a) for a in p.args):
                 if label not in looped:
-                    raise DTError(f"{p.name} names a loop", found=f"{label}, which is done at once", allowed=", ".join(sorted(looped)) or "none: nothing loops", at=p.pos)
+                    raise DTError(
+                        f"{p.name} names a loop",
+                        found=f"{label}, which is done at once",
+                        allowed=", ".join(sorted(looped)) or "none: nothing loops",
+                        at=p.pos,
+                    )
 
     def _check_warps(self) -> None:
         """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""
@@ -131,7 +144,9 @@ class Options:
             raise DTError("a kernel has clusters or specialised warps", found="both", allowed="one of them", at=at)
         labels = {label for m in self.members for label in self.schedule.names(m, "specialize_warps")}
         if unrolled := labels & {label for m in self.members for label in self.schedule.sizes(m, "unroll")}:
-            raise DTError("a loop is unrolled or has specialised warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at)
+            raise DTError(
+                "a loop is unrolled or has specialised warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at
+            )
 
     def _of_loops(self) -> list[Primitive]:
         return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and self._root_of(p.func) == self.root]

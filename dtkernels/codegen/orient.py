@@ -23,7 +23,9 @@ from .nest import Assign, Axis, Fetch, Let, Load, Local, Loop, Put, Statement, S
 
 def orient(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with computed tiles of two dimensions the way round that its products want."""
-    lets = {(s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))}
+    lets = {
+        (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))
+    }
     votes: Counter[tuple[Axis, ...]] = Counter()
     for s in statements(body):
         if isinstance(s, (Let, Assign, Store, Put)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 from . import nest
@@ -173,7 +174,9 @@ def _operate(fn: str, args: list[float | None]) -> float | None:
 def share(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Name a costly subexpression that occurs more than once in one straight run of statements."""
     moving = {s.name for s in statements(body) if isinstance(s, Accumulator)}
-    taken = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))} | {s.axis.name for s in statements(body) if isinstance(s, nest.Index)}
+    taken = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))} | {
+        s.axis.name for s in statements(body) if isinstance(s, nest.Index)
+    }
     return _share(body, moving, taken)
 
 
@@ -196,8 +199,12 @@ def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tu
         axes = natural_order(node)
         local = Local(name, axes, kind_of(node))
         first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
-        replaced = map_values(body[first:], lambda value, node=node, local=local: value.transform(lambda n: local if n == node else n))  # noqa: B023
+        replaced = map_values(body[first:], _replacing(node, local))
         body = (*body[:first], Let(name, node, axes), *replaced)
+
+
+def _replacing(node: Tile, local: Local) -> Callable[[Tile], Tile]:
+    return lambda value: value.transform(lambda n: local if n == node else n)
 
 
 def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[Statement, ...]:
@@ -207,7 +214,11 @@ def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[State
     for s in body:
         if isinstance(s, (Let, Assign, Store)):
             is_source = isinstance(s, Let) and s.value in known and known[s.value].name == s.name
-            value = s.value.rebuild(lambda c: c.transform(lambda n: done.get(n, n))) if is_source else s.value.transform(lambda n: done.get(n, n))
+            value = (
+                s.value.rebuild(lambda c: c.transform(lambda n: done.get(n, n)))
+                if is_source
+                else s.value.transform(lambda n: done.get(n, n))
+            )
             result.append(replace(s, value=value))
             if is_source:
                 done[s.value] = known[s.value]

@@ -69,7 +69,9 @@ class Reducer:
 
     # -- at once --------------------------------------------------------------------------------------------------
 
-    def _at_once(self, d: Definition, labels: tuple[str, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+    def _at_once(
+        self, d: Definition, labels: tuple[str, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope
+    ) -> dict[ex.Expr, Tile]:
         axes = tuple(self.l.whole_axis(label) for label in labels)
         env = {**env, **{a.label: Position(a) for a in axes}}
         for label in labels:
@@ -93,11 +95,17 @@ class Reducer:
     def kind(self, d: Definition, node: ex.Expr) -> str:
         """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
         kind = node.kind if isinstance(node, ex.Reduce) else "sum"
-        return "shift" if kind == "max" and d.expr == node and d.name not in self.l.outputs and _only_shifts(self.l.algorithm, d.name) else kind
+        return (
+            "shift"
+            if kind == "max" and d.expr == node and d.name not in self.l.outputs and _only_shifts(self.l.algorithm, d.name)
+            else kind
+        )
 
     # -- by a loop ------------------------------------------------------------------------------------------------
 
-    def _by_loop(self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+    def _by_loop(
+        self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope
+    ) -> dict[ex.Expr, Tile]:
         members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
         asked = self.l.schedule.names(d.name, "reorder")
         scopes, axes = self._open(d, tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked))), scope)
@@ -148,7 +156,12 @@ class Reducer:
         for name in found:
             for g in self.l.algorithm.definitions:
                 reduces = {n.labels for n in _outermost(g.expr)}
-                if self.l.fused.get(g.name, ("", ""))[0] == name and self.l.fused[g.name][1] in labels and reduces == {labels} and self.l.bound_index(g, env) is not None:
+                if (
+                    self.l.fused.get(g.name, ("", ""))[0] == name
+                    and self.l.fused[g.name][1] in labels
+                    and reduces == {labels}
+                    and self.l.bound_index(g, env) is not None
+                ):
                     found += [g.name] if g.name not in found else []
         members = []
         for g in self.l.algorithm.definitions:
@@ -164,7 +177,9 @@ class Reducer:
 class _Step:
     """One iteration of a reduction loop: what each accumulator becomes."""
 
-    def __init__(self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]):
+    def __init__(
+        self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]
+    ):
         self.r, self.l = reducer, reducer.l
         self.members, self.axes, self.outer, self.inner, self.bound = members, axes, outer, inner, bound
         self.shared = {m.definition.name for m in members[:-1]}
@@ -227,7 +242,9 @@ class _Step:
         """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""
         return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
 
-    def _accumulator(self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]) -> Local:
+    def _accumulator(
+        self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]
+    ) -> Local:
         d = member.definition
         alone = len(member.nodes) == 1
         wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
@@ -246,7 +263,12 @@ class _Step:
         """``expr`` with the fused Funcs it uses written out, except members of this loop."""
 
         def change(node: ex.Expr) -> ex.Expr:
-            if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm and node.tensor not in self.shared:
+            if (
+                isinstance(node, ex.Access)
+                and node.tensor in self.l.fused
+                and node.tensor in self.l.algorithm
+                and node.tensor not in self.shared
+            ):
                 d = self.l.algorithm[node.tensor]
                 return self._inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))))
             return node
@@ -277,8 +299,12 @@ class _Step:
             if found is not None and found.free:
                 continue
             if found is None or found.plus or found.times >= 0 or kind != "sum":
-                raise DTError("a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
-                              found=f"{name} in {member.definition.name}", allowed=f"{name} fused outside the loop over {', '.join(self.bound)}", at=member.definition.pos)  # fmt: skip
+                raise DTError(
+                    "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
+                    found=f"{name} in {member.definition.name}",
+                    allowed=f"{name} fused outside the loop over {', '.join(self.bound)}",
+                    at=member.definition.pos,
+                )
             moves.append((name, found.times))
         return moves
 

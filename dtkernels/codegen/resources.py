@@ -144,7 +144,9 @@ class _Estimate:
             for n in value.walk():
                 if isinstance(n, nest.TileReduce):
                     scratch = max(scratch, 4 * self.kernel.num_warps * min(self.elements(axes_of(n)), self.threads))
-        stored = max((self.elements(s.axes) * self.bytes_of(s.buffer) for s in statements(self.kernel.body) if isinstance(s, nest.Put)), default=0)
+        stored = max(
+            (self.elements(s.axes) * self.bytes_of(s.buffer) for s in statements(self.kernel.body) if isinstance(s, nest.Put)), default=0
+        )
         return max(outside + max(loops, default=0), stored, scratch)
 
     def _loop(self, loop: Loop) -> int:

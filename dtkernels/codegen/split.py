@@ -64,7 +64,9 @@ class Split:
         return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
 
 
-def split_reduction(body: tuple[Statement, ...], split: Split, name: str) -> tuple[tuple[Statement, ...], tuple[Workspace, ...], tuple[Statement, ...]] | None:
+def split_reduction(
+    body: tuple[Statement, ...], split: Split, name: str
+) -> tuple[tuple[Statement, ...], tuple[Workspace, ...], tuple[Statement, ...]] | None:
     """(body that makes the parts, where it leaves them, body that merges them); None if nothing reduces over the label."""
     if not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
         return None
@@ -94,7 +96,12 @@ class _Splitter:
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
         accumulators = self._accumulators(body[:at], loop)
         fixed = self._fixed(loop, before + body[:at])
-        late = {n.arg.name: n.axes for v in nest.values(body[at + 1 :]) for n in v.walk() if isinstance(n, TileReduce) and isinstance(n.arg, Local)}
+        late = {
+            n.arg.name: n.axes
+            for v in nest.values(body[at + 1 :])
+            for n in v.walk()
+            if isinstance(n, TileReduce) and isinstance(n.arg, Local)
+        }
         whole = {a.name: replace(a, axes=tuple(x for x in a.axes if x not in late.get(a.name, ()))) for a in accumulators}
         stores = [self._store(a, whole[a.name], fixed) for a in accumulators]
         merge = self._merge(tuple(whole.values()), fixed)
@@ -109,10 +116,14 @@ class _Splitter:
     def _accumulators(self, before: tuple[Statement, ...], loop: Loop) -> tuple[Accumulator, ...]:
         """What the loop accumulates. Nothing that it finishes inside may depend on the split label."""
         inner = next(s for s in statements((loop,)) if isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label)
-        changed = {s.name for s in statements(inner.body) if isinstance(s, Assign)} - {s.name for s in statements(inner.body) if isinstance(s, Accumulator)}
+        changed = {s.name for s in statements(inner.body) if isinstance(s, Assign)} - {
+            s.name for s in statements(inner.body) if isinstance(s, Accumulator)
+        }
         found = tuple(s for s in before if isinstance(s, Accumulator) and s.name in changed)
         if changed - {a.name for a in found}:
-            raise self.split.refuse(f"a reduction that starts anew inside the loop over {loop.axis.label}", "a reduction that one loop of the block finishes")
+            raise self.split.refuse(
+                f"a reduction that starts anew inside the loop over {loop.axis.label}", "a reduction that one loop of the block finishes"
+            )
         if any(not running for a in found for running, _ in a.moves):
             raise self.split.refuse("a sum relative to more than a running maximum", "a shift that is one rmax")
         return found
@@ -165,7 +176,9 @@ class _Splitter:
         running = {name for a in accumulators for name, _ in a.moves}
         now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
-        body: list[Statement] = [Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators]
+        body: list[Statement] = [
+            Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators
+        ]
         late: list[Statement] = []
         known: dict[tuple[str, str, Fraction], Local] = {}
 
@@ -188,7 +201,14 @@ class _Splitter:
                 late.append(Assign(a.name, a.axes, after[a.name]))
             else:
                 body.append(Assign(a.name, a.axes, value))
-        return Loop(self.piece, "extent", tuple(body + late), reduces=True, end=Const(self.split.parts), options=(("loop_unroll_factor", min(self.split.parts, 16)),))
+        return Loop(
+            self.piece,
+            "extent",
+            tuple(body + late),
+            reduces=True,
+            end=Const(self.split.parts),
+            options=(("loop_unroll_factor", min(self.split.parts, 16)),),
+        )
 
 
 def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:

@@ -58,13 +58,23 @@ def _stage(program: Program, p: Primitive, tensor: str) -> Program:
     def renamed(q: Primitive) -> Primitive:
         if q.name not in ("descriptor", "evict") or q.func not in members:
             return q
-        return replace(q, args=tuple(name if a == tensor else replace(a, name=name) if isinstance(a, Named) and a.name == tensor else a for a in q.args))
+        return replace(
+            q,
+            args=tuple(name if a == tensor else replace(a, name=name) if isinstance(a, Named) and a.name == tensor else a for a in q.args),
+        )
 
     tile = tuple(Sized(label, 1024 if label == own[-1] else 1) for label in own)
     made = (Primitive(name, "block", tile), Primitive(name, "tensorize", tile), Primitive(name, "align"))
-    outputs = tuple(Primitive(o, "compile") for o in program.outputs() if not schedule.of(o, "compile") and not schedule.of(o, "compile_to_kernel"))
+    outputs = tuple(
+        Primitive(o, "compile") for o in program.outputs() if not schedule.of(o, "compile") and not schedule.of(o, "compile_to_kernel")
+    )
     new = Schedule((*map(renamed, schedule.primitives), *made, *outputs))
-    return Program(replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)), new)
+    return Program(
+        replace(
+            algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)
+        ),
+        new,
+    )
 
 
 def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:

@@ -27,7 +27,7 @@ _CALLS = {
 
 #: helpers a kernel may need: name -> text
 HELPERS = {
-    "tanh": '''
+    "tanh": """
 @triton.jit
 def tanh(x):
     # odd polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose all digits; coefficients: Cephes tanhf
@@ -36,8 +36,8 @@ def tanh(x):
     size = tl.abs(x)
     far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
     return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
-''',
-    "hardware_tanh": '''
+""",  # noqa: E501 (emitted text is as wide as it is)
+    "hardware_tanh": """
 @triton.jit
 def hardware_tanh(x, on_gpu: tl.constexpr):
     # relative error 2**-11
@@ -45,39 +45,39 @@ def hardware_tanh(x, on_gpu: tl.constexpr):
         return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
     else:
         return tanh(x)
-''',
-    "floor_divide": '''
+""",
+    "floor_divide": """
 @triton.jit
 def floor_divide(a, b):
     # Triton's // rounds toward zero
     return (a - (a % b + b) % b) // b
-''',
-    "floor_modulo": '''
+""",
+    "floor_modulo": """
 @triton.jit
 def floor_modulo(a, b):
     # Triton's % takes the sign of a
     return (a % b + b) % b
-''',
-    "floor_to_int": '''
+""",
+    "floor_to_int": """
 @triton.jit
 def floor_to_int(x):
     return tl.floor(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
-''',
-    "ceil_to_int": '''
+""",
+    "ceil_to_int": """
 @triton.jit
 def ceil_to_int(x):
     return tl.ceil(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
-''',
-    "nan_max": '''
+""",
+    "nan_max": """
 @triton.jit
 def nan_max(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
-    "nan_min": '''
+""",
+    "nan_min": """
 @triton.jit
 def nan_min(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-''',
+""",
 }
 
 
@@ -174,7 +174,11 @@ class ExpressionPrinter:
 
     def _float(self, tile: Tile, order: tuple[Axis, ...], fn: str) -> str:
         text = self.text(tile, order)
-        return f"{self._at(tile, order, _MULTIPLY)} * 1.0" if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv") else text
+        return (
+            f"{self._at(tile, order, _MULTIPLY)} * 1.0"
+            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv")
+            else text
+        )
 
     def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
         inside = " & ".join(self.arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)

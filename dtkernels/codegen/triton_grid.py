@@ -22,7 +22,9 @@ def grid_size(kernel: Kernel) -> str:
 
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
-    counts = [str(g.parts) if g.parts else f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid]
+    counts = [
+        str(g.parts) if g.parts else f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid
+    ]
     blocks = " * ".join(counts) or "1"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
@@ -82,7 +84,10 @@ def _one_loop(kernel: Kernel) -> bool:
 
 
 def _longer_later(kernel: Kernel) -> set[str]:
-    """Labels whose later blocks have longer loops (causal masks make such): walked from the last, so that no long one is left to the end."""
+    """Labels whose later blocks have longer loops (causal masks make such).
+
+    They are walked from the last, so that no long one is left to the end.
+    """
     loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and s.end is not None]
     values = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let)}
     return _blocks_in([s.end for s in loops[-1:]], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)

@@ -61,7 +61,9 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     if tensor in algorithm:
         return algorithm[tensor].labels
     index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
-    inside = [i for i in index if not isinstance(i, Label) and any(accesses(i))]  # named after what they are elements of, they would mislead
+    inside = [
+        i for i in index if not isinstance(i, Label) and any(accesses(i))
+    ]  # named after what they are elements of, they would mislead
     names = [str(dim) if i in inside else next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
     return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
 
@@ -102,7 +104,13 @@ class _KernelPrinter:
         self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
         self.before: set[str] = set()  #: those that are known at this place of the text
-        self.taken = {*kernel.reads, *kernel.writes, *kernel.scalars, *(getattr(s, "name", "") for s in statements(kernel.body)), *(a.name for a in self.starts)}
+        self.taken = {
+            *kernel.reads,
+            *kernel.writes,
+            *kernel.scalars,
+            *(getattr(s, "name", "") for s in statements(kernel.body)),
+            *(a.name for a in self.starts),
+        }
         self.vectors = {n.axis for n in self._nodes(steady=False) if isinstance(n, Position)} | self.masked
         self.memory = MemoryPrinter(self)
 
@@ -119,7 +127,14 @@ class _KernelPrinter:
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         glue = "\0"  # keeps "name: tl.constexpr" on one line
-        signature = textwrap.fill(", ".join(n.replace(" ", glue) for n in names), LINE, initial_indent="    ", subsequent_indent="    ", break_long_words=False, break_on_hyphens=False)
+        signature = textwrap.fill(
+            ", ".join(n.replace(" ", glue) for n in names),
+            LINE,
+            initial_indent="    ",
+            subsequent_indent="    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
         signature = signature.replace(glue, " ")
         text.source = "\n".join(["@triton.jit", f"def {name}(", signature + ",", "):", *prologue, code]) + "\n"
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
@@ -241,7 +256,9 @@ class _KernelPrinter:
             steps = next((name for name in sorted(self.before) if self.named[name] == steps and start == "loop"), steps)
             self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in self.masked and axis.padded:
-            self.line(depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})")
+            self.line(
+                depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})"
+            )
         elif axis in self.masked:
             self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
 

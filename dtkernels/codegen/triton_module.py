@@ -19,8 +19,9 @@ from .wrapper import Wrapper, launch_comment, plain_labels, value_inputs
 def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
     """The file for a prepared program (algebra done, schedule complete).
 
-    A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``, one wrapper of that name that returns all outputs.
-    With ``target`` kernels may be printed by the backend that this GPU has (backend.py); the file runs elsewhere too, by pointers.
+    A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``,
+    one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
+    (backend.py); the file runs elsewhere too, by pointers.
     """
     program = staged(program)
     kernels = lower(program)
@@ -47,7 +48,11 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
     parts += [HELPERS[h] for h in helpers]
     parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]
-    parts += [text.replace("{minimum}", str(minimum)) if name == "whole" else text for name, text in SUPPORT.items() if f"{name}(" in used or f"({name})" in used]
+    parts += [
+        text.replace("{minimum}", str(minimum)) if name == "whole" else text
+        for name, text in SUPPORT.items()
+        if f"{name}(" in used or f"({name})" in used
+    ]
     parts += ["\n" + t.source for t in everything]
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
 

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (emitted text is as wide as it is)
 """Functions that an emitted wrapper may need: name -> text."""
 
 SUPPORT = {

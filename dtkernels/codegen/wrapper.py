@@ -14,7 +14,16 @@ from .triton_kernel import KernelText, operands_only
 class Wrapper:
     """The Python function that allocates outputs and launches."""
 
-    def __init__(self, program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], described: dict[str, KernelText], name: str, outputs: tuple[str, ...], several: bool = False):
+    def __init__(
+        self,
+        program: Program,
+        kernels: tuple[Kernel, ...],
+        texts: dict[str, KernelText],
+        described: dict[str, KernelText],
+        name: str,
+        outputs: tuple[str, ...],
+        several: bool = False,
+    ):
         self.algorithm: Algorithm = program.algorithm
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.name, self.outputs, self.several = name, outputs, several
@@ -70,16 +79,28 @@ class Wrapper:
             if (constant := self.algorithm.constant_extent(label)) is not None:
                 lines.append(f"    size_{label} = {constant}")
                 continue
-            tied = next(t for t in (label, *sorted(self.algorithm.tied_labels(label))) if any(t in plain_labels(self.algorithm, r) for r in self.reads))
+            tied = next(
+                t
+                for t in (label, *sorted(self.algorithm.tied_labels(label)))
+                if any(t in plain_labels(self.algorithm, r) for r in self.reads)
+            )
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
 
     def _labels_of(self, kernel: Kernel) -> list[str]:
-        return [*(label for w in kernel.writes for label in self._shape(kernel, w)), *self.texts[kernel.name].labels, *(self.described[kernel.name].labels if kernel.name in self.described else ())]
+        return [
+            *(label for w in kernel.writes for label in self._shape(kernel, w)),
+            *self.texts[kernel.name].labels,
+            *(self.described[kernel.name].labels if kernel.name in self.described else ()),
+        ]
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
         """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
-        return next((w.labels for w in kernel.workspaces if w.name == buffer), None) if buffer not in self.algorithm else self.algorithm[buffer].labels
+        return (
+            next((w.labels for w in kernel.workspaces if w.name == buffer), None)
+            if buffer not in self.algorithm
+            else self.algorithm[buffer].labels
+        )
 
     def _scalars(self, name: str) -> list[str]:
         lines = []
@@ -111,7 +132,13 @@ class Wrapper:
             if w in self.aligned and extents:
                 extents[-1] = f"-(-{extents[-1]} // 16) * 16"  # rows start at multiples of 16 bytes, in any dtype
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
-            dtype = f"torch.{ex.DTYPES[d.expr.dtype]}" if isinstance(d.expr, ex.Cast) else "dtype" if w in self.outputs or w in operands else "torch.float32"
+            dtype = (
+                f"torch.{ex.DTYPES[d.expr.dtype]}"
+                if isinstance(d.expr, ex.Cast)
+                else "dtype"
+                if w in self.outputs or w in operands
+                else "torch.float32"
+            )
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines
 
@@ -124,7 +151,11 @@ class Wrapper:
             return lines + self._call(kernel, self.texts[kernel.name], pad)
         text = self.described[kernel.name]
         boxes = ", ".join(f"({t if t in self.algorithm.inputs else f'{t}_out'}, {box})" for t, box in text.boxes)
-        rest = [t if t in self.algorithm.inputs else f"{t}_out" for t in dict.fromkeys(kernel.reads + kernel.writes) if t not in kernel.descriptors]
+        rest = [
+            t if t in self.algorithm.inputs else f"{t}_out"
+            for t in dict.fromkeys(kernel.reads + kernel.writes)
+            if t not in kernel.descriptors
+        ]
         small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
         more = f" and {text.condition}" if text.condition else ""
         lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
@@ -147,7 +178,11 @@ class Wrapper:
         return [*lines, row, f"{pad})"]
 
 
-_SAID = {"whole": "a power of two >= ", "index_type": "tl.int64 if an offset passes 2**31, else tl.int32", "dot_precision": "'ieee' or 'tf32'"}
+_SAID = {
+    "whole": "a power of two >= ",
+    "index_type": "tl.int64 if an offset passes 2**31, else tl.int32",
+    "dot_precision": "'ieee' or 'tf32'",
+}
 
 
 def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], outputs: tuple[str, ...]) -> str:
@@ -174,8 +209,16 @@ def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
 
 
 def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
-    """Inputs whose dtype enters the results': not masks, which are only asked whether they are true, nor integers, nor what is cast wherever it is read."""
-    masks = {t for t in inputs if t in algorithm.integer_inputs() or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))}
+    """Inputs whose dtype enters the results'.
+
+    Not masks, which are only asked whether they are true, nor integers, nor what is cast wherever it is read.
+    """
+    masks = {
+        t
+        for t in inputs
+        if t in algorithm.integer_inputs()
+        or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))
+    }
     return [t for t in inputs if t not in masks]
 
 

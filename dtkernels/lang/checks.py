@@ -37,7 +37,12 @@ def _check_definitions(algorithm: Algorithm, declared_at: Places) -> None:
     for d in algorithm.definitions:
         if d.name not in algorithm.funcs:
             what = "an In" if d.name in algorithm.inputs else "not declared"
-            raise DTError("only a declared Func is defined", found=f"{d.name!r}, which is {what}", allowed=", ".join(algorithm.funcs) or "none declared", at=d.pos)
+            raise DTError(
+                "only a declared Func is defined",
+                found=f"{d.name!r}, which is {what}",
+                allowed=", ".join(algorithm.funcs) or "none declared",
+                at=d.pos,
+            )
         if d.name in seen:
             raise DTError("a Func is defined once", found=f"{d.name!r} again", at=d.pos)
         if len(set(d.labels)) != len(d.labels):
@@ -60,12 +65,19 @@ def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
     for access in ex.accesses(definition.expr):
         if access.tensor in algorithm:
             if access.tensor not in before:
-                raise DTError("a Func is defined before it is used", found=repr(access.tensor), allowed=", ".join(sorted(before)) or "no Func yet", at=access.pos)
+                raise DTError(
+                    "a Func is defined before it is used",
+                    found=repr(access.tensor),
+                    allowed=", ".join(sorted(before)) or "no Func yet",
+                    at=access.pos,
+                )
             rank = len(algorithm[access.tensor].labels)
         elif access.tensor in algorithm.inputs:
             rank = ranks[access.tensor]
         else:
-            raise DTError("undeclared tensor", found=repr(access.tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=access.pos)
+            raise DTError(
+                "undeclared tensor", found=repr(access.tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=access.pos
+            )
         if len(access.index) != rank:
             raise DTError("rank mismatch", found=f"{access.tensor} with {len(access.index)} indices", allowed=f"{rank}", at=access.pos)
         for index in access.index:
@@ -83,7 +95,12 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
         ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
         ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/%") or (isinstance(node, ex.Unary) and node.op == "-")
         if not ok:
-            raise DTError("an index is integer arithmetic on labels", found=str(node), allowed="labels, integers, SIn, parameters, len(), elements of an In and + - * / %", at=node.pos or access.pos)
+            raise DTError(
+                "an index is integer arithmetic on labels",
+                found=str(node),
+                allowed="labels, integers, SIn, parameters, len(), elements of an In and + - * / %",
+                at=node.pos or access.pos,
+            )
 
 
 def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
@@ -91,7 +108,12 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
     within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # an index is whole numbers anyway
     for node in definition.expr.walk():
         if isinstance(node, ex.Binary) and node.op == "%" and id(node) not in within and not ex.is_integer(node, inputs, scalars):
-            raise DTError("% is of whole numbers", found=str(node), allowed="labels, integers, parameters, len(), integer inputs and + - * % of them", at=node.pos)
+            raise DTError(
+                "% is of whole numbers",
+                found=str(node),
+                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them",
+                at=node.pos,
+            )
 
 
 def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
@@ -103,7 +125,12 @@ def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
     if stray:
         label = sorted(stray)[0]
         at = next((n.pos for n in definition.expr.walk() if isinstance(n, ex.Label) and n.name == label), definition.pos)
-        raise DTError("a label on the right is on the left or reduced", found=f"{label!r} in {definition.name}", allowed=", ".join(definition.labels) or "none", at=at)
+        raise DTError(
+            "a label on the right is on the left or reduced",
+            found=f"{label!r} in {definition.name}",
+            allowed=", ".join(definition.labels) or "none",
+            at=at,
+        )
 
 
 def _check_reductions(algorithm: Algorithm, node: ex.Expr, bound: frozenset[str]) -> None:
@@ -121,9 +148,16 @@ def _check_reductions(algorithm: Algorithm, node: ex.Expr, bound: frozenset[str]
 def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label, ex.Param))}
-    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
+    used |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} | {
+        n.label for n in nodes if isinstance(n, ex.Len)
+    }
     used |= {label for d in algorithm.definitions for label in d.labels} | {tensor for _, tensor, _ in algorithm.extents}
-    for word, names in (("In", algorithm.inputs), ("SIn", algorithm.scalars), ("label", algorithm.labels), ("Param", tuple(n for n, _ in algorithm.params))):
+    for word, names in (
+        ("In", algorithm.inputs),
+        ("SIn", algorithm.scalars),
+        ("label", algorithm.labels),
+        ("Param", tuple(n for n, _ in algorithm.params)),
+    ):
         for name in names:
             if name not in used:
                 raise DTError("what is declared is used", found=f"{word} {name!r} is not", at=declared_at.get(name))
@@ -143,7 +177,11 @@ def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
     for label in sorted(needed):
         if algorithm.extent_source(label) is None and algorithm.constant_extent(label) is None:
-            raise DTError("the extent of a label comes from an input it indexes by itself", found=f"no input with {label!r} as a plain index", at=declared_at.get(label))
+            raise DTError(
+                "the extent of a label comes from an input it indexes by itself",
+                found=f"no input with {label!r} as a plain index",
+                at=declared_at.get(label),
+            )
 
 
 def kind_of(expr: ex.Expr) -> str:

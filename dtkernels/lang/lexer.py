@@ -32,7 +32,12 @@ def tokens(text: str, source: str) -> Iterator[Token]:
         match = _TOKEN.match(text, at)
         pos = Position(line, at - start + 1, source)
         if match is None:
-            raise DTError("no DT token starts here", found=repr(text[at]), allowed="names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #", at=pos)
+            raise DTError(
+                "no DT token starts here",
+                found=repr(text[at]),
+                allowed="names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #",
+                at=pos,
+            )
         at = match.end()
         if match.lastgroup == "newline":
             line, start = line + 1, at

@@ -59,7 +59,9 @@ class _Parser:
         token = self.token
         if token.kind == what or (token.kind == "symbol" and token.text == what):
             return self._next()
-        raise DTError("syntax", found=repr(token.text), allowed=meaning or (what if what in ("name", "number") else repr(what)), at=token.pos)
+        raise DTError(
+            "syntax", found=repr(token.text), allowed=meaning or (what if what in ("name", "number") else repr(what)), at=token.pos
+        )
 
     def integer(self, meaning: str) -> int:
         negative = self.accept("-")
@@ -90,8 +92,15 @@ class _Parser:
             elif self.token.text == ".":
                 primitives.append(self.primitive(name))
             else:
-                raise DTError("syntax", found=repr(self.token.text), allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)", at=self.token.pos)
-        algorithm = Algorithm(**{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents))
+                raise DTError(
+                    "syntax",
+                    found=repr(self.token.text),
+                    allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)",
+                    at=self.token.pos,
+                )
+        algorithm = Algorithm(
+            **{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents)
+        )
         return Program(algorithm, Schedule(tuple(primitives)))
 
     def _declare(self, token: Token) -> str:
@@ -191,7 +200,9 @@ class _Parser:
             right = self.expression(own + 1)
             left = ex.Binary(op.text, left, right, pos=op.pos)
             if own == ex.PRECEDENCE["<"] and self.token.text in ex.COMPARISONS:
-                raise DTError("comparisons do not chain", found=repr(self.token.text), allowed="'and' between two comparisons", at=self.token.pos)
+                raise DTError(
+                    "comparisons do not chain", found=repr(self.token.text), allowed="'and' between two comparisons", at=self.token.pos
+                )
         return left
 
     def _prefix(self, tightest: int) -> ex.Expr:
@@ -278,4 +289,6 @@ class _Parser:
 
 
 #: words that cannot be declared
-RESERVED = frozenset({*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"})
+RESERVED = frozenset(
+    {*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"}
+)

@@ -31,13 +31,28 @@ def _check_form(p: Primitive) -> None:
     form = PRIMITIVES[p.name]
     counts = {"": (0, 0), "number": (1, 1), "label": (1, 1), "func, label": (2, 2)}.get(form, (1, 99))
     if not counts[0] <= len(p.args) <= counts[1] or not all(isinstance(a, _forms(p)) for a in p.args):
-        raise DTError(f"arguments of {p.name}", found=f"({', '.join(map(str, p.args))})", allowed=f"({form.rstrip('*')}{', ...' if form.endswith('*') else ''})", at=p.pos)
+        raise DTError(
+            f"arguments of {p.name}",
+            found=f"({', '.join(map(str, p.args))})",
+            allowed=f"({form.rstrip('*')}{', ...' if form.endswith('*') else ''})",
+            at=p.pos,
+        )
     for a in p.args:
         size = a.size if isinstance(a, (Sized, Grouped)) else a if isinstance(a, int) else 1
         if size < (0 if p.name == "tensorize" else 1):
-            raise DTError(f"a size in {p.name}", found=str(a), allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""), at=p.pos)
+            raise DTError(
+                f"a size in {p.name}",
+                found=str(a),
+                allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""),
+                at=p.pos,
+            )
         if p.name == "tensorize" and size & (size - 1):
-            raise DTError("a tile is a power of two", found=str(a), allowed=f"{a.label}:{1 << (size.bit_length() - 1)} or {a.label}:{1 << size.bit_length()}", at=p.pos)
+            raise DTError(
+                "a tile is a power of two",
+                found=str(a),
+                allowed=f"{a.label}:{1 << (size.bit_length() - 1)} or {a.label}:{1 << size.bit_length()}",
+                at=p.pos,
+            )
         if p.name == "approximate" and a not in APPROXIMATIONS:
             raise DTError("a function to approximate", found=str(a), allowed=", ".join(APPROXIMATIONS), at=p.pos)
         if p.name == "evict" and a.choice not in EVICTION_POLICIES:
@@ -88,7 +103,12 @@ def _check_map(p: Primitive, labels: list[str], inner: tuple[str, ...]) -> None:
             raise DTError("map places the inside of each group", found=f"{name!r} has no place", allowed=f"map(..., {name})", at=p.pos)
         group = next(i for i, a in enumerate(p.args) if isinstance(a, Grouped) and a.inner == name)
         if labels.index(name) < group:
-            raise DTError("map walks the inside of a group after the group", found=f"{name!r} before {p.args[group]}", allowed=f"{p.args[group]}, ..., {name}", at=p.pos)
+            raise DTError(
+                "map walks the inside of a group after the group",
+                found=f"{name!r} before {p.args[group]}",
+                allowed=f"{p.args[group]}, ..., {name}",
+                at=p.pos,
+            )
 
 
 def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:

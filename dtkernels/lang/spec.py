@@ -68,7 +68,9 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
     declared = [name for name, _ in program.algorithm.params]
     for name in parameters:
         if name not in declared:
-            raise DTError(f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none")
+            raise DTError(
+                f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none"
+            )
     dtypes = tuple(data.get("dtypes") or ("fp32", "fp16", "bf16"))
     families, shapes = read_families(data.get("schedules"), source, dtypes), read_shapes(data.get("shapes"), source, dtypes)
     return Spec(data["op"], data["doc"].strip(), program, dict(parameters), dtypes, families, shapes, source,
@@ -78,7 +80,10 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
 def _check_keys(data: dict, source: str) -> None:
     for key in REQUIRED:
         if not isinstance(data.get(key), str) or not data[key].strip():
-            raise DTError(f"{source}: a spec has {', '.join(REQUIRED)}, each a text", found=f"no {key}" if key not in data else f"{key}: {data[key]!r}")
+            raise DTError(
+                f"{source}: a spec has {', '.join(REQUIRED)}, each a text",
+                found=f"no {key}" if key not in data else f"{key}: {data[key]!r}",
+            )
     for key in data:
         if key not in REQUIRED + OPTIONAL:
             raise DTError(f"{source}: unknown key", found=repr(key), allowed=", ".join(REQUIRED + OPTIONAL))
