@@ -296,6 +296,11 @@ def _largest(a: np.ndarray) -> float:
     return float(finite.max()) if finite.size else 0.0
 
 
+def _vanished(a: np.ndarray) -> np.ndarray:
+    """Error of an exp that is 0 here: it is exactly 0 of -inf alone; else quotients of two such are anything."""
+    return np.where(np.isfinite(a), 1e-300, 0.0)
+
+
 def _undefined(a: np.ndarray, e: np.ndarray) -> np.ndarray:
     """Error where a logarithm or root is not of a positive number: none if it surely is not, else unknown."""
     return np.where((a + e < 0) | (e == 0), 0, np.inf)
@@ -307,10 +312,12 @@ def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.
     match fn:
         case "exp":  # the compiler may shift the argument by a row maximum: another 2 roundings of the largest
             v = np.exp(a)
-            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, np.where(v == 0, 0, v * np.expm1(e + own * (1 + _largest(a)))))
+            near = np.where(v == 0, _vanished(a), v * np.expm1(e + own * (1 + _largest(a))))
+            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, near)
         case "exp2":
             v = np.exp2(a)
-            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, np.where(v == 0, 0, v * np.expm1(e + own * (1 + np.abs(a)))))
+            near = np.where(v == 0, _vanished(a), v * np.expm1(e + own * (1 + np.abs(a))))
+            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, near)
         case "log" | "log2":
             v = np.log(a) / (math.log(2) if fn == "log2" else 1)
             return v, np.where(e < a, -2 * np.log1p(-np.minimum(e / a, 1)), _undefined(a, e)) + own * np.abs(v)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
+
+from ..lang.expr import field_names
 
 WHOLE = 0  #: tile size meaning the whole extent at once
 
@@ -32,8 +34,8 @@ class Tile:
 
     def children(self) -> tuple[Tile, ...]:
         found: list[Tile] = []
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             found += [value] if isinstance(value, Tile) else [v for v in value if isinstance(v, Tile)] if isinstance(value, tuple) else []
         return tuple(found)
 
@@ -44,12 +46,12 @@ class Tile:
 
     def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
         new = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Tile):
-                new[f.name] = change(value)
+                new[name] = change(value)
             elif isinstance(value, tuple) and any(isinstance(v, Tile) for v in value):
-                new[f.name] = tuple(change(v) if isinstance(v, Tile) else v for v in value)
+                new[name] = tuple(change(v) if isinstance(v, Tile) else v for v in value)
         return replace(self, **new) if any(new[n] is not getattr(self, n) for n in new) else self
 
     def transform(self, change: Callable[[Tile], Tile]) -> Tile:

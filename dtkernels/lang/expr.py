@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any
 
 from .errors import Position
@@ -29,6 +30,12 @@ PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5
 NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
 
 
+@cache
+def field_names(kind: type) -> tuple[str, ...]:
+    """Names of a dataclass's fields; ``fields`` makes its list anew each time."""
+    return tuple(f.name for f in fields(kind))
+
+
 @dataclass(frozen=True)
 class Expr:
     """Base of all expressions."""
@@ -37,8 +44,8 @@ class Expr:
 
     def children(self) -> tuple[Expr, ...]:
         found: list[Expr] = []
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Expr):
                 found.append(value)
             elif isinstance(value, tuple):
@@ -54,13 +61,13 @@ class Expr:
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
         """The same node with ``change`` applied to each direct child."""
         new: dict[str, Any] = {}
-        for f in fields(self):
-            value = getattr(self, f.name)
+        for name in field_names(type(self)):
+            value = getattr(self, name)
             if isinstance(value, Expr):
-                new[f.name] = change(value)
+                new[name] = change(value)
             elif isinstance(value, tuple) and any(isinstance(v, Expr) for v in value):
-                new[f.name] = tuple(change(v) if isinstance(v, Expr) else v for v in value)
-        if all(new[name] is getattr(self, name) for name in new):
+                new[name] = tuple(change(v) if isinstance(v, Expr) else v for v in value)
+        if all(value is getattr(self, name) for name, value in new.items()):
             return self
         return replace(self, **new)
 

@@ -19,9 +19,10 @@ from random_programs import SCALARS, Case, cases
 
 import dtkernels
 from dtkernels.lang import DTError, parse
+from dtkernels.lang.schedule import PRIMITIVES
 
 CASES = int(os.environ.get("DTKERNELS_CASES", 320))
-SEED = os.environ.get("DTKERNELS_SEED")  #: other cases than those of every run
+SEED = os.environ.get("DTKERNELS_SEED")  #: if set, other cases than those of every run
 
 counts: Counter = Counter()
 refusals: Counter = Counter()
@@ -57,13 +58,21 @@ def run(case: Case) -> str:
     return "right"
 
 
-@settings(deadline=None, max_examples=CASES, derandomize=True, database=None, print_blob=False,
+@settings(deadline=None, max_examples=CASES, derandomize=SEED is None, database=None, print_blob=False,
           suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much, HealthCheck.large_base_example])  # fmt: skip
 @given(cases())
 @pytest.mark.filterwarnings("ignore")
 def test_any_schedule_is_refused_or_right(case):
     with np.errstate(all="ignore"):
         counts[run(case)] += 1
+
+
+def test_every_primitive_is_drawn_and_right_somewhere():
+    """Runs after the property test, like the next one."""
+    if sum(counts.values()) < CASES // 2:
+        pytest.skip("the property test did not run")
+    rare = {"compile_to_kernel", "approximate", "stage", "align", "specialize_warps"}  # tests/cpu/test_primitives.py and test_unusual.py
+    assert set(PRIMITIVES) - set(drawn) <= rare, sorted(set(PRIMITIVES) - set(drawn))
 
 
 def test_most_schedules_are_not_refused():
@@ -94,6 +103,21 @@ FOUND = {
         """Func g, f; In A, B, C; RVar x, y, l;
         g[x] = rsum(exp(rsum(x, l) / rsum(exp(len(l) + A[l]), l)) * B[y], y) / rsum(exp(rsum(x, l) / rsum(exp(len(l) + A[l]), l)), y);
         f[l] = rdot(exp(g[x]), C[l, x], x) * (3 / (abs(3) + 0.5));""", [(4,), (4,), (4, 7)]),
+    "a block's index under the name of an inner loop": (
+        "Func g, f; In A, B; Var z; RVar x; g[z] = rmin(A[x] + B[z, x], x); f[z, x] = g[z] * A[x]; g.fuse_at(f, z); f.block(x:4); f.tensorize(x:4);", [(9,), (3, 9)]),
+    "infinities that cancel outside an extent": (
+        "Func f; In A, B; Var x; RVar y; f[x] = rmax(A[x, y] - minimum(A[x, y], A[x, y]) + B[y], y); f.tensorize(y:4);", [(3, 5), (5,)]),
+    "an extent that only a dropped branch tells": (
+        "Func f; In A, B; Var x; RVar y; Param p = false; f[x] = rsum(where(p, A[x, y], B[x]), y);", [(3, 5), (3,)]),
+    "an output in a loop that never runs": (
+        "Func g, f; In A, B; Var x; RVar y; g[x] = 2 * A[x]; f[x] = g[x] + rsum(g[x] * B[y], y); g.fuse_at(f, y); g.compile(); f.compile();", [(3,), (0,)]),
+    "a split around another reduction over its label": (
+        """Func g, h, f; In A, B; Var x; RVar y, z; g[x] = rsum(A[y, x], y); h[z, y, x] = g[x] * B[z, y, x]; f[x] = rmax(h[z, y, x], z, y);
+        h.fuse_at(f, x); g.fuse_at(h, z); f.tensorize(y:2, z:2); f.split(y:3);""", [(13, 3), (4, 13, 3)]),
+    "a split after an output of another loop": (
+        """Func g, h, f; In A, B, C; Var z; RVar y, k; g[y, z] = A[y] + B[z]; h[z] = rsum(tanh(g[y, z]), y) * rmin(C[k], k); f[z] = h[z] * 2;
+        h.tensorize(y:8, k:2, z:0); h.split(k:2); g.fuse_at(h, z); f.compile(); g.compile();""", [(6,), (5,), (10,)]),
+    "an integer cast to bf16": ("Func f; In A; Var x, y; f[x, y] = cast(y, bf16) + cast(len(x), bf16) * A[x, y]; f.tensorize(x:2, y:4);", [(3, 5)]),
     "five Funcs of one element": (
         """Func f0, f1, e2, d3, f2; In A0, A4; Var z; RVar x, y, k;
         f0[k, x, z] = where(A0[z], 1, rdot(A0[y], 1, y)); f1[z, x] = rmax(f0[k, x, z] + A0[k], k); e2[z, x] = f1[z, x]; d3[z] = 1;

@@ -1,4 +1,5 @@
-"""The derived backward as text at every stage, programs compiled to kernels alone, and what a GPU has no room for, from the command line."""
+# ruff: noqa: E501 (programs and texts read best on one line)
+"""The derived backward as text, programs compiled to kernels alone, and what a GPU has no room for, from the command line."""
 
 import pytest
 from command_line import refused, run
