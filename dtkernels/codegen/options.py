@@ -137,7 +137,9 @@ class Options:
             return
         warps = self.schedule.number(self.root, "num_warps") or 4
         if warps not in (4, 8, 16):
-            raise DTError("specialize_warps needs whole warpgroups", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4), 8 or 16", at=at)
+            raise DTError(
+                "specialize_warps needs whole warpgroups", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4), 8 or 16", at=at
+            )
         if not set(self.descriptors()) - {self.root}:
             raise DTError("specialize_warps needs loads through descriptors", found="none", allowed=f"{self.root}.descriptor(...)", at=at)
         if self.schedule.of(self.root, "cluster"):

@@ -164,9 +164,15 @@ class Wrapper:
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """One launch, filled to the width of a line."""
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
-        elastic = not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+        elastic = (
+            not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+        )
         args += [f"num_warps={text.warps or kernel.num_warps}"] + ([] if elastic or text.warps else [f"num_stages={kernel.num_stages}"])
-        args += [] if text.warps else [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
+        args += (
+            []
+            if text.warps
+            else [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
+        )
         lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
         args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
         row = pad + "   "
