@@ -15,6 +15,16 @@ def _flush() -> torch.Tensor:
     return torch.empty(256 << 20, dtype=torch.int8, device="cuda")
 
 
+class Replay:
+    """A captured call. It keeps what the call reads: a backward's graph has the addresses of what its forward saved, not a hold on it."""
+
+    def __init__(self, graph: torch.cuda.CUDAGraph, fn: Callable[[], object], results: object):
+        self.graph, self.fn, self.results = graph, fn, results
+
+    def __call__(self) -> None:
+        self.graph.replay()
+
+
 def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], object], bool]:
     """(what ``prepare()`` gives as a CUDA graph replay, so that host time does not enter; whether it could be captured).
 
@@ -30,11 +40,9 @@ def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], 
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            kept = fn()
-        replay = graph.replay
-        replay.__self__.kept = kept  # type: ignore[attr-defined]
-        return replay, True
-    except (RuntimeError, AttributeError):
+            results = fn()
+        return Replay(graph, fn, results), True
+    except RuntimeError:
         torch.cuda.synchronize()
         return prepare(), False
 
