@@ -44,7 +44,7 @@ class Expr:
 
     def children(self) -> tuple[Expr, ...]:
         found: list[Expr] = []
-        for name in field_names(type(self)):
+        for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
             if isinstance(value, Expr):
                 found.append(value)
@@ -61,7 +61,7 @@ class Expr:
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
         """The same node with ``change`` applied to each direct child."""
         new: dict[str, Any] = {}
-        for name in field_names(type(self)):
+        for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
             if isinstance(value, Expr):
                 new[name] = change(value)
