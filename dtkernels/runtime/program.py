@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from types import ModuleType
 
@@ -39,6 +40,9 @@ class CompiledProgram:
         return self._module
 
     def __call__(self, *args, **kwargs):
+        on_cpu = any(getattr(getattr(v, "device", None), "type", "") == "cpu" for v in (*args, *kwargs.values()))
+        if on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
+            raise RuntimeError(f"{self.outputs[0]}: its tensors are on the CPU; allowed: a GPU, or TRITON_INTERPRET=1 set before Python starts")
         return self._run(self.outputs[0], *args, **kwargs)
 
     def __getattr__(self, name: str):

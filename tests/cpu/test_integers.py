@@ -124,3 +124,10 @@ def test_batches_join_the_rows_that_are_picked_from(tmp_path):
     op = dtkernels.register(path)
     a, t = numbers(2, 3, 5), torch.tensor([[0, 4, 2], [1, 1, 3]])
     torch.testing.assert_close(op(a, t), a.gather(2, t[..., None])[..., 0] / a.sum(2))
+
+
+def test_cpu_tensors_without_the_interpreter_are_one_clear_line(monkeypatch):
+    kernel = dtkernels.compile("Func f; In A; Var x; f[x] = 2 * A[x];")
+    monkeypatch.delenv("TRITON_INTERPRET")
+    with pytest.raises(RuntimeError, match="f: its tensors are on the CPU; allowed: a GPU, or TRITON_INTERPRET=1 set before Python starts"):
+        kernel(A=numbers(3))
