@@ -7,6 +7,8 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 from dtkernels.runtime.choice import candidates, whole_labels
 from dtkernels.runtime.table import Row
 
@@ -16,6 +18,7 @@ from .works import Group, Work, row_of
 
 TOLERATED = 1.02  #: regret that is worth no further schedule
 MOST = 8  #: schedules of one kernel of one group
+UNKNOWN = 7.0  #: log regret where nothing was measured
 
 
 def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, most: int = MOST) -> dict[str, str]:
@@ -24,21 +27,25 @@ def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, mos
     Greedy: the schedule that lowers the sum of log regrets most comes next. Sizes without any time are left out.
     """
     sizes = {w: t for w, t in times.items() if t}
-    best = {w: min(t.values()) for w, t in sizes.items()}
-    every = list(dict.fromkeys(p for t in sizes.values() for p in t))
-    chosen: list[str] = []
-
-    def regret(w: str, plans: Iterable[str]) -> float:
-        return min((sizes[w][p] / best[w] for p in plans if p in sizes[w]), default=1e3)
-
-    while every and any(regret(w, chosen) > tolerated for w in sizes) and len(chosen) < most:
-        totals = {p: sum(math.log(regret(w, [*chosen, p])) for w in sizes) for p in every if p not in chosen}
-        if not totals:
-            break
-        chosen.append(min(totals, key=totals.__getitem__))
+    plans = list(dict.fromkeys(p for t in sizes.values() for p in t))
+    if not plans:
+        return {}
+    places = {p: j for j, p in enumerate(plans)}
+    regrets = np.full((len(sizes), len(plans)), UNKNOWN)
+    for i, t in enumerate(sizes.values()):
+        best = min(t.values())
+        for p, time in t.items():
+            regrets[i, places[p]] = math.log(time / best)
+    chosen: list[int] = []
+    now = np.full(len(sizes), UNKNOWN)
+    while (now > math.log(tolerated)).any() and len(chosen) < min(most, len(plans)):
+        totals = np.minimum(now[:, None], regrets).sum(axis=0)
+        totals[chosen] = np.inf
+        chosen.append(int(totals.argmin()))
+        now = np.minimum(now, regrets[:, chosen[-1]])
     found = {}
-    for w, t in sizes.items():
-        usable = [p for p in chosen if p in t] or list(t)
+    for i, (w, t) in enumerate(sizes.items()):
+        usable = [plans[j] for j in chosen if regrets[i, j] < UNKNOWN] or list(t)
         found[w] = min(usable, key=t.__getitem__)
     return found
 

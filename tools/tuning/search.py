@@ -66,7 +66,7 @@ class Search:
         for i, work in enumerate(self.known.works):
             self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
             follows = self.known.follows(work.group)
-            self._think((-1 + 2 * follows, i), ("seeds", work, not follows))
+            self._think((-1 + 2 * follows, i), ("seeds", work, not follows and not until()))
         yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
 
     def unseeded(self) -> int:
@@ -223,7 +223,7 @@ class Search:
     def _seeded(self, work: Work, seeds: Seeds) -> None:
         """The formula's plans first, then the families' best estimates."""
         for spot in self.known.seeded(work, seeds):
-            first = [p for p in seeds.cuts[spot.fused].plans if p.root == spot.root]
+            first = [p for p in seeds.cuts[spot.fused].plans if p.root == spot.root] if spot.fused in seeds.cuts else []
             ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
             rest = sorted(ranked, key=ranked.__getitem__)
             count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND

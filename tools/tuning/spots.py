@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from dtkernels.lang.errors import DTError
+
 from .compiling import Seeds
 from .journal import Journal, Time
-from .plans import Cut, Plan, adapted
+from .plans import Cut, Plan, adapted, cut
 from .works import Group, Work, far
 
 NEAR = 3.0  #: works further apart than this, in log2 of sizes, do not learn from one another
@@ -61,10 +63,32 @@ class Knowledge:
     def seeded(self, work: Work, seeds: Seeds) -> list[Spot]:
         """Take in the schedules to start from; the spots they make."""
         cuts = self.cuts.setdefault(work.group, {})
-        for fused, cut in seeds.cuts.items():
-            cuts.setdefault(fused, cut)
+        ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
+        for fused, made in ways.items():
+            cuts.setdefault(fused, made)
         self.formula[work] = seeds.formula
-        return [self._spot(work, fused, root) for fused in seeds.cuts for root in cuts[fused].roots]
+        return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
+
+    def _measured_before(self, work: Work, known: dict[str, Cut]) -> dict[str, Cut]:
+        """Ways to fuse beside those ``known`` that the journal has a plan of for every kernel."""
+        from .works import variants_of
+
+        found: dict[str, dict[str, Plan]] = {}
+        for text, _ in self._past.get(work.text(), ()):
+            plan = Plan.read(text)
+            if plan.root != "*" and plan.fused not in known:
+                found.setdefault(plan.fused, {}).setdefault(plan.root, plan)
+        _, variant = variants_of(work.group)
+        ways = {}
+        for fused, plans in found.items():
+            made = self.cuts[work.group].get(fused)
+            try:
+                made = made or cut(variant.algorithm, variant.outputs, "\n".join((fused, *(p.tiles for p in plans.values()))))
+            except DTError:
+                continue
+            if {*made.roots} == {*plans}:
+                ways[fused] = made
+        return ways
 
     def _spot(self, work: Work, fused: str, root: str) -> Spot:
         key = (work, fused, root)
