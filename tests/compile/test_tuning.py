@@ -117,6 +117,16 @@ def test_what_is_compiled_for_a_plan_fits_the_launches_of_the_call(op):
         assert root in artefact.writes and set(artefact.writes) <= set(data.right)
 
 
+def test_a_kernel_that_reads_through_descriptors_is_launched_too():
+    (work, *_) = works("mmsigmoid", "bf16", sizes={"x": 512, "y": 512, "k": 512})
+    _, v = variants_of(work.group)
+    text = "mmsigmoid.block(x:128, y:128); mmsigmoid.tensorize(x:128, y:128, k:64); mmsigmoid.descriptor(A, B, mmsigmoid); mmsigmoid.num_warps(8);"
+    artefact = CpuWorker(H200).compile(work.group, cut(v.algorithm, v.outputs, text), "mmsigmoid", (work,))
+    launches = record(artefact.host, make(work, ("mmsigmoid",), "cpu").values).launches
+    assert [x.kernel for x in launches] == ["mmsigmoid_descriptor_kernel"] and launches[0].kernel in artefact.kernels
+    assert [e.kernel for e in artefact.entries] == ["mmsigmoid_descriptor_kernel"]
+
+
 def test_wrong_numbers_are_noticed():
     (work, *_) = works("softmax")
     right = make(work, ("softmax",), "cpu").right["softmax"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does: what is timed is what is built
 
 from dtkernels.codegen.formula import schedules
+from dtkernels.codegen.gluon_kernel import INFIX
 from dtkernels.codegen.target import Target
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.errors import DTError
@@ -133,7 +134,7 @@ class CpuWorker:
         _, variant = variants_of(group)
         outputs = variant.outputs
         kernels = kernels_of(variant.algorithm, outputs, whole, root)
-        names = tuple(f"{k.name}_kernel" for k in kernels)
+        names = tuple(f"{k.name}{form}_kernel" for k in kernels for form in ("", "_descriptor", INFIX))  # whichever the wrapper launches
         writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
         if not self.compiling:
             return Artefact("", names, writes)

@@ -126,7 +126,7 @@ class Search:
             if heap is self.to_think:
                 self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
             else:
-                job, works = task, tuple(dict.fromkeys(other.work for _, other in self.jobs_of.get(task.key, [((), task)])))
+                job, works = task, (task.work,)  # a build a size may be needed, so others are compiled for where this one does not fit
                 self.cpus.send(worker, ("compile", job, works), ("compile", job.work.group, job.cut, job.root, works), self.limits["compile"])
         for worker in self.gpus.idle() if measuring else ():
             if (found := self._next(worker)) is None:

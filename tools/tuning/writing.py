@@ -85,8 +85,11 @@ def conclude(known: Knowledge, times: dict[tuple[str, str], Time], tolerated: fl
         op = operator_of(group.op).spec.op
         chosen = choose_group(known, group, tolerated)
         rows = []
-        for w, made in chosen.items():
+        for w, made in list(chosen.items()):
             raced = _raced(known, times, w)
+            if _formula_unknown(known, times, w):
+                del chosen[w]  # nothing says that a row would be better than what runs without one
+                continue
             made = _corrected(made, raced)
             chosen[w] = made
             if made in raced:
@@ -113,6 +116,14 @@ def _raced(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> 
         if t is not None and not t.failure:
             found[made] = t
     return found
+
+
+def _formula_unknown(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+    """Whether the formula's schedule could not be timed at ``work``, as a whole or kernel by kernel."""
+    formula = known.formula[work]
+    whole = times.get((work.text(), formula.text()))
+    kernels = [times.get((work.text(), p.text())) for p in formula.plans]
+    return any(t is None or t.failure for t in kernels) and (whole is None or bool(whole.failure))
 
 
 def _known_cuts(known: Knowledge, work: Work) -> list[Cut]:
