@@ -6,7 +6,7 @@ from attention_cases import OPTIONS, inputs, truth
 
 import dtkernels
 
-SHAPES = [(2, 8, 2, 37, 53, 24, 40), (1, 4, 4, 200, 331, 64, 64)]
+SHAPES = [(2, 8, 2, 37, 53, 24, 40), (1, 4, 4, 200, 331, 64, 64), (1, 8, 2, 130, 130, 128, 128), (2, 8, 1, 1, 700, 96, 96)]
 
 
 def run(function, given: dict) -> list[torch.Tensor]:
