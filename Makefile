@@ -35,7 +35,7 @@ test: $(STAMP) ## run every test; those for a GPU skip themselves where there is
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 	echo "all tiers passed"
 
-oldest: $(STAMP) ## the tests of generated kernels again, on the oldest Triton supported
+oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernels, on the oldest Triton supported
 	@if [ ! -e $(OLD)/.installed ]; then
 	    $(BIN)/python -m venv $(OLD)
 	    $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(OLD)/bin/python -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
@@ -45,6 +45,7 @@ oldest: $(STAMP) ## the tests of generated kernels again, on the oldest Triton s
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
 	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/compile/test_targets.py
+	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # binaries are built by this Triton: here they are built anew and compared
 
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py
