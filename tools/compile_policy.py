@@ -6,11 +6,11 @@ python tools/compile_policy.py --json out.json
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 import torch
+from timing import write_figures
 
 SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
 F = torch.nn.functional
@@ -96,8 +96,7 @@ def main() -> int:
                 except Exception as error:  # one form that fails must not lose the rest
                     print(op, shape, chain, type(error).__name__, str(error).splitlines()[:3], flush=True)
                 if options.json:
-                    head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
-                    options.json.write_text(json.dumps({**head, "figures": figures}, indent=1))
+                    write_figures(options.json, figures)
     return 0
 
 

@@ -11,7 +11,6 @@ names the tables as usual; without a prebuilt kernel for a call the first one co
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+from timing import write_figures
 
 ROUNDS, BURST = 60, 100
 ROWS, COLUMNS = 256, 2048
@@ -142,8 +142,7 @@ def main() -> int:
         figures.append(first_call(op))
         show(figures[-1])
     if options.json:
-        head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
-        options.json.write_text(json.dumps({**head, "figures": figures}, indent=1))
+        write_figures(options.json, figures)
     return 0
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 
 import torch
 
@@ -99,3 +102,9 @@ def product_rate(dtype: torch.dtype) -> float:
         replay, _ = captured(lambda a=a, b=b: lambda: a @ b)
         best = max(best, 2.0 * n**3 / (gpu_time(replay) * 1e-6))
     return best
+
+
+def write_figures(path: Path, figures: list[dict]) -> None:
+    """As JSON, with the GPU, the torch and the command that they come from."""
+    head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
+    path.write_text(json.dumps({**head, "figures": figures}, indent=1))

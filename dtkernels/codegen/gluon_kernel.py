@@ -11,9 +11,9 @@ from . import nest
 from .gluon_consumer import Consumer
 from .gluon_expr import GluonExpressions, gluon_text
 from .gluon_form import REGISTERS, Plan, Ring, ring_tiles
-from .nest import Axis, Fetch, Index, Let, Local, Position, Put, Statement, Tile
+from .nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
 from .triton_grid import grid_lines, grid_size
-from .triton_kernel import KernelText, _KernelPrinter
+from .triton_kernel import KernelText, _KernelPrinter, jit_function
 from .triton_memory import LINE
 
 INFIX = "_gluon"
@@ -49,7 +49,7 @@ class GluonPrinter(_KernelPrinter):
         text.constants = [(n, v) for n, v in text.constants if n != "PRECISION"]
         text.constants = [(n, "tl.int32") if n == "INDEX" else (n, v) for n, v in text.constants]
         text.constants.append(("STAGES", self._stages()))
-        main = self._signed("", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
+        main = jit_function("gluon", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
         text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
         text.boxes = [
             (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
@@ -119,18 +119,6 @@ class GluonPrinter(_KernelPrinter):
         ]
         return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
 
-    def _signed(self, decorated: str, name: str, parameters: list[str], lines: list[str]) -> str:
-        glue = "\0"
-        signature = textwrap.fill(
-            ", ".join(p.replace(" ", glue) for p in parameters),
-            LINE,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        return "\n".join(["@gluon.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
-
     def _main(self, consumer: Function, producer: Function) -> list[str]:
         """The body of the kernel; completes the other two with the parameters they need."""
         head = [f"    if {s}_on_device:\n        {s} = gl.load({s})" for s in self.kernel.scalars]
@@ -147,7 +135,7 @@ class GluonPrinter(_KernelPrinter):
             words = set(re.findall(r"\w+", "\n".join(f.lines)))
             f.values = [n for n in (*known, *values) if n in words]
             f.constants = [n for n in constants if n in words]
-            f.text = self._signed("", f.name, [*f.parameters, *f.values, *(f"{c}: gl.constexpr" for c in f.constants)], f.lines)
+            f.text = jit_function("gluon", f.name, [*f.parameters, *f.values, *(f"{c}: gl.constexpr" for c in f.constants)], f.lines)
         regs, few = REGISTERS[self.plan.consumers]
         calls = [
             f"        ({consumer.name}, (gl.constexpr({w}), {', '.join(consumer.values + consumer.constants)})),"
@@ -314,16 +302,4 @@ class Function:
 
 
 def _filled(line: str) -> str:
-    return textwrap.fill(
-        line,
-        LINE,
-        subsequent_indent=" " * 12,
-        break_long_words=False,
-        break_on_hyphens=False,
-        initial_indent="",
-        drop_whitespace=True,
-        replace_whitespace=False,
-    )
-
-
-__all__ = ["GluonPrinter", "Statement", "print_gluon"]
+    return textwrap.fill(line, LINE, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)

@@ -78,6 +78,20 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
     return frozenset(side.tensor for side in sides if isinstance(side, Access) and side.tensor in algorithm) - plain
 
 
+def jit_function(language: str, name: str, parameters: list[str], lines: list[str]) -> str:
+    """The text of one function under ``language``'s jit, its parameters filled to the width of a line."""
+    glue = "\0"  # keeps "name: tl.constexpr" on one line
+    signature = textwrap.fill(
+        ", ".join(p.replace(" ", glue) for p in parameters),
+        LINE,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
+
+
 def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
     """The Triton text of ``kernel``."""
     return _KernelPrinter(kernel, algorithm).run()
@@ -126,17 +140,7 @@ class _KernelPrinter:
         prologue = [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
-        glue = "\0"  # keeps "name: tl.constexpr" on one line
-        signature = textwrap.fill(
-            ", ".join(n.replace(" ", glue) for n in names),
-            LINE,
-            initial_indent="    ",
-            subsequent_indent="    ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-        signature = signature.replace(glue, " ")
-        text.source = "\n".join(["@triton.jit", f"def {name}(", signature + ",", "):", *prologue, code]) + "\n"
+        text.source = jit_function("triton", name, names, [*prologue, code])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text

@@ -10,6 +10,7 @@ import torch._dynamo.testing
 import triton.language  # noqa: F401  here, while it is to interpret: Inductor would import it where these tests have it otherwise
 from op_cases import MAKERS, SMALL, normal
 from torch import nn
+from torch_entries import entry_of, gradients, leaves
 
 import dtkernels
 from dtkernels.runtime import torch_ops
@@ -55,25 +56,6 @@ def mine(tmp_path_factory):
 
 def case_of(op: str, dtype: torch.dtype = torch.float32):
     return MAKERS[op](CASES[op], dtype, "cpu")
-
-
-def leaves(case, grad: bool = True) -> tuple:
-    """The inputs of a case, those with a gradient asking for it."""
-    return tuple(t.requires_grad_(grad) if t.is_floating_point() else t for t in case.inputs)
-
-
-def gradients(call, inputs, grad):
-    """The result and the gradients of the inputs that ask for one."""
-    result = call(*inputs)
-    return [result, *torch.autograd.grad(result, [t for t in inputs if t.requires_grad], grad)]
-
-
-def entry_of(op: str, call) -> tuple:
-    """(name, positional, named) of what torch.library is asked for by ``call()``."""
-    operator = getattr(dtkernels.ops, op)
-    operator = operator.operator() if hasattr(operator, "operator") else operator
-    tensors, named = torch_ops.entry_arguments(op, torch_ops.signature(op), *operator.arguments(call))
-    return op, tensors, named
 
 
 @pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])

@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch._dynamo.testing
 from op_cases import MAKERS, SMALL
+from torch_entries import entry_of, gradients, leaves
 
 import dtkernels
-from dtkernels.runtime import torch_ops
 
 CASES = SMALL | {
     "relu": (64, 128),
@@ -24,25 +24,12 @@ def case_of(op: str, dtype: torch.dtype = torch.float32):
     return MAKERS[op](CASES[op], dtype, "cuda")
 
 
-def leaves(case, grad: bool = True) -> tuple:
-    """The inputs of a case, those with a gradient asking for it."""
-    return tuple(t.requires_grad_(grad) if t.is_floating_point() else t for t in case.inputs)
-
-
-def gradients(call, inputs, grad):
-    """The result and the gradients of the inputs that ask for one."""
-    result = call(*inputs)
-    return [result, *torch.autograd.grad(result, [t for t in inputs if t.requires_grad], grad)]
-
-
 @pytest.mark.parametrize("op", MAKERS)
 def test_opcheck(op):
     case = case_of(op)
     inputs = leaves(case)
-    operator = getattr(dtkernels.ops, op).operator()
-    given = operator.arguments(lambda: case.ours(*inputs, **case.options))
-    tensors, named = torch_ops.entry_arguments(op, torch_ops.signature(op), *given)
-    torch.library.opcheck(getattr(torch.ops.dtkernels, op).default, tuple(tensors), named, atol=1e-3, rtol=1e-3)
+    name, tensors, named = entry_of(op, lambda: case.ours(*inputs, **case.options))
+    torch.library.opcheck(getattr(torch.ops.dtkernels, name).default, tuple(tensors), named, atol=1e-3, rtol=1e-3)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

@@ -134,12 +134,12 @@ class Knowledge:
     def composed(self, work: Work) -> Cut | None:
         """The fastest schedule known, kernel by kernel; None where some kernel has no good plan."""
         best: tuple[float, Cut] | None = None
-        for fused, cut in self.cuts.get(work.group, {}).items():
+        for fused, whole in self.cuts.get(work.group, {}).items():
             total = self.total(work, fused)
             if total < float("inf") and (best is None or total < best[0]):
-                for root in cut.roots:
-                    cut = cut.with_plan(self.spots[work, fused, root].best()[0])
-                best = total, cut
+                for root in whole.roots:
+                    whole = whole.with_plan(self.spots[work, fused, root].best()[0])
+                best = total, whole
         return best[1] if best else None
 
     def suggestions(self, spot: Spot, most: int) -> list[Plan]:
