@@ -13,6 +13,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
@@ -22,7 +23,7 @@ from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import scheduled, target_for
 from dtkernels.runtime.prebuild import BuildError, build_row, variant_of
-from dtkernels.runtime.store import Store, StoreError
+from dtkernels.runtime.store import Entry, Store, StoreError
 from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -134,9 +135,16 @@ def check_kernels(row: Row, store: Store, to: Target, rebuild: bool, seen: Count
         seen.other += len(entries)
         return
     seen.compared += len(entries)
-    fresh = [e.name for e in build_row(shipped(row.op), row, to).entries]
-    if fresh != list(row.binaries):
+    if [comparable(e) for e in build_row(shipped(row.op), row, to).entries] != [comparable(e) for e in entries]:
         yield "its kernels are not what builds now; run tools/build.py"
+
+
+def comparable(entry: Entry) -> Entry:
+    """What two builds of a kernel have in common: all of it, but for the machine code of Blackwell's products.
+
+    Triton 3.6 places their operands in tensor memory in an order that follows addresses, which differ from process to process.
+    """
+    return replace(entry, code="") if str(entry.arch).isdigit() and int(entry.arch) >= 100 else entry
 
 
 if __name__ == "__main__":

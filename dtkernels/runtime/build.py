@@ -6,6 +6,7 @@ is exactly what a launch of those shapes, strides and dtypes would pass.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from types import ModuleType
 
@@ -124,7 +125,13 @@ def entry_of(compiled, host: str, arch: int | str) -> Entry:
     types = {n: str(t) for n, t in source.signature.items()}
     scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
     code = digest(compiled.asm["cubin"])
-    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__)
+    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm))
+
+
+def _ir(asm) -> str:
+    """A digest of what Triton made of the kernel's text before it lowered it, places in files left out."""
+    text = next(asm[stage] for stage in ("ttir", "source", "ttgir") if stage in asm)  # Gluon has no Triton IR
+    return digest(re.sub(r" loc\(.*\)$|^#loc.*\n", "", str(text), flags=re.MULTILINE).encode())
 
 
 def plain(value: object) -> object:

@@ -9,7 +9,7 @@ from ..codegen.target import TARGETS, Target
 from ..lang.errors import DTError
 from .choice import LIMIT, Candidate, candidates
 from .library import OpTable, op_table
-from .notes import warn_once
+from .notes import log, warn_once
 from .table import Gpu
 
 if TYPE_CHECKING:
@@ -90,18 +90,18 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
 
 def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> tuple[Program, Candidate | None]:
     """The program to compile where nothing is prebuilt, and the row it is from, None for the formula."""
-    from ..codegen.fit import element_bytes, first_too_large
+    from ..codegen.fit import element_bytes
     from ..codegen.lower import lower
+    from ..codegen.resources import check_resources
 
     for candidate in choice.usable:
         try:
             program = scheduled(algorithm, candidate.row.schedule)
-            if first_too_large(lower(program), choice.sizes, element_bytes(algorithm, outputs, itemsize), target):
-                continue
-        except DTError:
-            continue
+            for kernel in lower(program):
+                check_resources(kernel, choice.sizes, element_bytes(algorithm, outputs, itemsize), target)
         except Exception as error:  # a row from somewhere must not end the call
-            warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {error}")
+            tell = log.info if isinstance(error, DTError) and candidate.distance else warn_once  # a neighbour may well not fit
+            tell(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {error}")
             continue
         if program.outputs() == outputs:
             return program, candidate

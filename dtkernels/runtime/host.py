@@ -116,7 +116,7 @@ def _load(host: str, notes: Record, module: types.ModuleType | None):
     """The wrapper; made anew for each record, so that threads do not share notes."""
     language = module.tl if module else _Language()  # type: ignore[attr-defined]
     triton = _Triton(language, module, lambda f: _Kernel(f, notes, module))
-    gluon = _Gluon(language, triton.jit)
+    gluon = _Gluon(module, triton.jit)
     known = {"torch": _Torch(notes), "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon)}
 
     def find(name, _globals=None, _locals=None, fromlist=(), level=0):
@@ -137,9 +137,10 @@ _GLUON = (
 class _Gluon:
     """What emitted files import of triton.experimental; all of it."""
 
-    def __init__(self, language: object, jit):
+    def __init__(self, module: types.ModuleType | None, jit):
         self.gluon, self.jit = self, jit
-        self.language = self.hopper = self.mbarrier = self.tma = language
+        for imported, name in (("language", "gl"), ("hopper", "hopper"), ("mbarrier", "mbarrier"), ("tma", "tma")):
+            setattr(self, imported, getattr(module, name, _Language()))
 
 
 class _Triton:

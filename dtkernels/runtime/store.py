@@ -46,6 +46,7 @@ class Entry:
     scratch: tuple[int, int] = (0, 1)  #: global bytes a program, and their alignment
     blocks: int = 1  #: of a cluster
     built: str = ""  #: the Triton that compiled it
+    ir: str = ""  #: digest of the Triton IR it was compiled from
 
     def text(self) -> str:
         """The entry as JSON, always the same for the same entry."""
