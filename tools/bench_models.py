@@ -1,20 +1,25 @@
-"""Time whole Hugging Face models, random weights: a training step and generate, patched against sdpa and torch.compile.
+"""Time whole Hugging Face models, random weights: a training step and generate, patched against sdpa, torch.compile and Liger.
 
     python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
+    python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:rmsnorm:rope
     python tools/bench_models.py --models toy --lengths 64            # a few seconds, on a CPU too
 
-Variants take turns on one set of weights; the loss of each and the tokens of each are compared with sdpa's.
+A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
+(ops="auto"), dtkernels:OP:OP (auto and these ops). Variants take turns on one set of weights; the loss of each and the tokens
+of each are compared with those of the first.
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import importlib.metadata
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -44,7 +49,7 @@ SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
     "toy": ("Llama", lambda n: _llama(n, 64, 2, 4, 2)),
     "toy-opt": ("OPT", lambda n: _opt(n, 64, 2, 4)),
 }
-VARIANTS = ("sdpa", "dtkernels", "compile", "dtkernels+compile")
+VARIANTS = ("sdpa", "dtkernels", "dtkernels:all", "liger", "sdpa+compile", "dtkernels+compile")
 
 
 @dataclass
@@ -58,7 +63,7 @@ class Figure:
     variant: str
     milliseconds: float | None
     peak_gib: float | None
-    agreement: str  # with sdpa: the loss, or the share of equal tokens
+    agreement: str  # with the first variant: the loss, or the share of equal tokens
     fallbacks: int = 0
     note: str = ""
 
@@ -129,7 +134,7 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
         try:
             _one(options, figure, truth)
         except Exception as problem:  # a variant that cannot run is reported, not hidden
-            figure.note = f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
+            figure.note = f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
         figures.append(figure)
         gc.collect()
         torch._dynamo.reset()
@@ -140,19 +145,50 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
     return figures
 
 
+@contextmanager
+def under(variant: str, model) -> Iterator[object]:
+    """The model with the patch of a variant; yields our report, None where the patch is not ours."""
+    name, *ops = variant.removesuffix("+compile").split(":")
+    if name == "dtkernels":
+        with patched(model, ops=["auto", *ops]) as report:
+            yield report
+    elif name == "liger":
+        with liger(model):
+            yield None
+    elif name == "sdpa":
+        yield None
+    else:
+        raise ValueError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile")
+
+
+@contextmanager
+def liger(model) -> Iterator[None]:
+    """Liger's patch for this kind of model; what it changes in transformers' modeling file is put back."""
+    import liger_kernel.transformers
+
+    modeling = sys.modules[type(model).__module__]
+    before = dict(vars(modeling))
+    try:
+        getattr(liger_kernel.transformers, f"apply_liger_kernel_to_{model.config.model_type}")(model=model)
+        yield
+    finally:
+        vars(modeling).update(before)
+
+
 def _one(options, figure: Figure, truth: dict[str, object]) -> None:
-    compiled = "compile" in figure.variant
+    compiled = figure.variant.endswith("+compile")
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
     ids = torch.randint(3, TOKENS, (figure.batch, figure.length), generator=torch.Generator().manual_seed(1)).to(options.device)
-    with patched(model, ops="auto" if "dtkernels" in figure.variant else ()) as report:
+    with under(figure.variant, model) as report:
         run = training(model, ids, compiled) if figure.work == "train" else generating(model, ids, options.new, compiled)
         first = run()
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
         run()  # warm
         figure.milliseconds, figure.peak_gib = Clock(options.device).milliseconds(run, options.repeats)
-        figure.fallbacks = report.fallbacks.total()
-        figure.note = ", ".join(f"{op}: {n}" for op, n in report.calls.items())
+        if report is not None:
+            figure.fallbacks = report.fallbacks.total()
+            figure.note = ", ".join(f"{op}: {n}" for op, n in report.calls.items())
 
 
 def _agreement(found: torch.Tensor, wanted: torch.Tensor, length: int) -> str:
@@ -164,10 +200,17 @@ def _agreement(found: torch.Tensor, wanted: torch.Tensor, length: int) -> str:
 _done: list[Figure] = []
 
 
+def _liger_version() -> str:
+    try:
+        return importlib.metadata.version("liger-kernel")
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
 def _write(options, figures: list[Figure]) -> None:
     if options.json:
         about = {"gpu": torch.cuda.get_device_name() if options.device == "cuda" else "none", "torch": torch.__version__,
-                 "transformers": transformers.__version__, "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}  # fmt: skip
+                 "transformers": transformers.__version__, "liger": _liger_version(), "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}  # fmt: skip
         options.json.write_text(json.dumps({**about, "figures": [asdict(f) for f in _done + figures]}, indent=1))
 
 
@@ -175,7 +218,7 @@ def line(f: Figure) -> str:
     """One figure as text."""
     ms = "-" if f.milliseconds is None else f"{f.milliseconds:.1f}"
     peak = "" if f.peak_gib is None else f"{f.peak_gib:.2f} GiB"
-    what = f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:18}"
+    what = f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:24}"
     return f"{what} {ms:>9} ms  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
 
 
@@ -184,7 +227,7 @@ def main() -> int:
     parser.add_argument("--models", default="llama,opt", help=f"comma-separated: {', '.join(SHAPES)}")
     parser.add_argument("--work", default="train,generate")
     parser.add_argument("--lengths", default="2048,8192", help="tokens of a sequence, or of a prompt")
-    parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated, see above")
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")
     parser.add_argument("--repeats", type=int, default=5)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import nn
 
-from . import activations, linears, switch
+from . import activations, gated, linears, loss, norms, rotary, switch
 from .report import PatchReport
 
 
@@ -25,9 +26,21 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "softmax": activations.patch_softmax,
     "two_mm": linears.patch_chains,
     "gate": linears.patch_gates,
+    "rmsnorm": norms.patch_rmsnorm,
+    "layernorm": norms.patch_layernorm,
+    "swiglu": partial(gated.patch_gated, "swiglu"),
+    "geglu": partial(gated.patch_gated, "geglu"),
+    "rope": rotary.patch_rope,
+    "cross_entropy": loss.patch_cross_entropy,
 }
 OPS = tuple(_PATCHERS)
-_AUTO = ("attention", "lora", "relu")  # the others on request only
+#: What ops="auto" takes, and the measurement in benchmarks/ that says so. An op without one is on request only.
+DEFAULTS = {
+    "attention": "h200_attention_warpgroups.json",
+    "lora": "h200_rows_and_two_mm.json",
+    "relu": "h200_rows_and_two_mm.json",
+}
+_SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
 
 
 class PatchError(RuntimeError):
@@ -43,9 +56,15 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
         gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; only if asked for
+        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it; only if asked for
+        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; only if asked for
+        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers; only if asked for
+        geglu       gelu(gate(x)) * up(x), the same; only if asked for
+        rope        q and k turned by cos and sin, in attention modules that call a function for it; only if asked for
+        cross_entropy   of the next token, where a Hugging Face model's loss_function is that; only if asked for
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
-    ops       "auto" (attention, lora and relu), one op's name, or several
+    ops       "auto" (attention, lora and relu: what is measured to be faster), "all", one op's name, or several
     strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 
@@ -91,8 +110,8 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
 
 def _chosen(ops: str | Iterable[str]) -> list[str]:
     names = [ops] if isinstance(ops, str) else list(ops)
-    names = [name for entry in names for name in (_AUTO if entry == "auto" else (entry,))]
+    names = [name for entry in names for name in _SEVERAL.get(entry, (entry,))]
     for name in names:
         if name not in _PATCHERS:
-            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, or 'auto' for {', '.join(_AUTO)}")
+            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, 'all', or 'auto' for {', '.join(DEFAULTS)}")
     return list(dict.fromkeys(names))

@@ -24,9 +24,15 @@ def _functions(cls: type) -> Iterator[FunctionType]:
 
 
 @cache
+def names_in(cls: type) -> frozenset[str]:
+    """Every name that the functions of `cls` and its bases read, globals and attributes alike."""
+    return frozenset(name for function in _functions(cls) for name in function.__code__.co_names)
+
+
+@cache
 def uses_interface(cls: type) -> bool:
     """True for a class that calls its attention through transformers' AttentionInterface."""
-    return any(_INTERFACE in function.__code__.co_names for function in _functions(cls))
+    return _INTERFACE in names_in(cls)
 
 
 @cache

@@ -1,0 +1,142 @@
+"""Rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
+
+That function is a global of the file, shared by every model. So the instance gets a forward with the same code and a copy
+of the file's globals in which this one name means the op: neither the file nor the class changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, partial
+
+import torch
+from torch import nn
+
+from .forwards import plain, replace_forward, taken, unsupported
+from .probe import normal, output_of, same
+from .record import CallRecord
+from .report import PatchReport
+
+_record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
+
+
+class Rebound:
+    """The forward of a class with `original`, the global `name`, replaced by the op; None as `function` where it cannot be."""
+
+    def __init__(self, cls: type[nn.Module], name: str, original: Callable):
+        self.cls, self.name, self.original = cls, name, original
+        forward = cls.forward
+        self.scope: dict = forward.__globals__
+        # Without __name__ torch.compile looks names up in this copy; with it, in the module of that name.
+        scope = {key: value for key, value in self.scope.items() if key != "__name__"} | {name: partial(rotated, original)}
+        self.function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+        self.function.__kwdefaults__ = forward.__kwdefaults__
+        self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
+
+    def __reduce__(self):
+        return rebound, (self.cls,)  # functions with globals of their own are not pickled: they are made anew
+
+    def holds(self) -> bool:
+        """Whether the modeling file still has the function that was replaced."""
+        return self.scope.get(self.name) is self.original
+
+
+def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, **kwargs):
+    """The module's own forward, with q and k rotated by the op; arguments and result as before."""
+    if torch.compiler.is_compiling():
+        return bound.function(module, *args, **kwargs)
+    if not bound.holds():
+        record.count("its modeling file has another rotary function now")
+        return type(module).forward(module, *args, **kwargs)
+    token = _record.set(record)
+    try:
+        return bound.function(module, *args, **kwargs)
+    finally:
+        _record.reset(token)
+
+
+def rotated(original: Callable, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args, **kwargs):
+    """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted."""
+    reason = _unsupported(q, k, cos, sin, args, kwargs)
+    if not torch.compiler.is_compiling() and (record := _record.get()) is not None:
+        record.count(reason)
+    if reason is not None:
+        return original(q, k, cos, sin, *args, **kwargs)
+    from dtkernels import ops
+
+    return ops.rope(q, k, cos, sin)
+
+
+def _unsupported(q, k, cos, sin, args: tuple, kwargs: dict) -> str | None:
+    if args or any(value is not None and not (key == "unsqueeze_dim" and value == 1) for key, value in kwargs.items()):
+        return "arguments other than q, k, cos and sin"
+    for x in (q, k, cos, sin):
+        if (reason := unsupported(x)) is not None:
+            return reason
+    if len({x.dtype for x in (q, k, cos, sin)}) > 1 or len({x.device for x in (q, k, cos, sin)}) > 1 or not plain(q):
+        return "q, k, cos and sin of different dtypes or devices"
+    sizes = (q.shape[0], 1), (q.shape[2],) if q.dim() == 4 else (), (q.shape[-1],)
+    if q.dim() != 4 or k.dim() != 4 or k.shape[0] != q.shape[0] or k.shape[2:] != q.shape[2:]:
+        return "q and k that are not (B, H, S, D) and (B, G, S, D)"
+    if cos.dim() != 3 or cos.shape != sin.shape or any(n not in allowed for n, allowed in zip(cos.shape, sizes)):
+        return "cos and sin that are not (B, S, D)"
+    return None
+
+
+def patch_rope(model: nn.Module, report: PatchReport) -> None:
+    """Patch every attention module of `model` that rotates halves of its queries and keys against each other."""
+    for name, module in model.named_modules():
+        function = _rotary_name(type(module))
+        if function is not None:
+            bound = rebound(type(module))
+            reason = _not_for_the_op(type(module), function) if bound is None else taken(module, type(module))
+            replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
+
+
+def _rotary_name(cls: type[nn.Module]) -> str | None:
+    """The global that the forward of a class calls with (q, k, cos, sin); None where there is none."""
+    forward = inspect.unwrap(cls.forward)
+    if not inspect.isfunction(forward):
+        return None
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if inspect.isfunction(function):
+            code = function.__code__
+            if code.co_varnames[: min(4, code.co_argcount)] == ("q", "k", "cos", "sin"):
+                return name
+    return None
+
+
+def rebound(cls: type[nn.Module]) -> Rebound | None:
+    """The forward of a class with its rotary function replaced; None where the function is another than the op's."""
+    name = _rotary_name(cls)
+    if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
+        return None
+    original = cls.forward.__globals__[name]
+    return _made(cls, name, original) if _turns_halves(original) else None
+
+
+@cache
+def _made(cls: type[nn.Module], name: str, original: Callable) -> Rebound:
+    return Rebound(cls, name, original)
+
+
+@cache
+def _turns_halves(function: Callable) -> bool:
+    """Whether a function rotates element d of q and k with element d + D / 2, cos and sin being (B, S, D)."""
+    q, k, cos, sin = normal(2, 3, 5, 8), normal(2, 1, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
+    result = output_of(function, q, k, cos, sin)
+    if not isinstance(result, tuple) or len(result) != 2:
+        return False
+    turned = (torch.cat((-x[..., 4:], x[..., :4]), -1) for x in (q, k))
+    wanted = [x * cos[:, None] + t * sin[:, None] for x, t in zip((q, k), turned)]
+    return all(same(found, right) for found, right in zip(result, wanted))
+
+
+def _not_for_the_op(cls: type[nn.Module], name: str) -> str:
+    if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
+        return f"{cls.__name__}.forward is wrapped by a decorator"
+    return f"{name} does something else than rotating the two halves of a head"

@@ -1,0 +1,321 @@
+"""Norms, gated MLPs, rotary embeddings and the loss of Hugging Face models: found by what they compute, same numbers, exact way back."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from dtkernels.integrations.huggingface import OPS, apply_to, patched
+from torch import nn
+from torch.nn import functional as F
+
+MORE = ("rmsnorm", "layernorm", "swiglu", "geglu", "rope", "cross_entropy")
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+SMALL = {**SIZES, "max_position_embeddings": 64, **IDS}
+GROUPED = {**SMALL, "num_key_value_heads": 2, "head_dim": 16}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+GPT2 = {"vocab_size": 97, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **IDS}
+OPT = {key: value for key, value in SMALL.items() if key != "intermediate_size"} | {"ffn_dim": 48, "word_embed_proj_dim": 32}
+T5 = {"vocab_size": 97, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4, "feed_forward_proj": "gated-gelu"}
+
+
+def of(name: str, kind: str = "ForCausalLM", **config):
+    torch.manual_seed(0)
+    model = getattr(transformers, name + kind)(getattr(transformers, name + "Config")(**config))
+    with torch.no_grad():  # weights of norms are all ones, or zeros, until somebody trains them
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return model.eval()
+
+
+#: model -> (how it is made, op -> how many modules of it are patched)
+MODELS = {
+    "llama": (lambda: of("Llama", **GROUPED), {"rmsnorm": 5, "swiglu": 2, "rope": 2, "cross_entropy": 1}),
+    "gemma2": (lambda: of("Gemma2", **GROUPED, attn_implementation="eager"), {"rmsnorm": 9, "geglu": 2, "rope": 2, "cross_entropy": 1}),
+    "qwen3": (lambda: of("Qwen3", **GROUPED), {"rmsnorm": 9, "swiglu": 2, "rope": 2, "cross_entropy": 1}),
+    "qwen2_moe": (lambda: of("Qwen2Moe", **GROUPED, **EXPERTS), {"rmsnorm": 5, "swiglu": 2, "rope": 2, "cross_entropy": 1}),
+    "phi3": (lambda: of("Phi3", **SMALL, num_key_value_heads=2), {"rmsnorm": 5, "swiglu": 2, "rope": 2, "cross_entropy": 1}),
+    "gpt2": (lambda: of("GPT2", "LMHeadModel", **GPT2), {"layernorm": 5, "cross_entropy": 1}),
+    "opt": (lambda: of("OPT", **OPT), {"layernorm": 5, "cross_entropy": 1}),
+    "bert": (lambda: of("Bert", "Model", **SMALL), {"layernorm": 5}),
+}
+DECODERS = [name for name in MODELS if name != "bert"]
+
+
+@pytest.fixture(autouse=True)
+def by_the_reference(monkeypatch, request):
+    if "kernels" not in request.keywords:
+        monkeypatch.delenv("TRITON_INTERPRET")
+
+
+def batch(model) -> dict[str, torch.Tensor]:
+    """Two sequences, one of them padded on the left; labels where the model has a loss."""
+    ids = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    labels = {"labels": ids.masked_fill(mask == 0, -100)} if hasattr(model, "lm_head") else {}
+    return {"input_ids": ids, "attention_mask": mask, **labels}
+
+
+def state(model):
+    """What a patch might leave behind: every module's own attributes and every config's values."""
+    modules = [{key: id(value) for key, value in vars(module).items()} for module in model.modules()]
+    return modules, [dict(vars(module.config)) for module in model.modules() if hasattr(module, "config")]
+
+
+def outputs(model) -> list[torch.Tensor]:
+    """Loss (or hidden states), logits, and the gradient of every parameter."""
+    model.zero_grad()
+    given = batch(model)
+    out = model(**given)
+    loss = out[0] if "labels" in given else out[0].square().mean()
+    loss.backward()
+    return [loss.detach(), out[1].detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_loss_and_gradients_agree_and_the_model_is_the_same_after(name):
+    build, counts = MODELS[name]
+    model = build()
+    expected = outputs(model)
+    model.zero_grad()
+    before = state(model)
+    with patched(model, ops=MORE) as report:
+        found = outputs(model)
+        assert {op: sum(row.op == op for row in report.patched) for op in counts} == counts
+        assert not report.skipped and not report.fallbacks and not report.already
+        assert all(report.calls[op] >= n for op, n in counts.items())
+    model.zero_grad()
+    assert state(model) == before
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.kernels
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_kernels_compute_what_the_model_did(name):
+    import dtkernels
+
+    model = MODELS[name][0]()
+    with torch.no_grad():
+        expected = model(**batch(model))
+        before = {op: dict(count) for op, count in dtkernels.paths().items()}
+        with patched(model, ops=MORE) as report:
+            found = model(**batch(model))
+    torch.testing.assert_close(found.loss, expected.loss, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(found.logits, expected.logits, atol=2e-5, rtol=2e-4)
+    assert not report.fallbacks
+    for op in MODELS[name][1]:
+        ran = dtkernels.paths()[op]
+        assert ran["reference"] == before.get(op, {}).get("reference", 0), f"{op} ran its reference, not a kernel"
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_generation_is_identical(name):
+    model = MODELS[name][0]()
+    given = {key: value for key, value in batch(model).items() if key != "labels"}
+
+    def tokens():
+        return model.generate(**given, max_new_tokens=5, min_new_tokens=5, do_sample=False).tolist()
+
+    expected = tokens()
+    with patched(model, ops="all") as report:
+        assert tokens() == expected
+    assert not report.fallbacks and report.calls["attention"] == 2 * 5
+
+
+def test_auto_takes_what_is_measured_and_all_takes_everything():
+    from dtkernels.integrations.huggingface.patch import DEFAULTS
+
+    model = MODELS["llama"][0]()
+    assert {row.op for row in apply_to(model, dry_run=True).rows} == set(DEFAULTS) & {"attention", *MODELS["llama"][1]}
+    assert {row.op for row in apply_to(model, ops="all", dry_run=True).rows} == {"attention", *MODELS["llama"][1]}
+    assert set(DEFAULTS) < set(OPS)
+
+
+def test_a_second_call_and_nested_blocks_change_nothing():
+    model = MODELS["llama"][0]()
+    before = state(model)
+    with patched(model, ops="all"):
+        inside = state(model)
+        with patched(model, ops="all") as report:
+            assert not report.patched and {row.state for row in report.rows} == {"already"}
+        assert state(model) == inside
+    assert state(model) == before
+
+
+def test_classes_files_and_other_models_are_untouched():
+    model, other = MODELS["llama"][0](), MODELS["llama"][0]()
+    modeling = transformers.models.llama.modeling_llama
+    before, classes = dict(vars(modeling)), {type(module): dict(vars(type(module))) for module in model.modules()}
+    untouched = state(other)
+    with patched(model, ops="all"):
+        model(**batch(model))
+        assert dict(vars(modeling)) == before and state(other) == untouched
+        assert all(dict(vars(cls)) == own for cls, own in classes.items())
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))], ids=["deepcopy", "pickle"])
+def test_copies_of_a_patched_model_work_and_count_for_themselves(clone):
+    model = MODELS["llama"][0]()
+    report = apply_to(model, ops="all")
+    twin = clone(model)
+    torch.testing.assert_close(twin(**batch(model)).loss, model(**batch(model)).loss)
+    assert report.calls["rope"] == 2 and report.calls["cross_entropy"] == 1
+    again = apply_to(twin, ops="all")
+    assert {row.state for row in again.rows} == {"already"} and again.calls["rope"] == 2
+
+
+def test_the_loss_is_divided_by_the_number_given_and_takes_shifted_labels():
+    model = MODELS["llama"][0]()
+    given = batch(model)
+    shifted = F.pad(given["labels"], (0, 1), value=-100)[..., 1:].contiguous()
+    for more in ({"num_items_in_batch": 7}, {"num_items_in_batch": torch.tensor(7)}, {"shift_labels": shifted}):
+        expected = model(**given, **more).loss
+        with patched(model, ops="cross_entropy") as report:
+            torch.testing.assert_close(model(**given, **more).loss, expected)
+        assert report.calls == {"cross_entropy": 1} and not report.fallbacks
+    model.loss_function = F.cross_entropy
+    assert [row.reason for row in apply_to(model, ops="cross_entropy").skipped] == ["its loss is cross_entropy"]
+
+
+def test_sixteen_bit_models_are_nearer_to_the_truth_than_before():
+    model = MODELS["llama"][0]()
+    truth = model(**batch(model)).logits.detach()
+    model = model.to(torch.bfloat16)
+    with torch.no_grad():
+        theirs = model(**batch(model)).logits
+        with patched(model, ops=MORE) as report:
+            ours = model(**batch(model)).logits
+    assert ours.dtype == theirs.dtype and not report.fallbacks
+    assert (ours - truth).norm() < 1.1 * (theirs - truth).norm()
+
+
+def test_autocast_gives_the_same_dtypes_and_numbers():
+    model = MODELS["qwen3"][0]()
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected = model(**batch(model))
+        with patched(model, ops=MORE) as report:
+            found = model(**batch(model))
+    assert found.logits.dtype == expected.logits.dtype and found.loss.dtype == expected.loss.dtype
+    torch.testing.assert_close(found.logits, expected.logits, atol=0.03, rtol=0.03)
+    assert set(report.fallbacks) <= {"input and weight of different dtypes", "q, k, cos and sin of different dtypes or devices"}
+
+
+def test_gradient_checkpointing_and_compiling_take_the_patched_way():
+    model = MODELS["llama"][0]()
+    expected = outputs(model)
+    report = apply_to(model, ops=MORE)
+    model.train().gradient_checkpointing_enable()
+    for ours, theirs in zip(outputs(model), expected):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=2e-4)
+    assert report.calls["rope"] == 4  # each layer's forward twice
+    model.gradient_checkpointing_disable()
+    model.eval()
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**batch(model)).loss, expected[0], atol=1e-5, rtol=1e-5)
+
+
+class Norm(nn.Module):
+    """An RMSNorm under names of its own."""
+
+    def __init__(self, width: int, eps: float = 1e-5, plus: float = 0.0, clamp: float | None = None):
+        super().__init__()
+        self.weight, self.tiny, self.plus, self.clamp = nn.Parameter(torch.randn(width)), eps, plus, clamp
+
+    def forward(self, t, scale=None):
+        t = t * torch.rsqrt(t.pow(2).mean(-1, keepdim=True) + self.tiny) * (self.weight + self.plus)
+        t = t if self.clamp is None else t.clamp(-self.clamp, self.clamp)
+        return t if scale is None else t * scale
+
+
+def test_norms_are_found_by_what_they_compute():
+    model = nn.ModuleList([Norm(8), Norm(8, plus=1.0), nn.RMSNorm(8, eps=1e-3), Norm(8, plus=0.5), Norm(8, clamp=1.0), nn.RMSNorm(8)])
+    x = torch.randn(3, 8)
+    expected = [norm(x) for norm in model]
+    report = apply_to(model, ops="rmsnorm")
+    assert [row.module for row in report.patched] == ["0", "1", "2"] and not report.skipped
+    for norm, wanted in zip(model, expected):
+        torch.testing.assert_close(norm(x), wanted)
+    model[0].tiny = 0.5  # read at every call
+    torch.testing.assert_close(model[0](x), Norm.forward(model[0], x))
+    torch.testing.assert_close(model[0](x, scale=2.0), Norm.forward(model[0], x, 2.0))
+    torch.testing.assert_close(model[0](x.double()), Norm.forward(model[0], x.double()))
+    assert report.fallbacks == {"arguments other than one tensor": 1, "dtype float64": 1}
+
+
+class Gated(nn.Module):
+    def __init__(self, activation=F.silu, dropout: float = 0.0, swapped: bool = False):
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(8, 12), nn.Linear(8, 12, bias=False), nn.Linear(12, 8)
+        self.activation, self.dropout, self.swapped = activation, nn.Dropout(dropout), swapped
+
+    def forward(self, x):
+        a, b = (self.b(x), self.a(x)) if self.swapped else (self.a(x), self.b(x))
+        return self.c(self.dropout(self.activation(a) * b))
+
+
+class Bounded(Gated):
+    def forward(self, x):
+        return self.c(self.activation(self.a(x)).clamp(max=7.0) * self.b(x))
+
+
+def test_gated_mlps_are_found_by_what_they_compute():
+    kinds = [Gated(), Gated(swapped=True), Gated(F.gelu), Gated(nn.GELU("tanh")), Gated(torch.tanh), Bounded(), Gated(dropout=0.5)]
+    model, x = nn.ModuleList(kinds).eval(), torch.randn(3, 8)
+    expected = [mlp(x) for mlp in model]
+    before = state(model)
+    report = apply_to(model, ops=["swiglu", "geglu"])
+    assert [(row.module, row.op) for row in report.patched] == [("0", "swiglu"), ("1", "swiglu"), ("2", "geglu"), ("3", "geglu")]
+    assert [(row.module, row.reason) for row in report.skipped] == [("6", "it computes something else in training")]
+    for mlp, wanted in zip(model, expected):
+        torch.testing.assert_close(mlp(x), wanted)
+    assert report.calls == {"swiglu": 2, "geglu": 2} and not report.fallbacks
+    report.undo()
+    assert state(model) == before
+
+
+def test_gated_mlps_call_their_layers_so_that_lora_and_hooks_still_work():
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(MODELS["llama"][0](), peft.LoraConfig(target_modules=["gate_proj", "down_proj"], init_lora_weights=False))
+    seen = []
+    model.base_model.model.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: seen.append(1))
+    expected = model(**batch(model.base_model.model)).logits
+    with patched(model, ops="all") as report:
+        torch.testing.assert_close(model(**batch(model.base_model.model)).logits, expected, atol=2e-5, rtol=2e-4)
+    assert report.calls["swiglu"] == 2 and report.calls["lora"] == 4 and seen == [1, 1] and not report.fallbacks
+
+
+def test_probing_leaves_random_numbers_and_training_alone():
+    model = MODELS["llama"][0]()
+    torch.manual_seed(3)
+    expected = torch.randn(4)
+    torch.manual_seed(3)
+    apply_to(model, ops="all", dry_run=True)
+    assert torch.equal(torch.randn(4), expected) and not any(module.training for module in model.modules())
+
+
+def test_a_rotary_function_that_was_replaced_later_is_the_one_that_runs(monkeypatch):
+    model = MODELS["llama"][0]()
+    modeling = transformers.models.llama.modeling_llama
+    report = apply_to(model, ops="rope")
+    monkeypatch.setattr(modeling, "apply_rotary_pos_emb", lambda q, k, cos, sin: (0 * q, 0 * k))
+    ours = model(**batch(model)).logits
+    report.undo()
+    torch.testing.assert_close(ours, model(**batch(model)).logits)
+    assert report.fallbacks == {"its modeling file has another rotary function now": 2}
+
+
+def test_other_rotary_functions_are_skipped_with_the_reason():
+    model = of("Glm", **GROUPED)
+    expected = model(**batch(model)).logits
+    report = apply_to(model, ops="rope")
+    assert {row.reason for row in report.skipped} == {"apply_rotary_pos_emb does something else than rotating the two halves of a head"}
+    torch.testing.assert_close(model(**batch(model)).logits, expected)
