@@ -51,5 +51,5 @@ def test_patched_models_are_as_near_to_float64_as_before(name, dtype):
     for found, other, right in zip(ours, theirs, truth, strict=True):
         error, before_patch = ((x.double() - right).norm().item() for x in (found, other))
         assert found.dtype == other.dtype
-        # a sum of few errors may be lucky: what is asked for is no more than twice it, and one rounding
-        assert error <= 2 * before_patch + torch.finfo(dtype).eps * right.norm().item()
+        # one number, as the loss is, may be right by luck: what is asked for is no more than twice the error, and a few roundings
+        assert error <= 2 * before_patch + 4 * torch.finfo(dtype).eps * right.norm().item()
