@@ -1,4 +1,4 @@
-"""Run a model's attention and activations on dtkernels, without changing its code.
+"""Run a model's attention, norms, activations and loss on dtkernels, without changing its code.
 
     report = dtkernels.apply_to(model)      # patches this instance, nothing else
     print(report)                           # module, op, patched or skipped and why, calls, fallbacks

@@ -1,4 +1,9 @@
-"""nn.Sequential modules in which linear layers follow each other, or a sigmoid: two products, or product and sigmoid, as one op."""
+"""nn.Sequential modules in which linear layers follow each other, or a sigmoid: two products, or product and sigmoid, as one op.
+
+A gate that a forward computes by a function, `torch.sigmoid(self.gate(x))`, is left alone. The layer is called before the
+function is, and by then its product is in memory; to change the call of the function would be to change torch for everybody
+or to rewrite somebody else's forward. `dtkernels.ops.gate` is there for whoever owns that forward.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .forwards import unsupported, without_autocast
+from .forwards import taken, unsupported, without_autocast
 from .record import CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 from .structure import names_in
@@ -76,6 +76,8 @@ def _patch(name: str, module: nn.Module, causal: Callable, report: PatchReport) 
     loss = module.loss_function
     if loss is not causal:
         report.add(name, "cross_entropy", SKIPPED, f"its loss is {getattr(loss, '__name__', type(loss).__name__)}")
+    elif (reason := taken(module, type(module))) is not None:  # a forward that need not call the loss function at all
+        report.add(name, "cross_entropy", SKIPPED, reason)
     elif report.dry_run:
         report.add(name, "cross_entropy", WOULD_PATCH)
     else:

@@ -45,7 +45,9 @@ def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
     x = args[0]
     if (reason := unsupported(x)) is not None:
         return reason
-    if x.dtype != weight.dtype or not plain(weight):  # which dtype comes out then differs from model to model
+    if not plain(weight):
+        return "a weight that is sharded or quantised"
+    if x.dtype != weight.dtype:  # which dtype comes out then differs from model to model
         return "input and weight of different dtypes"
     if in_autocast(x.device.type) and x.dtype != torch.float32:
         return "autocast of a 16-bit input"

@@ -69,6 +69,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     dry_run   change nothing; the report says what would be patched
 
     What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
+    Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
     A second call patches nothing and reports "already". A model that shares its config object with another one shares its
     attention switch too: give each its own (`copy.deepcopy(config)`).
 

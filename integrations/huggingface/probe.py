@@ -60,4 +60,4 @@ def takes_one_tensor(cls: type[nn.Module]) -> bool:
     except (TypeError, ValueError):
         return False
     required = [p for p in parameters if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return bool(parameters) and len(required) <= 1 and parameters[0].kind in (parameters[0].POSITIONAL_ONLY, parameters[0].POSITIONAL_OR_KEYWORD)
+    return len(required) <= 1 and bool(parameters) and parameters[0].kind is not inspect.Parameter.KEYWORD_ONLY

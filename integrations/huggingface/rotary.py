@@ -139,4 +139,6 @@ def _turns_halves(function: Callable) -> bool:
 def _not_for_the_op(cls: type[nn.Module], name: str) -> str:
     if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return f"{cls.__name__}.forward is wrapped by a decorator"
+    if cls.forward.__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
+        return f"{name} was already replaced by somebody else"
     return f"{name} does something else than rotating the two halves of a head"

@@ -67,22 +67,36 @@ def test_gradient_checkpointing_gives_the_same_gradients():
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
 
 
-def test_liger_and_the_patch_stand_beside_each_other(monkeypatch):
+@pytest.fixture
+def modeling(monkeypatch):
+    """Liger changes the modeling file too: all of it comes back after the test."""
+    file = transformers.models.llama.modeling_llama
+    for name, value in dict(vars(file)).items():
+        if getattr(value, "__module__", None) == file.__name__:
+            monkeypatch.setattr(file, name, value)
+    return file
+
+
+def replaced_by(model) -> dict[str, object]:
+    return {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
+
+
+@pytest.mark.parametrize("ops", ["auto", "all"])
+def test_liger_and_the_patch_stand_beside_each_other(modeling, ops):
     """Liger's kernels need a GPU; here it is seen that neither patch touches what the other one replaced."""
     liger = pytest.importorskip("liger_kernel.transformers")
     model = llama()
-    modeling = transformers.models.llama.modeling_llama
-    for name, value in vars(modeling).items():  # Liger changes the modeling file too: all of it comes back after this test
-        if isinstance(value, type) and value.__module__ == modeling.__name__:
-            monkeypatch.setattr(modeling, name, value)
-    kept = {"rope": False, "cross_entropy": False, "fused_linear_cross_entropy": False}
-    liger.apply_liger_kernel_to_llama(**kept, rms_norm=True, swiglu=True, model=model)
-    theirs = {name: vars(module)["forward"] for name, module in model.named_modules() if "forward" in vars(module)}
-    assert theirs, "Liger replaces forwards of instances"
-    report = apply_to(model)
-    assert len(report.patched) == 2 and not report.skipped
+    liger.apply_liger_kernel_to_llama(model=model)
+    theirs, rotary = replaced_by(model), modeling.apply_rotary_pos_emb
+    assert theirs and rotary.__module__.startswith("liger"), "Liger replaces forwards of instances and a function of the file"
+    report = apply_to(model, ops=ops)
+    patched_ops = [row.op for row in report.patched]
+    assert patched_ops.count("attention") == 2 and set(patched_ops) == {"attention"}
     for name, forward in theirs.items():
         assert vars(model.get_submodule(name))["forward"] is forward
+    if ops == "all":
+        reasons = {row.op: row.reason for row in report.skipped}
+        assert {row.op for row in report.skipped} == {"rmsnorm", "swiglu", "rope", "cross_entropy"}  # Liger's forward of the model has a loss of its own
+        assert all("replaced by somebody else" in reason for reason in reasons.values()), reasons
     report.undo()
-    assert model.config._attn_implementation == "sdpa"
-    assert {name: vars(model.get_submodule(name))["forward"] for name in theirs} == theirs
+    assert model.config._attn_implementation == "sdpa" and replaced_by(model) == theirs and modeling.apply_rotary_pos_emb is rotary
