@@ -67,7 +67,7 @@ def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
     """(the attribute that holds eps, what is added to the weight) of a module that is an RMSNorm; None of others."""
     weight = module._parameters.get("weight")
     own = [key for held in (module._parameters, module._buffers, module._modules) for key, value in held.items() if value is not None]
-    if own != ["weight"] or weight.dim() != 1 or not weight.dtype.is_floating_point or not takes_one_tensor(type(module)):
+    if weight is None or own != ["weight"] or weight.dim() != 1 or not weight.dtype.is_floating_point or not takes_one_tensor(type(module)):
         return None
     names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1]
     width = weight.shape[0]
