@@ -2,6 +2,7 @@
 
 It follows sdpa's conventions to the letter, because the masks are those of transformers' own `sdpa_mask` (see masks.py):
 no mask and more than one query means causal, upper-left aligned, where the module is causal; one query attends to all.
+A model that knows eager attention only gets eager's masks, and no mask is no mask (see conventions.py).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from .conventions import takes_eager_masks
 from .forwards import DTYPES, in_autocast, plain, without_autocast
 from .masks import dtkernels_mask, reach_of
 from .original import original_attention
@@ -87,7 +89,7 @@ def _in_dtype_of(query: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
 
 
 def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None, asked: bool | None) -> bool:
-    if mask is not None or query.shape[2] <= 1:
+    if mask is not None or query.shape[2] <= 1 or takes_eager_masks(type(getattr(module, "config", None))):
         return False
     return bool(getattr(module, "is_causal", True) if asked is None else asked)
 

@@ -1,4 +1,4 @@
-"""The masks that transformers makes for "dtkernels": sdpa's, with a note of what they say where that is short.
+"""The masks that transformers makes for "dtkernels": sdpa's or eager's, with a note of what they say where that is short.
 
 A mask that is causal, a sliding window, padding, or all of these is worth more as numbers than as a matrix: the kernel then
 skips what no query sees and reads one flag a key instead of one a score. The matrix is made all the same, so that whoever
@@ -13,7 +13,10 @@ from dataclasses import dataclass
 
 import torch
 from transformers import masking_utils
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import eager_mask, sdpa_mask
+
+from .conventions import takes_eager_masks, without_interface
+from .record import unpatched_calls
 
 NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach
 
@@ -33,8 +36,17 @@ class Reach:
 
 
 def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
-    """sdpa's mask, [B, 1, Tq, Tk] boolean or None, for the same arguments; with a Reach attached where one says it all."""
-    mask = sdpa_mask(*args, **kwargs)
+    """sdpa's mask, [B, 1, Tq, Tk] boolean or None, for the same arguments; with a Reach attached where one says it all.
+
+    A model that takes eager's masks only gets those. If it computes attention itself, that is counted as a fallback.
+    """
+    config = type(kwargs.get("config"))
+    if takes_eager_masks(config):
+        if without_interface(config):
+            unpatched_calls.count(f"models of {config.__name__} do not use transformers' AttentionInterface")
+        mask = eager_mask(*args, **kwargs)
+    else:
+        mask = sdpa_mask(*args, **kwargs)
     if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, reach)
     return mask

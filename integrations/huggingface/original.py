@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
+from .conventions import takes_eager_masks
 from .record import CallRecord
 from .structure import eager_function
 
@@ -41,7 +42,8 @@ def original_attention(
     for name in SPARSE:
         if name in given:
             raise NotImplementedError(f'{type(module).__name__} passes {name}: load it with attn_implementation="sdpa"')
-    wants_eager = record.original == "eager" or _needs_eager(given, eager)
+    knows_eager_only = takes_eager_masks(type(getattr(module, "config", None)))
+    wants_eager = record.original == "eager" or knows_eager_only or _needs_eager(given, eager)
     if wants_eager and eager is not None:
         return eager(module, query, key, value, _float_mask(mask, query, key, causal), **kwargs)
     for name in ("softcap", "s_aux"):

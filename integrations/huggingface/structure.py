@@ -59,6 +59,16 @@ def own_attention(cls: type) -> bool:
 
 
 @cache
+def constructor_says(cls: type, attribute: str) -> bool:
+    """True where an `__init__` of the class sets `attribute` by itself, not to what an argument of that name says."""
+    for function in _functions(cls):
+        code = function.__code__
+        if function.__name__ == "__init__" and attribute in code.co_names:
+            return attribute not in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return False
+
+
+@cache
 def treats_specially(cls: type) -> frozenset[str]:
     """The attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
 

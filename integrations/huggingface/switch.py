@@ -14,7 +14,7 @@ from torch import nn
 
 from .record import ATTRIBUTE, NAME, CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
-from .structure import eager_function, own_attention, treats_specially, uses_interface
+from .structure import eager_function, treats_specially, uses_interface
 
 _KEY = "_attn_implementation"
 
@@ -96,12 +96,8 @@ def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
     special = treats_specially(cls)
     if "sdpa" in special:
         return f"{cls.__name__} treats 'sdpa' unlike other names"
-    if not owner._supports_sdpa:
-        # Our masks are sdpa's, boolean. Where sdpa is not supported, code outside the interface may add them as numbers.
-        if own_attention(cls):
-            return f"{cls.__name__} may compute attention by itself, with eager's float masks"
-        if "eager" in special:
-            return f"{cls.__name__} treats 'eager' unlike other names"
+    if not owner._supports_sdpa and "eager" in special:
+        return f"{cls.__name__} treats 'eager' unlike other names"
     if getattr(config, "output_attentions", False):
         return "config.output_attentions is set: only eager attention returns the weights"
     return None

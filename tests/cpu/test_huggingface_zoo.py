@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface import patched, unpatched_calls
 
 TOKENS = 97
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -23,6 +23,7 @@ CAPPED = {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 2.0, "attn_impl
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 24}
 GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
 GPT2 = {"vocab_size": TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+BIRD = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
 T5 = {"vocab_size": TOKENS, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 WHISPER = {side + key: n for side in ("encoder_", "decoder_") for key, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}
 AUDIO = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 40, "suppress_tokens": None, "begin_suppress_tokens": None}
@@ -44,6 +45,7 @@ MODELS = {
     "gpt_oss": lambda: of("GptOss", **SLIDING, num_local_experts=4, num_experts_per_tok=2, attn_implementation="eager"),
     "deepseek_v3": lambda: of("DeepseekV3", **SMALL, **LATENT, **EXPERTS, **GROUPS, num_key_value_heads=4),
     "t5": lambda: of("T5", "ForConditionalGeneration", **T5, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
+    "bigbird_pegasus": lambda: of("BigBirdPegasus", **BIRD, vocab_size=TOKENS, max_position_embeddings=64, **IDS),
     "bert": lambda: of("Bert", "Model", **SMALL),
     "vit": lambda: of("ViT", "ForImageClassification", **SIZES, image_size=16, patch_size=4, num_labels=5),
     "whisper": lambda: of(
@@ -149,6 +151,19 @@ def test_generated_tokens_are_the_same(name, cache):
         torch.testing.assert_close(ours, theirs, atol=1e-3, rtol=1e-3)
     assert torch.equal(found.sequences, expected.sequences)
     assert report.calls["attention"] >= 12 and not report.fallbacks
+
+
+def test_a_model_that_computes_attention_itself_gets_the_masks_it_adds():
+    config = transformers.BloomConfig(vocab_size=TOKENS, hidden_size=32, n_layer=2, n_head=4, **IDS)
+    results = []
+    for name in ("eager", "dtkernels"):
+        torch.manual_seed(0)
+        model = transformers.BloomForCausalLM._from_config(config, attn_implementation=name).eval()
+        results.append({p: logits_and_gradients(model, batch("bloom", p)) for p in ("none", "left", "holes")})
+    found, counted = results[1], unpatched_calls.fallbacks
+    for padding, expected in results[0].items():
+        agree(found[padding], expected)
+    assert counted["models of BloomConfig do not use transformers' AttentionInterface"] == 3
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gemma2"])
