@@ -37,10 +37,20 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
 
     definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
     folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
+    _check_divisors(folded)
     simple = (ex.Access, ex.Const, ex.Scalar)
     reduced_to_names = {d.name for d in folded.definitions if isinstance(d.expr, simple)}
     emptied = tuple(d.name for d in algorithm.definitions if d.name in reduced_to_names and not isinstance(d.expr, simple))
     return keep_extents(drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded), algorithm)
+
+
+def _check_divisors(algorithm: Algorithm) -> None:
+    """Raise DTError for a whole number divided by 0."""
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    inside = {id(n) for a in nodes if isinstance(a, ex.Access) for i in a.index for n in i.walk()}
+    for n in nodes:
+        if isinstance(n, ex.Binary) and n.right == ex.Const(0) and (n.op == "%" or n.op == "/" and id(n) in inside):
+            raise DTError("a whole number is divided by something", found=str(n), allowed="a divisor that is not 0", at=n.pos)
 
 
 def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:

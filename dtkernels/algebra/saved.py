@@ -47,6 +47,7 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
     backward = _needed(_read_outputs(backward, outputs), grads)
     small = [d for d in forward.definitions if d.name in backward and backward[d.name] == d and _is_small(d, forward)]
+    small = [d for d in small if not _compared(d.name, backward)]
     for d in small:
         if d.name in backward:
             name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
@@ -200,7 +201,7 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
 def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Outputs that backward mentions become inputs, and so does any Func or expression that equals one."""
     for output in outputs:
-        if output not in backward:
+        if output not in backward or _compared(output, backward):
             continue
         d = backward[output]
         own = tuple(map(ex.Label, d.labels))
@@ -211,6 +212,29 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
         others = tuple(x for x in backward.definitions if x.name != output)
         backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(others)
     return backward
+
+
+def _compared(func: str, backward: Algorithm) -> bool:
+    """Whether ``backward`` asks what equals ``func``, a value that is computed: as forward returns it, it may be rounded otherwise."""
+    d = backward[func]
+    if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
+        return _compared(d.expr.tensor, backward)
+    parts = [n for f in backward.needed_by((func,)) for n in backward[f].expr.walk()]
+    if all(_picks(n) for n in parts):
+        return False
+    tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+    return any(func in {a.tensor for a in sides} for sides in tests if all(isinstance(side, ex.Access) for side in sides))
+
+
+def _picks(node: ex.Expr) -> bool:
+    """Whether ``node`` gives one of the values in it as it is."""
+    return (
+        isinstance(node, (ex.Access, ex.Const, ex.Label, ex.Len))
+        or isinstance(node, ex.Reduce) and node.kind in ("max", "min")
+        or isinstance(node, ex.Call) and node.fn in ("maximum", "minimum", "where")
+        or isinstance(node, ex.Binary) and node.op in ex.COMPARISONS
+        or isinstance(node, ex.Unary) and node.op == "-"
+    )  # fmt: skip
 
 
 def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:

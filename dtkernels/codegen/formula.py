@@ -117,7 +117,7 @@ class _Fusion:
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
             roots = set().union(*(hosts.get(u, {u}) for u in users))
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots)
+            again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots) and not self._compared(d.name)
             place = self._place(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if place:
@@ -143,6 +143,8 @@ class _Fusion:
         own, outer = self.algorithm[output].labels, self.algorithm[root].labels
         reduced, inner = reduction_labels(self.algorithm, output), reduction_labels(self.algorithm, root)
         extra = [label for label in own if label not in outer]
+        if reduced and root in self.algorithm.needed_by((output,)):
+            return None
         if reduced:
             narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra)
             return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
@@ -216,6 +218,15 @@ class _Fusion:
             if same and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
+
+    def _compared(self, func: str) -> bool:
+        """Whether it is asked what equals an element of ``func``, in which sums are: in another tile they may add up otherwise."""
+        parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
+        if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
+            return False
+        nodes = [n for d in self.algorithm.definitions for n in d.expr.walk()]
+        tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+        return any(func in {a.tensor for a in sides} for sides in tests if all(isinstance(side, ex.Access) for side in sides))
 
     def _recomputed(self, func: str) -> bool:
         """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""

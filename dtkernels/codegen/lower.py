@@ -22,6 +22,7 @@ from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, L
 from .options import Options
 from .passes import finish
 from .reduce import MIN_DOT, Reducer
+from .roots import host, kept, kernel_roots
 from .scope import Scope
 from .split import split_reduction
 from .staged import staged
@@ -31,52 +32,12 @@ from .walk import grid_order
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
     program = staged(program)
-    fused, outputs = program.schedule.fused(), program.outputs()
-    _check_aligned(program, outputs)
-    needed = program.algorithm.needed_by(outputs)
-    roots = [f for f in needed if f not in fused]
-    for output in outputs:
-        if output in fused and _host(output, fused) not in roots:
-            at = next(p.pos for p in program.schedule.primitives if p.func == output and p.name.startswith("compile"))
-            host = _host(output, fused)
-            raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {host}", allowed=f"{host}.compile()", at=at)
-    for func in _kept(program):
-        host = _host(func, fused)
-        readers = (d.name for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)))
-        users = [r for name in readers if (r := _host(name, fused)) in roots]
-        if any(roots.index(r) < roots.index(host) for r in users if host in roots):
-            at = next(p.pos for p in program.schedule.primitives if p.func == func and p.name == "store")
-            raise DTError(
-                "what is stored is computed before it is read",
-                found=f"{func} in {host}, read before",
-                allowed="Funcs that are defined later",
-                at=at,
-            )
-    return tuple(kernel for root in roots for kernel in _Lowering(program, root, outputs).kernels())
+    return tuple(kernel for root in kernel_roots(program) for kernel in _Lowering(program, root, program.outputs()).kernels())
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     """The kernels of one Func that is not fused, as ``lower`` makes them."""
     return _Lowering(program, root, program.outputs()).kernels()
-
-
-def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
-    while func in fused:
-        func = fused[func][0]
-    return func
-
-
-def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:
-    for p in program.schedule.primitives:
-        if p.name == "align" and (p.func in outputs or p.func in program.schedule.fused()):
-            raise DTError(
-                "align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos
-            )
-
-
-def _kept(program: Program) -> tuple[str, ...]:
-    """Fused Funcs that ``store()`` has the kernel they are fused into write, for other kernels to read."""
-    return tuple(p.func for p in program.schedule.primitives if p.name == "store" and p.func in program.schedule.fused())
 
 
 class _Lowering:
@@ -87,14 +48,14 @@ class _Lowering:
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
         self.root = root
-        kept = tuple(dict.fromkeys((*outputs, *_kept(program))))
-        self.elsewhere = frozenset(o for o in _kept(program) if _host(o, self.fused) != root)  #: fused, and read from memory here
-        self.outputs = tuple(o for o in kept if o == root or (o in self.fused and _host(o, self.fused) == root))
+        written = tuple(dict.fromkeys((*outputs, *kept(program))))
+        self.elsewhere = frozenset(o for o in kept(program) if host(o, self.fused) != root)  #: fused, and read from memory here
+        self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
-        self.top = Scope()
+        self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
         self.options = Options(program, root)
         self.split = self.options.split()
@@ -172,6 +133,9 @@ class _Lowering:
         """Open the loops over ``labels`` one inside the other; store the result innermost."""
         if not labels:
             value = self.compute(definition, env, scope)
+            if any(self.root in self.algorithm.needed_by((o,)) for o in self.outputs if o != self.root):
+                value = self.let(self.root, value, scope, str(definition), tuple(i.axis for i in env.values() if isinstance(i, Position)))
+                scope.know((self.root, tuple(env[label] for label in definition.labels)), value)
             self._store(definition, env, value, scope)
             self._other_outputs(env, scope)
             return
@@ -319,6 +283,17 @@ class _Lowering:
         reduced = self.reducer.reductions(definition, env, scope)
         return self.tile(definition.expr, env, scope, reduced)
 
+    def _own_value(self, index: tuple[Tile, ...], scope: Scope) -> Tile:
+        """The value of the kernel's own Func, for an output that is fused into it and made from it."""
+        known = scope.find((self.root, index))
+        if known is None:
+            inside = [f for f in self.fused if f in self.algorithm and host(f, self.fused) == self.root]
+            user = next(f for f in inside if self.root in self.algorithm.needed_by((f,)))
+            at = self.schedule.of(user, "fuse_at")[0].pos
+            raise DTError("a Func is fused where what it is made from is known", found=f"{user} in {self.root}, which it uses",
+                          allowed=f"{user} in a kernel of its own", at=at)  # fmt: skip
+        return known
+
     def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
         """Name ``value`` in ``scope``; dimensions in ``order`` as far as it says."""
         axes = nest.axes_of(value)
@@ -379,6 +354,8 @@ class _Lowering:
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
         if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere:
             return self.realize(tensor, index, scope)
+        if tensor == self.root:
+            return self._own_value(index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs
         load = nest.Load(tensor, index, checked, whole=whole)

@@ -171,6 +171,14 @@ class Kernel:
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
 
 
+def names_in(body: tuple[Statement, ...]) -> set[str]:
+    """Names that stand for something in the text of ``body``."""
+    found = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))}
+    found |= {s.axis.name for s in statements(body) if isinstance(s, Index)}
+    values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
+    return found | {n.name for v in values for n in v.walk() if isinstance(n, Scalar)}
+
+
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
     """Every statement, outer ones first."""
     for s in body:

@@ -174,10 +174,7 @@ def _operate(fn: str, args: list[float | None]) -> float | None:
 def share(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Name a costly subexpression that occurs more than once in one straight run of statements."""
     moving = {s.name for s in statements(body) if isinstance(s, Accumulator)}
-    taken = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))} | {
-        s.axis.name for s in statements(body) if isinstance(s, nest.Index)
-    }
-    return _share(body, moving, taken)
+    return _share(body, moving, nest.names_in(body))
 
 
 def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:

@@ -28,9 +28,7 @@ from .vanish import FALSE, TRUE, changes_nothing, settle
 
 def cut_ranges(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
     """The body with every reduction loop cut by the conditions in it; ``outside`` are the axes around it."""
-    names = {s.name for s in statements(body) if isinstance(s, (Let, nest.Accumulator))}
-    names |= {s.axis.name for s in statements(body) if isinstance(s, Index)}
-    return _cut(body, outside, names)
+    return _cut(body, outside, nest.names_in(body))
 
 
 def _cut(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str]) -> tuple[Statement, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ..lang.errors import DTError
+from ..lang.schedule_checks import MOST_ELEMENTS
 from . import nest
 from .nest import (
     Accumulator,
@@ -33,7 +34,6 @@ from .nest import (
 )
 from .target import Target
 
-MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
 MOST_REGISTERS = 255  #: of one thread
 MOST_THREADS = 1024  #: of one program
 OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices

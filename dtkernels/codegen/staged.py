@@ -21,6 +21,7 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from ..lang.schedule import Named, Primitive, Program, Schedule, Sized
 from ..lang.schedule_checks import labels_in_kernel
+from .roots import host
 
 
 def staged(program: Program) -> Program:
@@ -42,7 +43,7 @@ def _stage(program: Program, p: Primitive, tensor: str) -> Program:
     name = f"{tensor}_rows"
     while name in taken:
         name += "_"
-    members = {p.func} | {f for f in algorithm.funcs if _host(f, schedule.fused()) == p.func}
+    members = {p.func} | {f for f in algorithm.funcs if host(f, schedule.fused()) == p.func}
     own = tuple(str(label) for label in labels)
     copy = Definition(name, own, ex.Access(tensor, tuple(ex.Label(label) for label in own)))
 
@@ -75,12 +76,6 @@ def _stage(program: Program, p: Primitive, tensor: str) -> Program:
         ),
         new,
     )
-
-
-def _host(func: str, fused: dict[str, tuple[str, str]]) -> str:
-    while func in fused:
-        func = fused[func][0]
-    return func
 
 
 def _inputs(algorithm: Algorithm, members: set[str]) -> set[str]:

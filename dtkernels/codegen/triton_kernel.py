@@ -153,7 +153,7 @@ class _KernelPrinter:
         text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
-        text.arguments += [(f"{t}_size_{d}", f"{t if t in self.algorithm.inputs else f'{t}_out'}.shape[{d}]") for t, d in self.bounds]
+        text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
             text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
@@ -167,6 +167,10 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
+
+    def _length(self, buffer: str, dim: int) -> str:
+        """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
         """A name for each dimension of a buffer."""

@@ -6,6 +6,7 @@ import textwrap
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
 from ..lang.schedule import Program
 from .nest import Kernel, any_product
 from .triton_kernel import KernelText, operands_only
@@ -36,6 +37,8 @@ class Wrapper:
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
+        if not self.reads:
+            raise DTError("what is compiled reads a tensor", found=f"none in {name}", allowed="an In", at=self.algorithm[outputs[0]].pos)
 
     def text(self) -> str:
         name = self.name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, Definition
 from .errors import DTError, Position
+from .names import check_names
 from .schedule import Program
 from .schedule_checks import check_schedule
 
@@ -15,6 +16,7 @@ Places = dict[str, Position]
 def check_program(program: Program, declared_at: Places | None = None) -> None:
     """Raise DTError for the first rule broken; ``declared_at`` tells it where names are declared."""
     check_algorithm(program.algorithm, declared_at or {})
+    check_names(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
 
 

@@ -17,9 +17,12 @@ _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars
 
 def parse(text: str, source: str = "<string>") -> Program:
     """The program written in ``text``; ``source`` names it in error messages. Raises DTError."""
-    parser = _Parser(text, source)
-    program = resolve_names(parser.program())
-    check_program(program, {**parser.declared_at, "": Position(1, 1, source)})
+    try:
+        parser = _Parser(text, source)
+        program = resolve_names(parser.program())
+        check_program(program, {**parser.declared_at, "": Position(1, 1, source)})
+    except RecursionError:
+        raise DTError("an expression is nested too deeply", at=Position(1, 1, source)) from None
     return program
 
 
@@ -68,7 +71,7 @@ class _Parser:
         token = self.expect("number", meaning)
         if not token.text.isdigit():
             raise DTError("syntax", found=repr(token.text), allowed=meaning, at=token.pos)
-        return -int(token.text) if negative else int(token.text)
+        return -_whole(token) if negative else _whole(token)
 
     # -- statements -----------------------------------------------------------------------------------------------
 
@@ -218,8 +221,7 @@ class _Parser:
     def _atom(self) -> ex.Expr:
         token = self._next()
         if token.kind == "number":
-            value = int(token.text) if token.text.isdigit() else float(token.text)
-            return ex.Const(value, pos=token.pos)
+            return ex.Const(_whole(token) if token.text.isdigit() else _real(token), pos=token.pos)
         if token.text == "(":
             inner = self.expression()
             self.expect(")")
@@ -286,6 +288,19 @@ class _Parser:
         if len(args) != ex.FUNCTIONS[name.text]:
             raise DTError(f"{name.text} takes {ex.FUNCTIONS[name.text]} argument(s)", found=str(len(args)), at=name.pos)
         return ex.Call(name.text, args, pos=name.pos)
+
+
+def _whole(token: Token) -> int:
+    if len(token.text.lstrip("0")) > 18:
+        raise DTError("a whole number has at most 18 digits", found=f"{len(token.text)} digits", at=token.pos)
+    return int(token.text)
+
+
+def _real(token: Token) -> float:
+    value = float(token.text)
+    if math.isinf(value):
+        raise DTError("a number is finite", found=token.text, allowed="inf, where that is meant", at=token.pos)
+    return value
 
 
 #: words that cannot be declared

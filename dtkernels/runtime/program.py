@@ -9,10 +9,11 @@ from types import ModuleType
 from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
 from ..codegen.lower import lower
-from ..codegen.resources import check_resources, whole_labels
+from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
+from ..codegen.roots import host
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
-from ..lang import DTError, parse
+from ..lang import DTError, Position, parse
 from ..lang.schedule import Program
 from .cache import load_module
 
@@ -54,14 +55,39 @@ class CompiledProgram:
         if name in self.program.without_wrapper():
             raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
         self._fit = self._fit or Fit(self.prepared)
+        self._check_kinds(name, args, kwargs)
         self._fit.check(args, kwargs)
+        run = getattr(self.module, name, None)
+        if run is None:
+            fused = self.prepared.schedule.fused()
+            together = [o for o in self.outputs if host(o, fused) == host(name, fused)]
+            where = host(name, fused) if host(name, fused) in together else together[0]
+            raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
+                          allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
-            return getattr(self.module, name)(*args, **kwargs)
+            return run(*args, **kwargs)
         except Exception as error:
+            if "exceeds triton maximum tensor numel" in str(error):
+                raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
             if not _from_compiler(error):
                 raise
             said = str(error).strip().splitlines() or ["no message"]
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {said[-1]}") from error
+
+    def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Raise TypeError, one line, for an argument that no kernel takes."""
+        import torch
+
+        a = self.prepared.algorithm
+        for n, value in (*zip(a.inputs + a.scalars, args), *kwargs.items()):
+            if value is None and len(self.outputs) > 1 or n not in a.inputs + a.scalars:
+                continue  # what another wrapper reads; what the wrapper refuses
+            kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
+            if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
+                raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
+            if isinstance(value, torch.Tensor) and (value.is_meta or value.layout is not torch.strided):
+                found = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+                raise TypeError(f"{name}: {n} is {found}; allowed: {kind} with strides and data")
 
     def __repr__(self) -> str:
         return f"<dtkernels program {', '.join(self.outputs)}>"
@@ -121,8 +147,11 @@ def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool
         double(A=torch.ones(5000, device="cuda"))
     """
     program = parse(source, name)
-    if params or program.algorithm.params:
-        from ..algebra.fold import bind_parameters
+    try:
+        if params or program.algorithm.params:
+            from ..algebra.fold import bind_parameters
 
-        program = Program(bind_parameters(program.algorithm, params), program.schedule)
-    return CompiledProgram(program)
+            program = Program(bind_parameters(program.algorithm, params), program.schedule)
+        return CompiledProgram(program)
+    except RecursionError:
+        raise DTError("an expression is nested too deeply", at=Position(1, 1, name)) from None

@@ -319,6 +319,24 @@ def test_ties_of_a_row_maximum_are_split_evenly(tmp_path):
     assert a.grad.tolist() == [[0, 1, 1, 0, 1, 0], [2, 2, 0, 0, 0, 0]]
 
 
+def test_the_nearest_is_found_again_from_16_bit_results(tmp_path):
+    """The backward asks which distance is the least: of the distances as they were computed, not as the result was rounded."""
+    dist = "dist[x, y] = rsum((A[x, k] - B[y, k]) * (A[x, k] - B[y, k]), k);"
+    op = registered("test_nearest", f"Func dist, f; In A, B; Var x; RVar y, k; {dist} f[x] = rmin(dist[x, y], y);", tmp_path)
+    inputs = {n: normal(*s, dtype=torch.float16, device="cpu", seed=i) for i, (n, s) in enumerate({"A": (7, 5), "B": (9, 5)}.items())}
+    agree(op, lambda A, B: (A[:, None] - B).square().sum(-1).amin(-1), inputs, torch.float16, terms=8.0)
+
+
+def test_a_variance_beside_its_mean(tmp_path):
+    mean, square = "m[x] = rmean(A[x, c], c);", "(A[x, c] - m[x]) * (A[x, c] - m[x])"
+    op = registered("test_mean_var", f"Func m, v; In A; Var x; RVar c; {mean} v[x] = rmean({square}, c); m.compile(); v.compile();", tmp_path)
+    a = normal(5, 33, dtype=torch.float32, device="cpu").requires_grad_()
+    m, v = op(a)
+    torch.testing.assert_close(v, a.var(-1, correction=0))
+    (grad,) = torch.autograd.grad(m.sum() + v.sum(), a)
+    torch.testing.assert_close(grad, 1 / 33 + 2 / 33 * (a - a.mean(-1, keepdim=True)).detach())
+
+
 def test_batched_gradients_of_shared_and_batched_inputs(tmp_path):
     op = registered("test_affine", "Func y; In A, w; Var x; y[x] = A[x] * w[x];", tmp_path)
     a, w = (normal(*shape, dtype=torch.float32, device="cpu").requires_grad_() for shape in ((2, 3, 7), (7,)))

@@ -61,6 +61,12 @@ PROGRAMS = {
     "tiles wider than everything": (MM + "mm.block(x:64, y:128); mm.tensorize(x:64, y:128, k:64);", [(3, 5), (5, 2)]),
     "blocks without tiles": (ADD + "f.block(x:4, y:64);", [(5, 6), (5, 6), 3]),
     "everything specialized": (MM + TILES + "mm.specialize(x, y, k); mm.stages(k:4); mm.unroll(k:2); mm.evict(A:first, B:last); mm.maxnreg(128); mm.num_warps(1);", [(17, 33), (33, 15)]),
+    "a staged input read beyond its rows": ("Func f; In A, W; Var n, t; RVar k; Extent t = A[1]; f[n, t] = rsum(A[n, t + k - 1] * W[k], k); f.block(n:1, t:8); f.tensorize(t:8, k:0); f.stage(A);", [(3, 21), (3,)]),
+    "an aligned Func read beyond its rows": ("Func g, f; In A; Var n, t; g[n, t] = A[n, t] + 1; f[n, t] = g[n, t + 2]; g.align(); f.block(n:1, t:8); f.tensorize(t:8);", [(3, 21)]),
+    "an output made from the one it is fused into": ("Func f, g; In A; Var x; RVar y; f[x] = rsum(A[x, y], y); g[x] = f[x] * f[x]; g.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:4); f.compile(); g.compile();", [(5, 9)]),
+    "a sum of what the sum before it gave": ("Func f, g; In A; Var x; RVar y; f[x] = rsum(A[x, y], y); g[x] = rsum(A[x, y] * f[x], y); g.fuse_at(f, y); f.tensorize(y:0); f.compile(); g.compile();", [(5, 9)]),
+    "a kernel that runs before the one that is defined first": ("Func f, h, g; In A, B; Var x; f[x] = A[x]; h[x] = B[x] * 2; g[x] = h[x] + A[x]; g.fuse_at(f, x); f.block(x:4); f.compile(); g.compile();", [(5,), (5,)]),
+    "a scalar named as what is computed twice": ("Func t, f; In A; SIn exp_1, y_partial; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x] * exp_1 + y_partial; t.fuse_at(f, x); f.tensorize(y:0);", [(5, 9), 0.5, 2.0]),
     "comments and odd spacing": ("# first\nFunc _f;In _A;Var _x; # a name may start with _\n _f [ _x ]=-_A[_x]* -2 ;_f.block( _x:4 ) ;_f.tensorize(_x:4);", [(9,)]),
 }  # fmt: skip
 
@@ -159,6 +165,14 @@ BAD_CALLS = [
 ]
 
 
+BAD_CALLS += [
+    ((None, random(4, 5)), {}, TypeError, "mm: A is a NoneType; allowed: a tensor"),
+    (([[1.0]], random(4, 5)), {}, TypeError, "mm: A is a list; allowed: a tensor"),
+    ((random(3, 4).to("meta"), random(4, 5)), {}, TypeError, "mm: A is on the meta device; allowed: a tensor with strides and data"),
+    ((random(3, 4), random(4, 5).to_sparse()), {}, TypeError, "mm: B is of layout torch.sparse_coo; allowed: a tensor with strides and data"),
+]
+
+
 @pytest.mark.parametrize("args, named, error, line", BAD_CALLS)
 def test_calls_that_are_refused(args, named, error, line):
     with pytest.raises(error, match=line) as caught:
@@ -169,3 +183,28 @@ def test_calls_that_are_refused(args, named, error, line):
 def test_a_scalar_of_many_elements_is_refused():
     with pytest.raises(ValueError, match=r"f: s is a number or a one-element tensor; got shape \(2,\)"):
         dtkernels.compile(ADD)(random(2, 2), random(2, 2), torch.ones(2))
+
+
+def test_a_scalar_that_is_no_number_is_refused():
+    for value, kind in (("2", "str"), (None, "NoneType")):
+        with pytest.raises(TypeError, match=f"f: s is a {kind}; allowed: a number or a one-element tensor"):
+            dtkernels.compile(ADD)(random(2, 2), random(2, 2), value)
+
+
+def test_an_output_that_another_wrapper_returns_says_so():
+    text = "Func s, p; In A; Var x; s[x] = A[x] + 1; p[x] = s[x] * 2; s.fuse_at(p, x); p.compile(); s.compile();"
+    program = dtkernels.compile(text)
+    assert len(program(random(5))) == 2
+    with pytest.raises(dtkernels.DTError, match="s is computed together with others: found a call of s; allowed: p, which returns p, s"):
+        program.s(random(5))
+
+
+def test_a_tile_that_is_too_large_at_these_sizes_is_refused():
+    program = dtkernels.compile("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.tensorize(x:0, y:0);")
+    with pytest.raises(dtkernels.DTError, match="a tensor operation of f has at most 1048576 elements"):
+        program(random(2048, 1024))
+
+
+def test_what_takes_no_end_is_refused():
+    with pytest.raises(dtkernels.DTError, match=r"<string>:1:1: an expression is nested too deeply"):
+        dtkernels.compile("Func f; In A; Var x; f[x] = " + " + ".join(["A[x]"] * 900) + ";")

@@ -40,9 +40,27 @@ NAMES = {
     "Func f, g; In A; Var x;\nf[x] = g[x];\ng[x] = A[x];": "t.dt:2:8: a Func is defined before it is used: found 'g'; allowed: no Func yet",
     "Func f; In A, f; Var x;\nf[x] = A[x];": "t.dt:1:15: a name is declared once: found 'f' again",
     "Func exp; In A; Var x;\nexp[x] = A[x];": "t.dt:1:6: a name of the language cannot be declared: found 'exp'",
+    "Func lambda; In A; Var x;\nlambda[x] = A[x];": "t.dt:1:6: a name that the emitted file uses itself: found 'lambda'; allowed: another name",
+    "Func f; In A, torch; Var x;\nf[x] = A[x] + torch[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'torch'; allowed: another name",
+    "Func sum; In A; Var x;\nsum[x] = A[x];": "t.dt:1:6: a name that the emitted file uses itself: found 'sum'; allowed: another name",
+    "Func f; In A, A_ptr; Var x;\nf[x] = A[x] + A_ptr[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'A_ptr' beside 'A'; allowed: another name",
+    "Func f; In A, f_out; Var x;\nf[x] = A[x] + f_out[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'f_out' beside 'f'; allowed: another name",
+    "Func f; In A; SIn x_ok; Var x;\nf[x] = A[x] + x_ok;": "t.dt:1:19: a name that the emitted file uses itself: found 'x_ok' beside 'x'; allowed: another name",
+    "Func f; In A, A_stride_x; Var x;\nf[x] = A[x] + A_stride_x[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'A_stride_x' beside 'A'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
     ONE + "f[x] = cos(A[x]);": f"t.dt:2:8: unknown function: found 'cos'; allowed: {FUNCTIONS}",
     ONE + "f[x] = cast(A[x], int8);": "t.dt:2:19: unknown dtype: found 'int8'; allowed: fp32, fp16, bf16",
+}
+
+NUMBERS = {
+    ONE + "f[x] = A[x] + x % 0;": "t.dt:2:17: a whole number is divided by something: found x % 0; allowed: a divisor that is not 0",
+    ONE + "f[x] = A[x] + A[x / 0];": "t.dt:2:19: a whole number is divided by something: found x / 0; allowed: a divisor that is not 0",
+    ONE + "f[x] = A[x] * 12345678901234567890;": "t.dt:2:15: a whole number has at most 18 digits: found 20 digits",
+    ONE + "f[x] = A[x] * 1e400;": "t.dt:2:15: a number is finite: found 1e400; allowed: inf, where that is meant",
+    ONE + "f[x] = A[x]; f.tensorize(x:2097152);": "t.dt:2:14: a size in tensorize: found x:2097152; allowed: at most 1048576",
+    ONE + "f[x] = A[x]; f.block(x:4294967296);": "t.dt:2:14: a size in block: found x:4294967296; allowed: at most 2147483647",
+    "Func f; Var x; Extent x = 5;\nf[x] = x;": "t.dt:2:1: what is compiled reads a tensor: found none in f; allowed: an In",
+    ONE + "f[x] = " + "-(" * 2000 + "A[x]" + ")" * 2000 + ";": "t.dt:1:1: an expression is nested too deeply",
 }
 
 SHAPES = {
@@ -113,7 +131,10 @@ SCHEDULES = {
     ADD + "f.descriptor(B);": "t.dt:3:1: descriptor names a tensor: found 'B'; allowed: A, f",
 }
 
+PAIR = "Func f, g, h; In A; Var x; RVar y;\nf[x] = rsum(A[x, y], y);\ng[x] = f[x] * 2;\nh[x] = f[x] + 1;\n"
 FUSION = {
+    PAIR + "g.fuse_at(f, x); f.fuse_at(h, x); g.compile(); h.compile();": "t.dt:5:1: a Func is fused into one that comes after it: found g in f, which it uses",
+    "Func f, h, g; In A, B; Var x;\nf[x] = A[x];\nh[x] = f[x] * B[x];\ng[x] = h[x] + A[x];\ng.fuse_at(f, x); f.compile(); g.compile(); h.compile();": "t.dt:5:1: kernels run one after another: found f and h, each before the other by fuse_at",
     SUM + "s.fuse_at(g, x);": "t.dt:4:1: fuse_at names a Func: found 'g'; allowed: s, f",
     SUM + "s.fuse_at(f, k);": "t.dt:4:1: fuse_at names a loop of f: found 'k'; allowed: x, y",
     SUM + "s.fuse_at(f, x); f.fuse_at(s, x);": "t.dt:4:1: fuse_at does not go round in a circle: found s -> f -> s",
@@ -133,7 +154,7 @@ DECLARATIONS = {
     ONE + "f[x] = A[x + 1];": "t.dt:1:19: the extent of a label comes from an input it indexes by itself: found no input with 'x' as a plain index",
 }
 
-GOLDEN = {**NAMES, **DECLARATIONS, **SHAPES, **SYNTAX, **ARITY, **KINDS, **SCHEDULES, **FUSION}
+GOLDEN = {**NAMES, **NUMBERS, **DECLARATIONS, **SHAPES, **SYNTAX, **ARITY, **KINDS, **SCHEDULES, **FUSION}
 
 
 @pytest.mark.parametrize("text", GOLDEN)
@@ -190,3 +211,12 @@ def test_no_text_makes_the_parser_fail_otherwise():
                 parse(" ".join(variant))
             except DTError as refused:
                 assert "\n" not in str(refused)
+
+
+def test_names_of_the_emitted_file_are_those_that_are_refused():
+    from dtkernels.codegen.triton_expr import HELPERS
+    from dtkernels.codegen.triton_support import SUPPORT
+    from dtkernels.lang.names import TAKEN
+
+    ours = {n for n in HELPERS if n not in ("tanh", "sigmoid")}  # words of the language, which are refused for that
+    assert {*SUPPORT, *ours} <= TAKEN

@@ -1,0 +1,52 @@
+"""Names that a program may not declare, since the emitted file uses them itself."""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Iterator
+
+from .algorithm import Algorithm
+from .errors import DTError, Position
+
+#: what the emitted file imports, defines and calls, whatever the program
+TAKEN = frozenset(
+    {
+        *keyword.kwlist, "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
+        "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "ON_GPU", "STAGES",
+        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "nvidia_only", "cluster", "described",
+        "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh",
+        "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
+    }
+)  # fmt: skip
+#: Python's own that functions of the file call: no wrapper may be named so
+CALLED = frozenset({"any", "hasattr", "map", "str", "sum", "tuple", "zip", "ValueError", "TypeError", "RuntimeError"})
+
+
+def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
+    """Raise DTError for a declared name that would hide, or be hidden by, one of the emitted file."""
+    names = (*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params))
+    made = {name: of for of, derived in _derived(algorithm) for name in derived}
+    for name in names:
+        beside = made.get(name) or _part_of(name, algorithm)
+        taken = name in TAKEN or name in CALLED and name in algorithm.funcs
+        if taken or beside:
+            found = repr(name) if taken else f"{name!r} beside {beside!r}"
+            raise DTError("a name that the emitted file uses itself", found=found, allowed="another name", at=declared_at.get(name))
+
+
+def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Each declared name, and the names that the emitted file makes from it."""
+    for t in (*algorithm.inputs, *algorithm.funcs):
+        yield t, (f"{t}_ptr", f"{t}_desc", f"{t}_at")
+    for f in algorithm.funcs:
+        yield f, (f"{f}_out", f"{f}_kernel", f"{f}_part_kernel", f"{f}_descriptor_kernel", f"{f}_acc_part")
+    for s in algorithm.scalars:
+        yield s, (f"{s}_on_device",)
+    for x in algorithm.labels:
+        yield x, tuple(f"{word}_{x}" for word in ("size", "BLOCK", "TILE", "EVEN", "GROUP", "block", "blocks", "first", "in_group"))
+        yield x, tuple(f"{x}_{word}" for word in ("ok", "start", "first", "tile", "part", "piece", "chunk", "from", "to"))
+
+
+def _part_of(name: str, algorithm: Algorithm) -> str:
+    """The tensor of which ``name`` would be a stride or a size."""
+    return next((t for t in (*algorithm.inputs, *algorithm.funcs) if name.startswith((f"{t}_stride_", f"{t}_size_"))), "")
