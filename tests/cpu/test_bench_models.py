@@ -1,0 +1,31 @@
+"""The benchmark of whole models, on the toy: every variant takes its turn, and one that cannot run is reported."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("transformers")
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+
+import bench_models
+
+
+@pytest.mark.parametrize("work", ["train", "generate"])
+def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setattr(bench_models, "_done", [])
+    variants = ["sdpa", "dtkernels", "dtkernels:all", "dtkernels:rope:rmsnorm", "peer"]
+    sizes = ["--models", "toy", "--lengths", "16", "--tokens", "16", "--new", "3", "--repeats", "1", "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["bench_models", *sizes, "--work", work, "--variants", ",".join(variants), "--json", str(tmp_path / "out.json")])
+    assert bench_models.main() == 0
+    figures = json.loads((tmp_path / "out.json").read_text())["figures"]
+    assert [f["variant"] for f in figures] == variants
+    *timed, unknown = figures
+    assert all(f["milliseconds"] > 0 and f["fallbacks"] == 0 for f in timed)
+    agreed = [f["agreement"] for f in timed]
+    assert all(a == "100% of tokens" for a in agreed) if work == "generate" else all(float(a[:-1].rpartition("(")[2]) < 1e-6 for a in agreed)
+    assert "rope" in timed[3]["note"] and "swiglu" not in timed[3]["note"] and "swiglu" in timed[2]["note"] and timed[0]["note"] == ""
+    assert unknown["milliseconds"] is None and "unknown variant 'peer'; allowed" in unknown["note"]
