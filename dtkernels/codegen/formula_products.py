@@ -50,7 +50,7 @@ class _Product:
             longest = max(self.dot.labels, key=lambda label: shape.sizes[label])
             tile[k] = max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
-        share = 1 if min(m, n) <= NARROW else 2
+        share = 1 if min(m, n) <= NARROW or extra else 2
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
@@ -65,7 +65,9 @@ class _Product:
         if min(m, n) <= NARROW:
             bm, bn = min(bm, 64), min(bn, 64)  # each program streams alone: few, deep ones keep the most bytes in flight
             return (bm, bn, *self._fitting(bm, bn, 128, 5), ())
-        if (bm, bn) == (128, 256) and k >= 256 and self._blocks(m, n, bm, bn, batch) >= 3 * shape.target.multiprocessors // 2:
+        narrow_loads = not self._wide_loads()
+        waves = self._blocks(m, n, bm, bn, batch) / shape.target.multiprocessors
+        if (bm, bn) == (128, 256) and k >= 256 and (waves >= 1.5 or narrow_loads and waves >= 0.5):
             through = self._descriptors(batch)
             return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
         bn = min(bn, 128)
@@ -73,6 +75,8 @@ class _Product:
             if 10 * self._blocks(m, n, *small, batch) >= 9 * shape.target.multiprocessors:
                 break
         bm, bn = small
+        if narrow_loads and bm * bn >= 64 * 128 and (through := self._descriptors(batch)):
+            return (bm, bn, 64, 8 if bm * bn == 128 * 128 else 4, 4, through)
         alone = (
             self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors
         )  # one program a multiprocessor, with all of its shared memory
@@ -88,6 +92,11 @@ class _Product:
 
     def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
         return batch * -(-m // bm) * -(-n // bn)
+
+    def _wide_loads(self) -> bool:
+        """Whether pointers load 16 bytes at once: Triton knows a row's start to be aligned where its length is a multiple of 16."""
+        tensors = {side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)}
+        return all(self.shape.pitch(t) % 16 == 0 for t in tensors)
 
     def _descriptors(self, batch: int) -> tuple[Primitive, ...]:
         """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once.

@@ -36,13 +36,14 @@ class Shape:
             self.sizes[c] <= WHOLE_CHAIN for c in carried
         )
 
+    def pitch(self, tensor: str) -> int:
+        """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
+        labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
+        return self.sizes[labels[-1]] if labels and labels[-1] is not None else 1
+
     def aligned(self, tensors: set[str]) -> bool:
         """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
-        for t in tensors:
-            labels = self.algorithm[t].labels if t in self.algorithm else self.algorithm.plain_labels(t)
-            if not labels or labels[-1] is None or self.sizes[labels[-1]] * self.itemsize % 16:
-                return False
-        return True
+        return all(self.pitch(t) * self.itemsize % 16 == 0 for t in tensors)
 
     def statements(
         self,

@@ -11,6 +11,7 @@ from .table import Gpu, Row
 
 LIMIT = 2.0  #: a row further away than this is no better than the formula
 LIGHT = 0.25  #: weight of a label that only says how many blocks there are
+UNLIKE = 2.0  #: added to the squared distance for a row of a tensor that is aligned to other elements than the call's
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,9 @@ class Candidate:
     exact: bool = True
 
 
-def candidates(rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT) -> list[Candidate]:
+def candidates(
+    rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
+) -> list[Candidate]:
     """The rows for ``key``, nearest first; at the same distance the faster. Rows that may not be taken say why.
 
     Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
@@ -34,7 +37,7 @@ def candidates(rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str
     found, loose = [], _without_numbers(key)
     for row in rows:
         if row.key == key or _without_numbers(row.key) == loose:
-            d = distance(row, sizes)
+            d = distance(row, sizes, pitches)
             found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), row.key == key))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
 
@@ -55,14 +58,25 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float)
     return ""
 
 
-def distance(row: Row, sizes: dict[str, int]) -> float:
-    """Euclidean distance in log2 of sizes; labels of which a program takes one element count a quarter."""
+def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozenset()) -> float:
+    """Euclidean distance in log2 of sizes; labels of which a program takes one element count a quarter.
+
+    ``pitches``: labels whose extent is the distance of one row of a tensor from the next. What is fast for rows that start at
+    multiples of 16 elements may be slow for others, where loads are narrower.
+    """
     tiled = _tiled_labels(row.schedule)
     total = 0.0
     for label, size in sizes.items():
-        step = math.log2(max(size, 1)) - math.log2(max(row.sizes.get(label, 1), 1))
+        there = row.sizes.get(label, 1)
+        step = math.log2(max(size, 1)) - math.log2(max(there, 1))
         total += (1.0 if label in tiled else LIGHT) * step * step
+        total += UNLIKE if label in pitches and _grain(size) != _grain(there) else 0.0
     return math.sqrt(total)
+
+
+def _grain(size: int) -> int:
+    """The largest power of two up to 16 that divides ``size``."""
+    return math.gcd(size, 16)
 
 
 _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..codegen.target import TARGETS, Target
 from ..lang.errors import DTError
-from .choice import LIMIT, Candidate, candidates
+from .choice import Candidate, candidates
 from .library import OpTable, op_table
 from .notes import log, warn_once
 from .table import Gpu
@@ -68,10 +68,10 @@ def target_for(gpu: Gpu) -> Target | None:
     return next((t for t in alike if gpu.folder.startswith(gpu_of(t).folder)), alike[0] if alike else None)
 
 
-def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, limit: float = LIMIT) -> Choice:
-    """The rows of the GPU's table for one call."""
+def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
+    """The rows of the GPU's table for one call; ``pitches`` see ``choice.distance``."""
     table = op_table(subject.op, gpu_of(target))
-    return Choice(table, tuple(candidates(table.rows, subject.key(dtype, frozenset(sizes)), sizes, subject.spec, limit)), sizes)
+    return Choice(table, tuple(candidates(table.rows, subject.key(dtype, frozenset(sizes)), sizes, subject.spec, pitches=pitches)), sizes)
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

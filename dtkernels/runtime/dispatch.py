@@ -93,7 +93,8 @@ class Dispatcher:
     def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
         """The rows for these tensors."""
         dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
-        return choose(self.subject, dtype, self.signature.extents(tensors), self.device_target(next(iter(tensors.values())).device))
+        target = self.device_target(next(iter(tensors.values())).device)
+        return choose(self.subject, dtype, self.signature.extents(tensors), target, self.signature.pitches())
 
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         choice = self.choose(tensors)

@@ -50,6 +50,10 @@ class Signature:
         """The extent of every label from the shapes of the inputs."""
         return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in self.sizes.items()}
 
+    def pitches(self) -> frozenset[str]:
+        """Labels whose extent is the distance of one row of an input from the next, where it is contiguous."""
+        return frozenset(labels[-1] for labels in self.inputs.values() if len(labels) > 1 and labels[-1])
+
     def result_dtype(self, tensors: dict[str, torch.Tensor]) -> torch.dtype:
         """The promoted dtype of the inputs whose values enter the results."""
         return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])

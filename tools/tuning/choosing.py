@@ -14,7 +14,7 @@ from dtkernels.runtime.table import Row
 
 from .plans import Cut, Plan
 from .spots import Knowledge, Spot
-from .works import Group, Work, row_of
+from .works import Group, Work, row_of, variants_of
 
 TOLERATED = 1.02  #: regret that is worth no further schedule
 MOST = 8  #: schedules of one kernel of one group
@@ -77,8 +77,8 @@ def choose_group(known: Knowledge, group: Group, tolerated: float = TOLERATED) -
 
 def dispatched(rows: list[Row], work: Work) -> Row | None:
     """The row that a call of these sizes takes, as the dispatcher chooses; None where it takes the formula."""
-    wanted = row_of(work, "")
-    return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec) if not c.refused), None)
+    wanted, pitches = row_of(work, ""), variants_of(work.group)[1].signature.pitches()
+    return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, pitches=pitches) if not c.refused), None)
 
 
 def kinds(cuts: Iterable[tuple[Work, Cut]]) -> int:
