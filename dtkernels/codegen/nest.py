@@ -197,6 +197,12 @@ def any_product(body: tuple[Statement, ...]) -> bool:
     return any(isinstance(n, TileDot) for value in values(body) for n in value.walk())
 
 
+def unrolled_product(body: tuple[Statement, ...]) -> int:
+    """How often a loop around a product of the matrix units is unrolled; 1 if none is."""
+    loops = [s for s in statements(body) if isinstance(s, Loop) and any_product(s.body)]
+    return max((int(dict(s.options).get("loop_unroll_factor", 1)) for s in loops), default=1)
+
+
 def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> tuple[Statement, ...]:
     """The body with ``change`` applied to the value of every statement that has one."""
 

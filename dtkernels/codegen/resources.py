@@ -30,11 +30,13 @@ from .nest import (
     any_product,
     axes_of,
     statements,
+    unrolled_product,
     values,
 )
-from .target import Target
+from .target import Target, triton_version
 
 MOST_REGISTERS = 255  #: of one thread
+MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
 MOST_THREADS = 1024  #: of one program
 OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
 PRODUCT_OVERHEAD = 26
@@ -78,6 +80,10 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
         raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
     if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
         raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
+    times, triton = unrolled_product(kernel.body), triton_version()
+    if times > MOST_UNROLLED and target.backend == "cuda" and int(target.arch) // 10 == 10 and triton and triton < (3, 9):
+        found = f"{times} times by Triton {'.'.join(map(str, triton))}"
+        raise DTError(f"{kernel.name} on {target.name}: a product's loop unrolled", found=found, allowed=f"{MOST_UNROLLED}, or Triton 3.9")
     return r
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib import metadata
 
 from ..lang.errors import DTError
 
@@ -43,3 +46,13 @@ def target(name: str) -> Target:
     if name not in TARGETS:
         raise DTError("unknown GPU", found=repr(name), allowed=", ".join(TARGETS))
     return TARGETS[name]
+
+
+@lru_cache(maxsize=1)
+def triton_version() -> tuple[int, int] | None:
+    """(major, minor) of the Triton that is installed, None where there is none; Triton is not imported."""
+    try:
+        found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
+    except metadata.PackageNotFoundError:
+        return None
+    return (int(found[1]), int(found[2])) if found else None

@@ -56,6 +56,14 @@ def cluster(size):
         raise RuntimeError(f"cluster({size}) needs an NVIDIA GPU of compute capability 9.0 or higher")
     return {"num_ctas": size}
 ''',
+    "unrolled": '''
+def unrolled(times):
+    """Refuse what Triton before 3.9 does not compile for compute capability 10: a product's loop unrolled so often."""
+    old = tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 9)
+    if old and torch.cuda.is_available() and not torch.version.hip and torch.cuda.get_device_capability()[0] == 10:
+        raise RuntimeError(f"unroll by {times} of a loop with a product needs Triton 3.9 or newer; this is {triton.__version__}")
+    return {}
+''',
     "described": '''
 def described(*boxes):
     """Whether tensor descriptors reach these tensors: unit last stride, the start and other strides in multiples of 16 bytes."""

@@ -8,7 +8,8 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Program
-from .nest import Kernel, any_product
+from .nest import Kernel, any_product, unrolled_product
+from .resources import MOST_UNROLLED
 from .triton_kernel import KernelText, operands_only
 
 
@@ -37,6 +38,7 @@ class Wrapper:
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
+        self.sizing = [*self.reads, *self._told_elsewhere()]  #: what is asked for its extents
         if not self.reads:
             raise DTError("what is compiled reads a tensor", found=f"none in {name}", allowed="an In", at=self.algorithm[outputs[0]].pos)
 
@@ -56,7 +58,7 @@ class Wrapper:
 
     def _signature(self) -> list[str]:
         found, optional = [], False
-        for names, used in ((self.algorithm.inputs, self.reads), (self.algorithm.scalars, self.scalars)):
+        for names, used in ((self.algorithm.inputs, self.sizing), (self.algorithm.scalars, self.scalars)):
             for n in names:
                 optional = optional or (self.several and n not in used)
                 found.append(f"{n}=None" if optional else n)
@@ -70,25 +72,35 @@ class Wrapper:
         """Extents from the inputs that are read; every label that a kernel or an output needs."""
         tensors = []
         read = {a.tensor for d in self.algorithm.definitions for a in ex.accesses(d.expr)}
-        for t in self.reads:
+        for t in self.sizing:
             labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
             labels += [] if t in read else [f"*[None] * ({t}.dim() - {len(labels)})"]  # only its extents count
             tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
-        labels = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
-        for label in labels:
+        for label in self._labels():
             if (constant := self.algorithm.constant_extent(label)) is not None:
                 lines.append(f"    size_{label} = {constant}")
                 continue
             tied = next(
                 t
                 for t in (label, *sorted(self.algorithm.tied_labels(label)))
-                if any(t in plain_labels(self.algorithm, r) for r in self.reads)
+                if any(t in plain_labels(self.algorithm, r) for r in self.sizing)
             )
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
+
+    def _labels(self) -> dict[str, None]:
+        """Labels whose extents the launches need."""
+        return dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
+
+    def _told_elsewhere(self) -> tuple[str, ...]:
+        """Inputs that no kernel reads, and that alone tell the extent of a label."""
+        known = {label for r in self.reads for label in plain_labels(self.algorithm, r)}
+        lost = [x for x in self._labels() if self.algorithm.constant_extent(x) is None and not known & self.algorithm.tied_labels(x)]
+        sources = (self.algorithm.extent_source(label) for label in lost)
+        return tuple(dict.fromkeys(source[0] for source in sources if source))
 
     def _labels_of(self, kernel: Kernel) -> list[str]:
         return [
@@ -178,6 +190,8 @@ class Wrapper:
         )
         lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
         args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
+        times = unrolled_product(kernel.body)
+        args += [f"**unrolled({times})"] if times > MOST_UNROLLED and not text.warps else []
         row = pad + "   "
         for a in args:
             if len(row) + len(a) > 118:

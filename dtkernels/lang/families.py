@@ -79,7 +79,7 @@ def read_families(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -
         direction = item.get("direction", "forward")
         if direction not in DIRECTIONS:
             raise DTError(f"{where}: direction", found=repr(direction), allowed=", ".join(DIRECTIONS))
-        found.append(Family(text.strip(), values, direction, _among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
+        found.append(Family(text.strip(), values, direction, among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
     return tuple(found)
 
 
@@ -103,8 +103,8 @@ def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> 
             Shapes(
                 extents,
                 params,
-                _among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes"),
-                _among(item.get("directions", DIRECTIONS), DIRECTIONS, f"{where}: directions"),
+                among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes"),
+                among(item.get("directions", DIRECTIONS), DIRECTIONS, f"{where}: directions"),
                 _several(item.get("wanted", ()), (str,), f"{where}: wanted"),
                 held_out,
             )
@@ -134,7 +134,8 @@ def _several(value: object, kinds: tuple[type, ...], where: str) -> tuple:
     return values
 
 
-def _among(value: object, allowed: tuple[str, ...], where: str) -> tuple[str, ...]:
+def among(value: object, allowed: tuple[str, ...], where: str) -> tuple[str, ...]:
+    """A word or a list of words, each one of ``allowed``."""
     values = _several(value, (str,), where)
     for v in values:
         if v not in allowed:

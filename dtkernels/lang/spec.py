@@ -7,6 +7,7 @@ has none is kept as it is.
 
 from __future__ import annotations
 
+import keyword
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,14 +15,24 @@ import yaml
 
 from .algorithm import Algorithm
 from .errors import DTError
-from .families import Family, Shapes, read_families, read_shapes
+from .families import DTYPES, Family, Shapes, among, read_families, read_shapes
 from .parser import parse
 from .schedule import Program
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  #: the same, several times faster where libyaml is there
 REQUIRED = ("op", "doc", "algorithm")
 OPTIONAL = ("parameters", "dtypes", "schedules", "shapes", "compiled", "autocast")
 CHOICES = {"compiled": ("kernel", "fuse"), "autocast": ("fp32", "keep")}
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the same, several times faster with libyaml
+    """Refuses a key that is given twice."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [key.value for key, _ in node.value]
+        again = next((key for i, (key, _) in enumerate(node.value) if key.value in keys[:i]), None)
+        if again is not None:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {again.value!r} again", again.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True)
@@ -32,7 +43,7 @@ class Spec:
     doc: str
     program: Program
     parameters: dict[str, str] = field(default_factory=dict)
-    dtypes: tuple[str, ...] = ("fp32", "fp16", "bf16")
+    dtypes: tuple[str, ...] = DTYPES
     schedules: tuple[Family, ...] = ()
     shapes: tuple[Shapes, ...] = ()
     source: str = "<spec>"
@@ -50,13 +61,16 @@ class Spec:
 
 def load_spec(path: str | Path) -> Spec:
     """The spec in the YAML file ``path``. Raises DTError naming the file, and FileNotFoundError."""
-    return parse_spec(Path(path).read_text(), str(path))
+    try:
+        return parse_spec(Path(path).read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError as error:
+        raise DTError(f"{path}: a spec is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
 
 
 def parse_spec(text: str, source: str = "<spec>") -> Spec:
     """The spec written in ``text``."""
     try:
-        data = yaml.load(text, _LOADER)
+        data = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
@@ -66,13 +80,15 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
     _check_keys(data, source)
     program = parse(data["algorithm"], f"{source} (algorithm)")
     parameters = data.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise DTError(f"{source}: parameters is a mapping of names to texts", found=type(parameters).__name__)
     declared = [name for name, _ in program.algorithm.params]
     for name in parameters:
         if name not in declared:
             raise DTError(
                 f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none"
             )
-    dtypes = tuple(data.get("dtypes") or ("fp32", "fp16", "bf16"))
+    dtypes = among(data["dtypes"], DTYPES, f"{source}: dtypes") if data.get("dtypes") else DTYPES
     families, shapes = read_families(data.get("schedules"), source, dtypes), read_shapes(data.get("shapes"), source, dtypes)
     return Spec(data["op"], data["doc"].strip(), program, dict(parameters), dtypes, families, shapes, source,
                 data.get("compiled", "kernel"), data.get("autocast"))  # fmt: skip
@@ -91,5 +107,5 @@ def _check_keys(data: dict, source: str) -> None:
     for key, allowed in CHOICES.items():
         if key in data and data[key] not in allowed:
             raise DTError(f"{source}: {key} is one of a few words", found=repr(data[key]), allowed=", ".join(allowed))
-    if not data["op"].isidentifier():
+    if not data["op"].isidentifier() or keyword.iskeyword(data["op"]):
         raise DTError(f"{source}: op is a Python name", found=repr(data["op"]))

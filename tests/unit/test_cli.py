@@ -122,6 +122,11 @@ BAD = [
     (["show", "sotfmax"], "no such op: found 'sotfmax'; allowed: attention, "),
     (["show", "none.yaml"], "none.yaml: No such file or directory"),
     (["show", "key.yaml"], "key.yaml: unknown key: found 'extra'"),
+    (["show", "parameters.yaml"], "parameters.yaml: parameters is a mapping of names to texts: found int"),
+    (["show", "dtypes.yaml"], "dtypes.yaml: dtypes: found 'int3'; allowed: fp32, fp16, bf16"),
+    (["show", "twice.yaml"], "twice.yaml:4:1: not YAML: found the key 'doc' again"),
+    (["show", "keyword.yaml"], "keyword.yaml: op is a Python name: found 'lambda'"),
+    (["show", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text: found byte 0xff at offset 1"),
     (["show", "algorithm.yaml"], "algorithm.yaml (algorithm):1:29: undeclared tensor: found 'B'"),
     (["show", "softmax", "--shape", "4096"], "a shape of softmax has an extent for each label: found 4096; allowed: 2 extents: x, y"),
     (["show", "mmsigmoid", "--shape", "1x2x3x4"], "allowed: 2 to 3 extents: x, y, k"),
@@ -149,11 +154,16 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
         "empty.dt": "",
         "spec.yaml": SPEC,
         "key.yaml": SPEC + "extra: 1\n",
+        "parameters.yaml": SPEC + "parameters: 3\n",
+        "dtypes.yaml": SPEC + "dtypes: [int3]\n",
+        "twice.yaml": "op: y\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = A[i];'\ndoc: z\n",
+        "keyword.yaml": "op: lambda\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = A[i];'\n",
         "algorithm.yaml": "op: y\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = B[i];'\n",
     }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "bytes.dt").write_bytes(b"F\xff\xfe")
+    (tmp_path / "bytes.yaml").write_bytes(b"o\xff\xfe")
     (tmp_path / "folder.dt").mkdir()
     said = refused(capsys, *argv)
     assert line in said
