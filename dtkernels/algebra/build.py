@@ -65,6 +65,8 @@ def simplify(e: ex.Expr) -> ex.Expr:
         match node:
             case ex.Unary("-", arg):
                 return negate(arg)
+            case ex.Binary("+" | "-", ex.Label(), ex.Const(0)):
+                return node  # an index that has not the extent of its label
             case ex.Binary("+", a, b):
                 return add(a, b)
             case ex.Binary("-", a, b):

@@ -75,7 +75,14 @@ def fold_constants(algorithm: Algorithm) -> Algorithm:
 
     Before: ``y[x] = where(true, 2 * 3 * A[x], 0);``  After: ``y[x] = 6 * A[x];``
     """
-    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(_fold)) for d in algorithm.definitions))
+    return replace(algorithm, definitions=tuple(replace(d, expr=_folded(d.expr)) for d in algorithm.definitions))
+
+
+def _folded(node: ex.Expr, is_index: bool = False) -> ex.Expr:
+    """``node`` folded; ``A[x + 0]`` stays: by itself ``x`` would have the extent of that dimension."""
+    node = node.rebuild(lambda child: _folded(child, isinstance(node, ex.Access)))
+    folded = _fold(node)
+    return node if is_index and isinstance(folded, ex.Label) and isinstance(node, ex.Binary) and node.op in "+-" else folded
 
 
 def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:

@@ -36,6 +36,8 @@ def described(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Loop):
             return replace(s, body=tuple(one(x) for x in s.body))
         if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors:
+            if s.value.whole:
+                raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
             return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if axes_of(s.value) != frozenset(s.axes):
@@ -76,6 +78,8 @@ def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[
                 raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
             if i.axis.padded:
                 raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
+            if i.axis in box:
+                raise _refused(buffer, f"{i.axis.label} along two dimensions", "a label along each", at)
             start.append(Start(i.axis) if i.axis.tile else Const(0))
             box.append(i.axis)
         elif axes_of(i):

@@ -72,7 +72,7 @@ class Options:
             "options": tuple(
                 (name, value)
                 for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster")))
-                if value
+                if value and (name, value) != ("cluster", 1)
             ),
             "block_stages": max(self._block_stages(), default=0),
             "approximate": tuple(dict.fromkeys(f for m in self.members for f in self.schedule.names(m, "approximate"))),

@@ -80,11 +80,18 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
         raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
     if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
         raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
+    _check_triton(kernel, target)
+    return r
+
+
+def _check_triton(kernel: Kernel, target: Target) -> None:
+    """Raise DTError for what the Triton that is installed does not compile for this GPU."""
     times, triton = unrolled_product(kernel.body), triton_version()
     if times > MOST_UNROLLED and target.backend == "cuda" and int(target.arch) // 10 == 10 and triton and triton < (3, 9):
         found = f"{times} times by Triton {'.'.join(map(str, triton))}"
         raise DTError(f"{kernel.name} on {target.name}: a product's loop unrolled", found=found, allowed=f"{MOST_UNROLLED}, or Triton 3.9")
-    return r
+    if "cluster" in dict(kernel.options) and triton and triton < (3, 8):
+        raise DTError(f"{kernel.name}: clusters", found=f"Triton {'.'.join(map(str, triton))}", allowed="Triton 3.8 or newer")
 
 
 def whole_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

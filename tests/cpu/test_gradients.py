@@ -270,6 +270,8 @@ SPECS = {
         lambda A, w: 2 * (A.exp() * w).amax(-1) - (A + w).amin(-1), {**ROWS, "w": (33,)}),
     "upsampled": Spec("Func y; In A, B; Var x; y[x] = A[x / 3] * B[x];",
         lambda A, B: A.repeat_interleave(3)[: len(B)] * B, {"A": (5,), "B": (14,)}),
+    "packed_glu": Spec("Func y; In A, w; Var x, c; Extent c = w[0]; y[x, c] = A[x, c + 0] * sigmoid(A[x, c + len(c)]) * w[c];",
+        lambda A, w: A[:, : len(w)] * torch.sigmoid(A[:, len(w) :]) * w, {"A": (5, 34), "w": (17,)}),
     "huber": Spec("Func y; In A; SIn d; Var x; y[x] = where(abs(A[x]) <= d, 0.5 * A[x] * A[x], d * (abs(A[x]) - 0.5 * d));",
         lambda A, d: torch.where(A.abs() <= d, 0.5 * A * A, d * (A.abs() - 0.5 * d)), {"A": (40,)}, (("d", 0.7),)),
     "functions": Spec("""Func y; In A, B; Var x;

@@ -50,3 +50,13 @@ def test_a_products_loop_unrolled_more_than_old_triton_compiles(monkeypatch):
     assert "unrolled" not in emit(prepare(parse(unrolled.replace("k:8", "k:4"))))
     monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: (3, 9))
     check(unrolled, "b200")
+
+
+def test_clusters_are_refused_by_triton_that_has_none(monkeypatch):
+    clusters = "Func f; In A; Var x; f[x] = A[x]; f.block(x:1024); f.tensorize(x:1024); f.cluster({});"
+    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: (3, 6))
+    with pytest.raises(DTError, match="f: clusters: found Triton 3.6; allowed: Triton 3.8 or newer"):
+        check(clusters.format(2))
+    check(clusters.format(1), "a100")  # one block is no cluster
+    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: None)
+    check(clusters.format(2))
