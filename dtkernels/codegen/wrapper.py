@@ -132,6 +132,7 @@ class Wrapper:
         floats = value_inputs(self.algorithm, self.reads)
         lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
+        lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
         if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
             lines += [f"    {', '.join(floats)} = {', '.join(f'{t}.to(dtype)' for t in floats)}"]
         return lines

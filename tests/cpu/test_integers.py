@@ -131,3 +131,12 @@ def test_cpu_tensors_without_the_interpreter_are_one_clear_line(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
     with pytest.raises(RuntimeError, match="f: its tensors are on the CPU; allowed: a GPU, or TRITON_INTERPRET=1 set before Python starts"):
         kernel(A=numbers(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool], ids=str)
+def test_numbers_made_of_integers_alone_are_float32(dtype):
+    n = torch.arange(5).to(dtype)
+    half = dtkernels.compile("Func f; In N; Var x; f[x] = N[x] / 2;")(n)
+    mean = dtkernels.compile("Func f; In N; RVar x; f[] = rmean(N[x], x);")(n)
+    assert half.dtype == mean.dtype == torch.float32
+    assert half.tolist() == (n.double() / 2).tolist() and mean.item() == pytest.approx(n.double().mean().item())
