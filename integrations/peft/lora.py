@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers over nn.Linear: one instance's `forward` is replaced by one that adds each adapter with the op."""
+"""PEFT's LoRA layers over linear ones: one instance's `forward` is replaced by one that adds each adapter with the op."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _special(module: nn.Module, name: str) -> str | None:
 
 
 def patch_lora(model: nn.Module, report: PatchReport) -> None:
-    """Patch every LoRA layer of `model` that wraps a plain nn.Linear; say of the others why not."""
+    """Patch every LoRA layer of `model` that wraps a plain linear layer; say of the others why not."""
     layers = sys.modules.get("peft.tuners.lora.layer")  # where PEFT was never imported no module is one of its layers
     if layers is None:
         return
@@ -92,7 +92,8 @@ def _other_kind(module: nn.Module, linear: type) -> str | None:
     if type(module) is not linear:
         return f"{type(module).__module__}.{type(module).__name__} is no LoRA layer over nn.Linear"
     base = module.get_base_layer()
-    if not isinstance(base, nn.Linear) or not plain(base.weight) or not base.weight.dtype.is_floating_point:
+    weight = getattr(base, "weight", None)  # of an nn.Linear, or of GPT-2's Conv1D: the layer itself computes its product
+    if not isinstance(weight, torch.Tensor) or not plain(weight) or not weight.dtype.is_floating_point:
         return f"its base layer is {type(base).__name__}, quantised or sharded"
     names = list(module.lora_A)
     special = [why for name in names if (why := _special(module, name)) is not None]

@@ -79,6 +79,17 @@ def test_results_and_gradients_agree(adapters):
     close(step(model, X), expected)
 
 
+def test_layers_that_hold_their_weight_the_other_way_round():
+    Conv1D = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    base = lambda: nn.ModuleDict({"up": Conv1D(40, 24), "down": Conv1D(24, 40)})  # noqa: E731
+    model = adapted(base=base, fan_in_fan_out=True)
+    model.base_model.model.forward = lambda x: model.down(torch.relu(model.up(x)))
+    expected = step(model, X)
+    with patched(model) as report:
+        close(step(model, X), expected)
+    assert report.calls["lora"] == 2 and not report.fallbacks and not report.skipped
+
+
 def test_kernels_compute_it_forward_and_backward():
     model = adapted()
     expected = step(model, X)
