@@ -12,7 +12,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from .conventions import takes_eager_masks
-from .forwards import DTYPES, in_autocast, plain, without_autocast
+from .forwards import DTYPES, in_autocast, plain, transformed, without_autocast
 from .masks import dtkernels_mask, reach_of
 from .original import original_attention
 from .record import NAME, record_of
@@ -134,6 +134,8 @@ def _unsupported_kwargs(query: torch.Tensor, key: torch.Tensor, mask: torch.Tens
 
 
 def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    if (reason := transformed()) is not None:
+        return reason
     if not (plain(query) and plain(key) and plain(value)):
         return "tensor types " + ", ".join(type(x).__name__ for x in (query, key, value))
     if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:

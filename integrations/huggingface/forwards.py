@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
@@ -26,13 +27,31 @@ def plain(x: torch.Tensor) -> bool:
     return type(x) in _CLASSES and x.layout is torch.strided
 
 
+def transformed() -> str | None:
+    """What torch does just now with every call, which the ops do not take part in; None if nothing of the kind."""
+    if torch.compiler.is_compiling():
+        return None  # what is compiled is traced once, and the ops with it
+    if torch.jit.is_tracing():
+        return "torch.jit.trace"
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        return "a transform of torch.func, such as vmap"
+    return "forward-mode differentiation" if forward_ad._current_level >= 0 else None
+
+
 def unsupported(x: torch.Tensor) -> str | None:
     """Why no kernel takes this tensor; None if one may."""
+    if (reason := transformed()) is not None:
+        return reason
     if not plain(x):
         return f"tensor type {type(x).__name__}"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     return "scalar input" if x.dim() == 0 else None
+
+
+def unsupported_rows(x: torch.Tensor) -> str | None:
+    """Why no product of a kernel takes this tensor, (..., in); None if one may."""
+    return unsupported(x) or ("a single vector" if x.dim() < 2 else None)
 
 
 def in_autocast(device: str) -> bool:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from .forwards import in_autocast, replace_forward, simple_linear, taken, unsupported
+from .forwards import in_autocast, replace_forward, simple_linear, taken, unsupported_rows
 from .record import CallRecord
 from .report import PatchReport
 
@@ -28,7 +28,7 @@ def sequential_forward(record: CallRecord, module: nn.Sequential, joins: Callabl
         if len(pair) < 2 or not joins(*pair):
             input, i = children[i](input), i + 1
             continue
-        reason = unsupported(input) or ("autocast" if in_autocast(input.device.type) else None)
+        reason = unsupported_rows(input) or ("autocast" if in_autocast(input.device.type) else None)
         reason = reason or _special(*pair)
         record.count(reason)
         input = pair[1](pair[0](input)) if reason is not None else joined(*pair, input)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..huggingface.forwards import in_autocast, plain, replace_forward, simple_linear, taken, unsupported, without_autocast
+from ..huggingface.forwards import in_autocast, plain, replace_forward, simple_linear, taken, unsupported_rows, without_autocast
 from ..huggingface.record import CallRecord
 from ..huggingface.report import PatchReport
 
@@ -64,7 +64,7 @@ def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: d
         return "adapters and layer of different dtypes"
     if any(w.device != x.device for w in weights):
         return "weights on another device"
-    return unsupported(x) or next((why for name in names if (why := _special(module, name)) is not None), None)
+    return unsupported_rows(x) or next((why for name in names if (why := _special(module, name)) is not None), None)
 
 
 def _special(module: nn.Module, name: str) -> str | None:

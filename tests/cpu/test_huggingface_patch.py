@@ -136,6 +136,43 @@ def test_tensors_that_the_op_does_not_take_go_to_torch():
     assert report.fallbacks == {"dtype int64": 1, "scalar input": 1}
 
 
+class Several(nn.Sequential):
+    def __init__(self):
+        layers = nn.Linear(12, 6, bias=False), nn.Linear(6, 9), nn.ReLU(), nn.Softmax(-1), nn.Linear(9, 7), nn.Sigmoid()
+        super().__init__(*layers)
+
+
+def _per_sample_gradients(model, x):
+    return torch.vmap(torch.func.grad(lambda one: model(one).square().sum()))(x)
+
+
+def _tangents(model, x):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        return torch.autograd.forward_ad.unpack_dual(model(dual)).tangent
+
+
+TRANSFORMS = {
+    "vmap": lambda model, x: torch.vmap(model)(x),
+    "per-sample gradients": _per_sample_gradients,
+    "jacobian": lambda model, x: torch.func.jacrev(model)(x[0]),
+    "tangents": _tangents,
+    "trace": lambda model, x: torch.jit.trace(model, x)(x + 1),
+    "one vector": lambda model, x: model(x[0, 0]),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_what_torch_does_with_plain_layers_works_on_patched_ones(name):
+    torch.manual_seed(0)
+    model, x = Several(), torch.randn(2, 4, 12)
+    expected = TRANSFORMS[name](model, x)
+    with patched(model, ops=["two_mm", "relu", "softmax", "gate"]) as report:
+        torch.testing.assert_close(TRANSFORMS[name](model, x), expected, atol=1e-5, rtol=1e-5)
+    assert report.calls.keys() == {"two_mm", "relu", "softmax", "gate"} and report.fallbacks.total() >= 2
+
+
 def test_gradients_flow():
     model, x = Mlp(), torch.randn(3, 8)
     grads = []
