@@ -28,7 +28,7 @@ from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import gpu_of, target_for
-from dtkernels.runtime.prebuild import Built, build_row
+from dtkernels.runtime.prebuild import Built, build_row, widest_of
 from dtkernels.runtime.store import digest, write_store
 from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
 
@@ -102,11 +102,13 @@ def build_tables(folders: list[Path], ops: list[str] | None, jobs: int) -> list[
             if path.stem not in shipped_names():
                 failures.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
                 continue
-            tables[path] = [(row, to.name) for row in read_rows(path.read_text(), str(path))]
+            rows = read_rows(path.read_text(), str(path))
+            widest = widest_of(rows)
+            tables[path] = [(row, to.name, i in widest) for i, row in enumerate(rows)]
     results = iter(build_rows([pair for pairs in tables.values() for pair in pairs], jobs))
     for path, pairs in tables.items():
         whole, done = Built(), []
-        for row, _ in pairs:
+        for row, *_ in pairs:
             result = next(results)
             if isinstance(result, str):
                 failures.append(f"{path}: {row.title()}: {result}")
@@ -127,29 +129,32 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     write_whole(path, text)
 
 
-def build_rows(pairs: list[tuple[Row, str]], jobs: int) -> list[Built | str]:
-    """What the kernels of each row are on its target, or why they could not be made; rows of one schedule in one process, which compiles once."""
+def build_rows(pairs: list[tuple[Row, str, bool]], jobs: int) -> list[Built | str]:
+    """What the kernels of each (row, target, for any layout too) are, or why they could not be made.
+
+    Rows of one schedule are built in one process, which compiles once.
+    """
     groups: dict[tuple, list[int]] = {}
-    for i, (row, to) in enumerate(pairs):
+    for i, (row, to, _) in enumerate(pairs):
         groups.setdefault((to, row.key, row.schedule), []).append(i)
     results: list[Built | str] = [""] * len(pairs)
     if not groups:
         return results
     largest_first = sorted(groups.items(), key=lambda item: (-len(item[0][2]), item[1]))
     with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(build_some, [pairs[i][0] for i in places], key[0]): places for key, places in largest_first}
+        waiting = {pool.submit(build_some, [(pairs[i][0], pairs[i][2]) for i in places], key[0]): places for key, places in largest_first}
         for done in progress(as_completed(waiting), len(waiting), "build"):
             for i, result in zip(waiting[done], done.result()):
                 results[i] = result
     return results
 
 
-def build_some(rows: list[Row], to: str) -> list[Built | str]:
+def build_some(rows: list[tuple[Row, bool]], to: str) -> list[Built | str]:
     """Runs in a worker: the kernels of ``rows``."""
     found: list[Built | str] = []
-    for row in rows:
+    for row, widest in rows:
         try:
-            found.append(build_row(shipped(row.op), row, target(to)))
+            found.append(build_row(shipped(row.op), row, target(to), widest))
         except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
             found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return found

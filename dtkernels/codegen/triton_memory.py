@@ -84,7 +84,7 @@ class MemoryPrinter:
         texts = []
         for start in access.start:
             text = self.k.expr.text(start, ())
-            texts.append(f"tl.cast({text}, tl.int32)" if isinstance(start, nest.Op) else text)
+            texts.append(text if isinstance(start, nest.Const) else f"tl.cast({text}, tl.int32)")  # whatever offsets of pointers are
         return f"[{', '.join(texts)}]"
 
     def _shape(self, box: tuple[Axis | None, ...]) -> str:

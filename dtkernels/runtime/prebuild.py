@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -104,8 +106,18 @@ def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:
     return 0
 
 
-def build_row(operator: Operator, row: Row, target: Target) -> Built:
-    """The kernels of one row in every build worth having. Raises DTError, BuildError."""
+def widest_of(rows: Sequence[Row]) -> set[int]:
+    """Places of the rows that are built for any layout too: of each kind of call the largest. Other rows leave such calls to it."""
+    found: dict[tuple, int] = {}
+    for i, row in enumerate(rows):
+        best = found.setdefault(row.key, i)
+        if math.prod(row.sizes.values()) > math.prod(rows[best].sizes.values()):
+            found[row.key] = i
+    return set(found.values())
+
+
+def build_row(operator: Operator, row: Row, target: Target, widest: bool = True) -> Built:
+    """The kernels of one row in every build worth having; ``widest``: for any layout and 64-bit sizes too. Raises DTError, BuildError."""
     forward, variant = variant_of(operator, row)
     dtype = getattr(torch, ex.DTYPES[row.dtype])
     tensors = meta_tensors(forward, variant, row.sizes, dtype)
@@ -116,7 +128,7 @@ def build_row(operator: Operator, row: Row, target: Target) -> Built:
         raise BuildError(f"{row.title()}: compiles {', '.join(program.outputs())}; wanted {', '.join(variant.outputs)}")
     built = Built()
     for scalars in _scalar_kinds(variant.algorithm, row, dtype):
-        built += _build(program, (*tensors.values(), *scalars), target)
+        built += _build(program, (*tensors.values(), *scalars), target, widest)
     return built
 
 
@@ -140,7 +152,7 @@ def factors_of_products(algorithm: Algorithm) -> set[str]:
     return {a.name for a, b in sides if isinstance(a, ex.Scalar) and any(isinstance(n, ex.Dot) for n in b.walk())}
 
 
-def _build(program: Program, args: tuple, target: Target) -> Built:
+def _build(program: Program, args: tuple, target: Target, widest: bool) -> Built:
     import triton.language as tl
 
     source = emit(program, "call", target)
@@ -148,6 +160,7 @@ def _build(program: Program, args: tuple, target: Target) -> Built:
     built = Built(hosts={digest(host.encode()): host})
     for launch in _launches(source, args):
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)
+        found = found if widest else found[:-1] or found
         for entry, code in _compiled_all(launch, found, digest(host.encode()), target):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
