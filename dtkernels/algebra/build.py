@@ -21,6 +21,11 @@ def negate(a: ex.Expr) -> ex.Expr:
     return a.arg if isinstance(a, ex.Unary) and a.op == "-" else ex.Unary("-", a)
 
 
+def is_length(e: ex.Expr) -> bool:
+    """Whether ``e`` is how many elements a sum has: ``len(k)``, or a product of such."""
+    return isinstance(e, ex.Len) or isinstance(e, ex.Binary) and e.op == "*" and all(map(is_length, e.children()))
+
+
 def add(a: ex.Expr, b: ex.Expr) -> ex.Expr:
     if is_zero(a):
         return b

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from .build import ONE, ZERO, add, divide, is_zero, multiply, negate, where
+from .build import ONE, ZERO, add, divide, is_length, is_zero, multiply, negate, where
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,8 @@ def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], valu
         case ex.Binary(op, left, right) if op in "+-*/":
             for side, part, known in _arithmetic(op, left, right, adjoint, value):
                 yield from contributions(side, part, labels, known)
+        case ex.Call("where", (ex.Binary("==", empty, ex.Const(0)), ex.Const(0), kept)) if is_length(empty):
+            yield from contributions(kept, adjoint, labels, value)  # over nothing there is nothing to contribute
         case ex.Call(fn, args):
             for arg, part in zip(args, _function(fn, args, adjoint, expr if value is None else value)):
                 yield from contributions(arg, part, labels)

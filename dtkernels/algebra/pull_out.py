@@ -6,16 +6,22 @@ from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .build import is_length
 from .normalize import written_out
 
 
 def pull_out(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
-    """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``rdot(e[m, l], V[l, n], l) / d[m]``
+    """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
 
     Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through, so that
     ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum to leave it. Funcs that nothing uses any more go.
+    A sum over nothing stays 0 whatever it is divided by; where ``d[m] == 0`` is asked anyway, that is enough.
     """
-    definitions = tuple(replace(d, expr=d.expr.transform(lambda node: _pull(node, algorithm, inline))) for d in algorithm.definitions)
+
+    def pull(node: ex.Expr) -> ex.Expr:
+        return _needless(node) if isinstance(node, ex.Call) else _pull(node, algorithm, inline)
+
+    definitions = tuple(replace(d, expr=d.expr.transform(pull)) for d in algorithm.definitions)
     changed = replace(algorithm, definitions=definitions)
     needed = changed.needed_by(outputs)
     return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
@@ -34,7 +40,22 @@ def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) ->
         return node
     for op, factor in outside:
         kept = ex.Binary(op, kept, factor)
+    if any(op == "/" and any(ex.accesses(factor)) for op, factor in outside):
+        empty: ex.Expr = ex.Len(node.labels[0])
+        for label in node.labels[1:]:
+            empty = ex.Binary("*", empty, ex.Len(label))
+        return ex.Call("where", (ex.Binary("==", empty, ex.Const(0)), ex.Const(0), kept))
     return kept
+
+
+def _needless(node: ex.Expr) -> ex.Expr:
+    """``where(d == 0, 0, x / d)`` without the guard of ``x`` over nothing, which it is too."""
+    match node:
+        case ex.Call("where", (ex.Binary("==", d, ex.Const(0)) as none, ex.Const(0) as zero, ex.Call("where", (empty, _, kept)))):
+            ours = isinstance(empty, ex.Binary) and empty.op == "==" and is_length(empty.left)
+            if ours and isinstance(kept, ex.Binary) and kept.op == "/" and kept.right == d:
+                return ex.Call(node.fn, (none, zero, kept), pos=node.pos)
+    return node
 
 
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):

@@ -28,6 +28,8 @@ PROGRAMS = {
     "nothing in an element-wise tensor": (ADD + "f.block(x:4, y:4); f.tensorize(x:4, y:4);", [(0, 5), (0, 5), 2.0]),
     "nothing to sum": (MM + TILES, [(5, 0), (0, 7)]),
     "nothing to sum, whole": (MM + "mm.block(x:16, y:16); mm.tensorize(x:16, y:16, k:0);", [(5, 0), (0, 7)]),
+    "nothing to sum of what is divided by nothing": ("Func f; In A, B; Var x; RVar y; f[x] = rsum(A[x, y] / (B[x] - B[x]), y); f.block(x:2); f.tensorize(y:4);", [(5, 0), (5,)]),
+    "no keys": (ATT.replace("e[b, h, m, l], V[b, h, l, n], l) / t[b, h, m]", "e[b, h, m, l] / t[b, h, m], V[b, h, l, n], l)") + "s.fuse_at(o, l); e.fuse_at(o, l); t.fuse_at(o, l); o.block(b:1, h:1, m:16); o.tensorize(m:16, l:16, d:0, n:0);", [(1, 2, 5, 4), (1, 2, 0, 4), (1, 2, 0, 3)]),
     "no rows": (ROWS + "t.fuse_at(f, x); f.block(x:2); f.tensorize(y:0);", [(0, 9)]),
     "no columns": (ROWS + "t.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:4);", [(3, 0)]),
     "rank 5": ("Func f; In A; Var a, b, c, d, e; f[e, c, a, b, d] = A[a, b, c, d, e] * (a + 2 * e); f.block(e:1, c:1, a:2); f.tensorize(d:4, b:2, a:2);", [(2, 3, 2, 3, 4)]),

@@ -222,7 +222,7 @@ def test_published_softmax_and_attention_get_a_maximum():
         "dvsr_shift[m] = rmax(mm[m, l], l);",
         f"e[m, l] = exp(mm[m, l] - {SHIFT.format('dvsr_shift[m]')});",
         "dvsr[m] = rsum(e[m, l], l);",
-        "attention[m, n] = rdot(e[m, l], C[l, n], l) / dvsr[m];",
+        "attention[m, n] = where(len(l) == 0, 0, rdot(e[m, l], C[l, n], l) / dvsr[m]);",
     ]
 
 
@@ -309,12 +309,14 @@ def test_degree(text):
     "before,after",
     [
         ("f[m] = rsum(2 * A[m, l], l);", "f[m] = rsum(A[m, l], l) * 2;"),
-        ("f[m] = rsum(A[m, l] / d[m] * v[l], l);", "f[m] = rsum(A[m, l] * v[l], l) / d[m];"),
+        ("f[m] = rsum(A[m, l] / d[m] * v[l], l);", "f[m] = where(len(l) == 0, 0, rsum(A[m, l] * v[l], l) / d[m]);"),
         ("f[m, n] = rdot(d[m] * A[m, l], V[l, n] * w[n], l);", "f[m, n] = rdot(A[m, l], V[l, n], l) * d[m] * w[n];"),
         ("f[m] = rsum(d[m] / A[m, l], l);", "f[m] = rsum(d[m] / A[m, l], l);"),
         ("f[m] = rsum(A[m, l] + d[m], l);", "f[m] = rsum(A[m, l] + d[m], l);"),
         ("f[m] = rmax(A[m, l] * d[m], l);", "f[m] = rmax(A[m, l] * d[m], l);"),
-        ("s[m, l] = A[m, l] / d[m];  f[m] = rsum(s[m, l] * v[l], l);", "f[m] = rsum(A[m, l] * v[l], l) / d[m];"),
+        ("s[m, l] = A[m, l] / d[m];  f[m] = rsum(s[m, l] * v[l], l);", "f[m] = where(len(l) == 0, 0, rsum(A[m, l] * v[l], l) / d[m]);"),
+        ("f[m] = where(d[m] == 0, 0, rsum(A[m, l] / d[m], l));", "f[m] = where(d[m] == 0, 0, rsum(A[m, l], l) / d[m]);"),
+        ("f[m] = rsum(A[m, l] / 3, l);", "f[m] = rsum(A[m, l], l) / 3;"),
         ("s[m, l] = A[m, l] / rsum(A[m, k], k);  f[k] = rdot(s[k, l], v[l], l);", None),
     ],
 )
