@@ -4,6 +4,7 @@ import torch
 
 from .public import op
 
+LOWEST = -2.3e38  #: scores times log2(e) stay in float32's range above it
 EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next
 
 
@@ -25,8 +26,9 @@ def attention(
     """softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
 
     q: (..., H, M, D); k: (..., G, L, D); v: (..., G, L, N), where G divides H (grouped queries: head h uses h // (H / G));
-    fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores), and
-    bias, where both are wanted, floating; broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given.
+    fewer dimensions are taken as one head. mask: boolean (True: the key is seen) or floating (added to the scores; below
+    -2.3e38, as the lowest number of float32 and bfloat16 is, the key is not seen), and bias, where both are wanted,
+    floating; broadcastable to (..., H, M, L). scale: 1 / sqrt(D) unless given.
     Query m stands at key p = m + offset (a number, or a one-element tensor, read on the device); offset L - M aligns the
     last query with the last key. causal: it sees keys l <= p. window (left, right): it sees p - left <= l <= p + right,
     None for no limit; keys out of reach are not read. softcap c: scores become c * tanh(scores / c) before anything is
@@ -40,6 +42,7 @@ def attention(
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None and mask.dtype != torch.bool:
+        mask = _hiding(mask)
         mask, bias = None, mask if bias is None else mask + bias  # type: ignore[operator]
     for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
         if tensor is not None:
@@ -56,6 +59,14 @@ def attention(
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[-1], 1))
     return attention.operator()(Q=q, K=k, V=v, scale=scale, group=groups, **given)
+
+
+def _hiding(mask: torch.Tensor) -> torch.Tensor:
+    """A floating mask with -inf in the place of what hides a key by a lowest number: a row of those would leave the range."""
+    if mask.dtype == torch.float16:
+        return mask
+    once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]  # what is expanded, once
+    return torch.nn.functional.threshold(once, LOWEST, -math.inf).expand(mask.shape)
 
 
 def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:

@@ -61,6 +61,24 @@ def test_a_sink_far_from_the_scores_is_exact(score):
     agree(given)
 
 
+@pytest.mark.parametrize("kernels", [True, False])
+def test_rows_that_a_lowest_number_hides_give_zeros_and_no_nan(kernels, monkeypatch):
+    if not kernels:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    given = inputs((2, 2, 1, 7, 21, 8, 8), {})
+    mask = torch.randn(2, 1, 7, 21, generator=torch.Generator().manual_seed(2))
+    mask[0, :, :2], mask[1, :, :, 20] = torch.finfo(torch.float32).min, torch.finfo(torch.float32).min
+    seen = torch.where(mask < -1e38, -torch.inf, mask)
+    results = []
+    for added in (mask.expand(2, 2, 7, 21), seen.expand(2, 2, 7, 21)):
+        leaves = [given[name].clone().requires_grad_() for name in ("q", "k", "v")]
+        result = dtkernels.ops.attention(*leaves, added)
+        results.append((result, *torch.autograd.grad(result.square().sum(), leaves)))
+    assert not results[0][0][0, :, :2].any() and all(x.isfinite().all() for x in results[0])
+    for found, expected in zip(*results, strict=True):
+        assert torch.equal(found, expected)
+
+
 def test_limits_that_no_query_reaches_cost_nothing():
     """They leave the variant without any limit, so that no kernel is made for them."""
     from dtkernels.ops.attention import _reach
