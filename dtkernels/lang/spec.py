@@ -79,6 +79,8 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
         raise DTError(f"{source}: a spec is a mapping", found=type(data).__name__, allowed=", ".join(REQUIRED + OPTIONAL))
     _check_keys(data, source)
     program = parse(data["algorithm"], f"{source} (algorithm)")
+    if not program.algorithm.inputs:
+        raise DTError(f"{source}: an op reads a tensor", found="no In in its algorithm")
     parameters = data.get("parameters") or {}
     if not isinstance(parameters, dict):
         raise DTError(f"{source}: parameters is a mapping of names to texts", found=type(parameters).__name__)

@@ -139,6 +139,7 @@ class Operator:
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.signature.inputs}
         self._check_types(tensors)
+        self._check_scalars({name: scalars[name] for name in core.signature.scalars})
         fitted = fit(self.name, core.signature, tensors)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
         variant.check(self.name, fitted.tensors)
@@ -187,11 +188,20 @@ class Operator:
                 raise TypeError(f"{self.name}: argument {name!r} is missing; allowed: {', '.join(names)}")
         return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
 
+    def _check_scalars(self, scalars: dict[str, object]) -> None:
+        for name, value in scalars.items():
+            if isinstance(value, torch.Tensor) and value.numel() != 1:
+                raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")
+            if not isinstance(value, torch.Tensor) and not hasattr(value, "__float__"):
+                raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
         first = next(iter(tensors))
         for name, t in tensors.items():
             if not isinstance(t, torch.Tensor):
                 raise TypeError(f"{self.name}: {name} is a {type(t).__name__}; allowed: a tensor")
+            if t.layout is not torch.strided:
+                raise TypeError(f"{self.name}: {name} is of layout {t.layout}; allowed: a tensor with strides")
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {name} is on {t.device}, {first} is on {tensors[first].device}; allowed: one device")
             if (

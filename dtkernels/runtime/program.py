@@ -85,8 +85,11 @@ class CompiledProgram:
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
-            if isinstance(value, torch.Tensor) and (value.is_meta or value.layout is not torch.strided):
-                found = "on the meta device" if value.is_meta else f"of layout {value.layout}"
+            if not isinstance(value, torch.Tensor):
+                continue
+            interpreted = value.is_meta and os.environ.get("TRITON_INTERPRET") == "1"  # elsewhere launches may be recorded alone
+            if interpreted or value.layout is not torch.strided:
+                found = "on the meta device" if interpreted else f"of layout {value.layout}"
                 raise TypeError(f"{name}: {n} is {found}; allowed: {kind} with strides and data")
 
     def __repr__(self) -> str:

@@ -170,6 +170,13 @@ def test_wrong_shapes_give_one_clear_line(call, text):
 def test_wrong_types_are_named():
     with pytest.raises(TypeError, match="cross_entropy: t is torch.float32; allowed: int32, int64, int8 or uint8, as it stands in an index"):
         dtkernels.ops.cross_entropy(torch.zeros(3, 4), torch.zeros(3))
+    x = torch.zeros(3, 4)
+    with pytest.raises(TypeError, match="relu: A is of layout torch.sparse_coo; allowed: a tensor with strides"):
+        dtkernels.ops.relu(x.to_sparse())
+    with pytest.raises(ValueError, match=r"dyt: alpha is a number or a one-element tensor; got shape \(4,\)"):
+        dtkernels.ops.dyt(x, x[0], x[0], x[0])
+    with pytest.raises(TypeError, match="dyt: alpha is a str; allowed: a number or a one-element tensor"):
+        dtkernels.ops.dyt(x, "1", x[0], x[0])
     with pytest.raises(TypeError, match="relu: A is a list; allowed: a tensor"):
         dtkernels.ops.relu([1.0])
     with pytest.raises(TypeError, match="relu: A is torch.complex64"):

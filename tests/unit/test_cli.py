@@ -126,6 +126,7 @@ BAD = [
     (["show", "dtypes.yaml"], "dtypes.yaml: dtypes: found 'int3'; allowed: fp32, fp16, bf16"),
     (["show", "twice.yaml"], "twice.yaml:4:1: not YAML: found the key 'doc' again"),
     (["show", "keyword.yaml"], "keyword.yaml: op is a Python name: found 'lambda'"),
+    (["show", "nothing.yaml"], "nothing.yaml: an op reads a tensor: found no In in its algorithm"),
     (["show", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text: found byte 0xff at offset 1"),
     (["show", "algorithm.yaml"], "algorithm.yaml (algorithm):1:29: undeclared tensor: found 'B'"),
     (["show", "softmax", "--shape", "4096"], "a shape of softmax has an extent for each label: found 4096; allowed: 2 extents: x, y"),
@@ -157,6 +158,7 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
         "parameters.yaml": SPEC + "parameters: 3\n",
         "dtypes.yaml": SPEC + "dtypes: [int3]\n",
         "twice.yaml": "op: y\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = A[i];'\ndoc: z\n",
+        "nothing.yaml": "op: y\ndoc: y\nalgorithm: 'Func y; Var i; Extent i = 3; y[i] = i;'\n",
         "keyword.yaml": "op: lambda\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = A[i];'\n",
         "algorithm.yaml": "op: y\ndoc: y\nalgorithm: 'Func y; In A; Var i; y[i] = B[i];'\n",
     }
