@@ -37,7 +37,7 @@ OPS = tuple(_PATCHERS)
 #: What ops="auto" takes, and the measurement in benchmarks/ that says so. An op without one is on request only.
 DEFAULTS = {
     "attention": "h200_attention_warpgroups.json",
-    "lora": "h200_rows_and_two_mm.json",
+    "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
     "relu": "h200_rows_and_two_mm.json",
 }
 _SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
