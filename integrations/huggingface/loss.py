@@ -43,7 +43,7 @@ def causal_loss(
     if reason is None and target.shape != logits.shape[:-1]:
         reason = "labels of another shape than the logits"
     record.count(reason)
-    if reason is not None:
+    if reason is not None or torch.compiler.is_compiling():
         more = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
         return original(logits, labels, vocab_size, **more, **kwargs)
     from dtkernels import ops
@@ -73,10 +73,9 @@ def _patch(name: str, module: nn.Module, causal: Callable, report: PatchReport) 
     if isinstance(current, partial) and current.func is causal_loss:
         report.add(name, "cross_entropy", ALREADY, record=current.args[0])
         return
-    loss = module.loss_function
-    if loss is not causal:
-        report.add(name, "cross_entropy", SKIPPED, f"its loss is {getattr(loss, '__name__', type(loss).__name__)}")
-    elif (reason := taken(module, type(module))) is not None:  # a forward that need not call the loss function at all
+    if module.loss_function is not causal:
+        return  # another loss is not this op
+    if (reason := taken(module, type(module))) is not None:  # a forward that need not call the loss function at all
         report.add(name, "cross_entropy", SKIPPED, reason)
     elif report.dry_run:
         report.add(name, "cross_entropy", WOULD_PATCH)

@@ -1,4 +1,7 @@
-"""RMSNorm modules, found by what they compute, and nn.LayerNorm: one instance's `forward` is replaced by a call of the op."""
+"""RMSNorm modules, found by what they compute, and nn.LayerNorm: one instance's `forward` is replaced by a call of the op.
+
+Under torch.compile the module's own forward is what Inductor reads and fuses, here and in gated.py, rotary.py and loss.py.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
     """
     reason = _unsupported(module.weight, args, kwargs)
     record.count(reason)
-    if reason is not None:
+    if reason is not None or torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
     from dtkernels import ops
 
@@ -31,7 +34,7 @@ def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs)
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as of `rmsnorm_forward`."""
     reason = _unsupported(module.weight, args, kwargs)
     record.count(reason)
-    if reason is not None:
+    if reason is not None or torch.compiler.is_compiling():
         return nn.LayerNorm.forward(module, *args, **kwargs)
     from dtkernels import ops
 

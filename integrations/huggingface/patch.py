@@ -38,6 +38,11 @@ OPS = tuple(_PATCHERS)
 DEFAULTS = {
     "attention": "h200_attention_warpgroups.json",
     "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
+    "rmsnorm": "h200_models.json",
+    "swiglu": "h200_models.json",
+    "geglu": "h200_more_ops.json",
+    "rope": "h200_models.json",
+    "cross_entropy": "h200_models.json",  # less memory, the same time
     "relu": "h200_rows_and_two_mm.json",
 }
 _SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
@@ -56,15 +61,17 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
         gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; only if asked for
-        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it; only if asked for
+        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it
         layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; only if asked for
-        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers; only if asked for
-        geglu       gelu(gate(x)) * up(x), the same; only if asked for
-        rope        q and k turned by cos and sin, in attention modules that call a function for it; only if asked for
-        cross_entropy   of the next token, where a Hugging Face model's loss_function is that; only if asked for
+        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
+        geglu       gelu(gate(x)) * up(x), the same
+        rope        q and k turned by cos and sin, in attention modules that call a function for it
+        cross_entropy   of the next token, where a Hugging Face model's loss_function is that
+
+    Under torch.compile the last six are left to Inductor, which fuses what the module computes itself.
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
-    ops       "auto" (attention, lora and relu: what is measured to be faster), "all", one op's name, or several
+    ops       "auto" (those of DEFAULTS: what is measured to be faster), "all", one op's name, or several
     strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 

@@ -30,8 +30,7 @@ class Rebound:
         self.cls, self.name, self.original = cls, name, original
         forward = cls.forward
         self.scope: dict = forward.__globals__
-        # Without __name__ torch.compile looks names up in this copy; with it, in the module of that name.
-        scope = {key: value for key, value in self.scope.items() if key != "__name__"} | {name: partial(rotated, original)}
+        scope = self.scope | {name: partial(rotated, original)}
         self.function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
         self.function.__kwdefaults__ = forward.__kwdefaults__
         self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
@@ -47,7 +46,7 @@ class Rebound:
 def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, **kwargs):
     """The module's own forward, with q and k rotated by the op; arguments and result as before."""
     if torch.compiler.is_compiling():
-        return bound.function(module, *args, **kwargs)
+        return type(module).forward(module, *args, **kwargs)
     if not bound.holds():
         record.count("its modeling file has another rotary function now")
         return type(module).forward(module, *args, **kwargs)
@@ -61,7 +60,7 @@ def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, *
 def rotated(original: Callable, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args, **kwargs):
     """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted."""
     reason = _unsupported(q, k, cos, sin, args, kwargs)
-    if not torch.compiler.is_compiling() and (record := _record.get()) is not None:
+    if (record := _record.get()) is not None:
         record.count(reason)
     if reason is not None:
         return original(q, k, cos, sin, *args, **kwargs)
@@ -92,8 +91,9 @@ def patch_rope(model: nn.Module, report: PatchReport) -> None:
         function = _rotary_name(type(module))
         if function is not None:
             bound = rebound(type(module))
-            reason = _not_for_the_op(type(module), function) if bound is None else taken(module, type(module))
-            replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
+            reason = _held_back(type(module), function) if bound is None else taken(module, type(module))
+            if bound is not None or reason is not None:  # a function that does something else is not this op
+                replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
 
 
 def _rotary_name(cls: type[nn.Module]) -> str | None:
@@ -136,9 +136,10 @@ def _turns_halves(function: Callable) -> bool:
     return all(same(found, right) for found, right in zip(result, wanted))
 
 
-def _not_for_the_op(cls: type[nn.Module], name: str) -> str:
+def _held_back(cls: type[nn.Module], name: str) -> str | None:
+    """Why nobody can tell what the function does, or put another in its place; None where it does something else."""
     if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return f"{cls.__name__}.forward is wrapped by a decorator"
     if cls.forward.__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
         return f"{name} was already replaced by somebody else"
-    return f"{name} does something else than rotating the two halves of a head"
+    return None

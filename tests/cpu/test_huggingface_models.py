@@ -163,7 +163,7 @@ def test_training_with_dropout_gives_the_same_numbers():
     for _ in range(2):
         torch.manual_seed(5)
         outputs.append(model(**given)[0])
-        report = apply_to(model)
+        report = apply_to(model, ops="attention")
     assert torch.equal(*outputs)
     assert report.fallbacks == {"dropout": 2} and "dropout: 2" in str(report)
 
@@ -196,7 +196,7 @@ def test_a_second_call_says_already_and_dry_run_changes_nothing():
     first = apply_to(model)
     inside = state(model)
     second = apply_to(model)
-    assert {row.state for row in second.rows} == {"already"} and len(second.rows) == 4
+    assert {row.state for row in second.rows} == {"already"} and len(second.rows) == 5
     second.undo()
     assert state(model) == inside
     first.undo()
@@ -214,18 +214,18 @@ def test_undo_leaves_a_later_choice_alone():
 def test_models_that_cannot_switch_are_skipped_and_strict_says_so():
     model = made(falcon)
     before = state(model)
-    report = apply_to(model)
+    report = apply_to(model, ops="attention")
     assert [row.reason for row in report.skipped] == ["FalconForCausalLM does not use transformers' AttentionInterface"]
     with pytest.raises(PatchError, match="^strict: skipped attention in the model: FalconForCausalLM does not use"):
-        apply_to(model, strict=True)
+        apply_to(model, ops="attention", strict=True)
     assert state(model) == before
 
 
 def test_models_that_must_return_attention_weights_are_skipped():
     model = made(lambda: llama(attn_implementation="eager"))
     model.config.output_attentions = True
-    assert "only eager" in apply_to(model, dry_run=True).skipped[0].reason
-    assert {row.state for row in apply_to(model).rows} == {"skipped"}
+    assert "only eager" in apply_to(model, ops="attention", dry_run=True).skipped[0].reason
+    assert {row.state for row in apply_to(model, ops="attention").rows} == {"skipped"}
     assert model.config._attn_implementation == "eager"
 
 
@@ -251,7 +251,7 @@ def test_sub_configs_are_switched_and_restored():
         return [c._attn_implementation for c in (model.config, model.config.encoder, model.config.decoder)]
 
     before, old = state(model), names()
-    report = apply_to(model)
+    report = apply_to(model, ops="attention")
     assert len(report.patched) == 6 and names()[1:] == ["dtkernels"] * 2
     report.undo()
     assert names() == old and state(model) == before
