@@ -138,7 +138,7 @@ class CpuWorker:
         writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
         if not self.compiling:
             return Artefact("", names, writes)
-        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call")
+        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call", self.to)  # as a call prints it: Gluon where that is chosen
         artefact = Artefact(host_text(source), names, writes)
         module = load_module(source, "tuned")
         for launch, build in self._builds(module, works, names):
