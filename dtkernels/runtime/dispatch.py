@@ -16,7 +16,7 @@ from .decide import Choice, Subject, by_formula, choose, program_for
 from .driver import DriverError, driver
 from .host import Record, host_text, record
 from .launch import Bound, NotBound
-from .match import fits
+from .match import fits, loses_alignment
 from .notes import log, warn_once
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
@@ -99,16 +99,31 @@ class Dispatcher:
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         choice = self.choose(tensors)
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
-        if on_gpu and choice.table.store is not None:
-            for candidate in choice.usable:
-                found = self._prebuilt(candidate, choice.table.store, tensors, scalars) if candidate.exact else None
-                if found is not None:
-                    return Route(found[0], "prebuilt", candidate, choice), found[1]
-        return self._by_triton(choice, tensors, scalars, on_gpu)
+        route = self._stored(choice, tensors, scalars, coarse=False) if on_gpu else None
+        if route is not None:
+            return route
+        try:
+            return self._by_triton(choice, tensors, scalars, on_gpu)
+        except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
+            route = self._stored(choice, tensors, scalars, coarse=True) if on_gpu else None
+            if route is None:
+                raise
+            warn_once(f"{self.subject.op} {self.subject.direction}: a kernel for any layout runs, since none can be compiled: {type(error).__name__}")
+            return route
+
+    def _stored(self, choice: Choice, tensors: dict, scalars: dict, coarse: bool) -> tuple[Route, list[torch.Tensor]] | None:
+        """The nearest row's prebuilt kernels; ``coarse``: also such as know less of the tensors' alignment than is so."""
+        if choice.table.store is None:
+            return None
+        for candidate in choice.usable:
+            found = self._prebuilt(candidate, choice.table.store, tensors, scalars, coarse) if candidate.exact else None
+            if found is not None:
+                return Route(found[0], "prebuilt", candidate, choice), found[1]
+        return None
 
     # -- prebuilt -------------------------------------------------------------------------------------------------
 
-    def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict) -> tuple[Bound, list[torch.Tensor]] | None:
+    def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
         try:
             entries = [e for name in candidate.row.binaries if (e := store.entry(name)) is not None]
             host = store.host(entries[0].host) if entries else None
@@ -126,7 +141,7 @@ class Dispatcher:
                     if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants)
                 )
                 entry = next(fitting, None)
-                if entry is None:
+                if entry is None or not coarse and loses_alignment(entry, launch.names, launch.args):
                     return None
                 kernels.append(
                     (entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared))

@@ -32,6 +32,19 @@ def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str,
     return True
 
 
+def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
+    """Whether rows of some tensor start at multiples of 16 elements and the kernel does not know: its loads are then narrow.
+
+    Such a kernel is right and up to ten times slower than one compiled for the call.
+    """
+    pitches: dict[str, tuple[int, str]] = {}
+    for name, value in zip(names, args):
+        if "_stride_" in name and isinstance(value, int) and value > 1:
+            tensor = name.split("_stride_")[0]
+            pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
+    return any(value % 16 == 0 and name not in entry.divisible and entry.types[name] != "constexpr" for value, name in pitches.values())
+
+
 def _constant(name: str, built: object, asked: object, single: bool) -> bool:
     if built == asked:
         return True

@@ -47,16 +47,27 @@ def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> Fitt
     batched = frozenset(name for name, n in extra.items() if n > 0)
     if not count:
         return Fitted(tensors, batched, 0, (), False, short)
-    try:
-        batch = torch.broadcast_shapes(*(tensors[name].shape[: extra[name]] for name in batched))
-    except RuntimeError:
+    batch = _broadcast([tensors[name].shape[: extra[name]] for name in batched])
+    if batch is None:
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in tensors if name in batched)
-        raise ValueError(f"{op}: leading dimensions do not broadcast: {shapes}") from None
+        raise ValueError(f"{op}: leading dimensions do not broadcast: {shapes}")
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
     joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:
         return Fitted(joined, batched, 0, tuple(batch), True, 0)
     return Fitted(spread, batched, count, tuple(batch), False, 0)
+
+
+def _broadcast(shapes: list[torch.Size]) -> tuple[int, ...] | None:
+    """What ``shapes`` broadcast to, None if they do not. torch's own function imports sympy, which takes seconds."""
+    found = [1] * max(map(len, shapes))
+    for shape in shapes:
+        for place, size in enumerate(reversed(shape), 1):
+            if size != 1:
+                if found[-place] not in (1, size):
+                    return None
+                found[-place] = size
+    return tuple(found)
 
 
 def _lengthened(op, tensors, ranks, extra, short):

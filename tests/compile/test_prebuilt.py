@@ -133,7 +133,7 @@ def bound(tables, op: str, tensors: dict, scalars: dict, direction: str = "forwa
     row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == direction)
     variant = shipped(op).variant((), frozenset(), 0)
     variant = variant.pair(row.wanted).backward if row.wanted else variant
-    found = variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path.with_suffix(".safetensors")), tensors, scalars)
+    found = variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path.with_suffix(".safetensors")), tensors, scalars, coarse=True)
     assert found is not None
     return found
 
@@ -191,5 +191,5 @@ def test_a_damaged_kernel_warns_and_is_not_run(tables, tmp_path, noting, caplog)
     variant, row = shipped("softmax").variant((), frozenset(), 0), next(r for r in rows if r.direction == "forward")
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
         for _ in range(2):
-            assert variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path), {"A": torch.randn(1024, 512)}, {}) is None
+            assert variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path), {"A": torch.randn(1024, 512)}, {}, coarse=False) is None
     assert [r.message for r in caplog.records if "is damaged" in r.message and str(path) in r.message] == [caplog.records[0].message]

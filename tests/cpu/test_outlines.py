@@ -51,7 +51,9 @@ import sys, torch, dtkernels
 op = dtkernels.ops.softmax.operator()
 x = torch.zeros(512, 2048)
 op.bind((x,), {}).variant.dispatch.choose({"A": x})
-print([m for m in sys.modules if m in ("yaml", "triton", "torch._dynamo") or m.startswith("dtkernels.") and m.split(".")[1] in ("algebra",)])
+op.bind((torch.zeros(4, 512, 2048),), {})
+dtkernels.ops.relu.operator().bind((x,), {})
+print([m for m in sys.modules if m in ("yaml", "triton", "torch._dynamo", "sympy") or m.startswith("dtkernels.") and m.split(".")[1] in ("algebra",)])
 """
 
 
