@@ -5,6 +5,7 @@ import logging
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from dtkernels.runtime.choice import Candidate
 from dtkernels.runtime.decide import gpu_of
 from dtkernels.runtime.driver import LaunchConfig
 from dtkernels.runtime.library import op_table
+from dtkernels.runtime.match import loses_alignment
 from dtkernels.runtime.prebuild import known_labels
 from dtkernels.runtime.store import Store
 from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
@@ -154,6 +156,19 @@ def test_a_strided_input_gets_the_kernel_for_any_layout(tables, noting):
     x = torch.randn(512, 1024).t()
     _, (y,) = bound(tables, "softmax", {"A": x}, {})
     assert noting.launched[-1][1] == [x.data_ptr(), y.data_ptr(), 1024, 512, 1, 1024, 512, 1, 0, 0]
+
+
+def test_a_kernel_that_knows_less_of_the_alignment_than_is_so_is_the_last_resort(tables, noting):
+    """Rows 48 elements apart start at multiples of 16, which the build for any row does not know; rows 40 apart do not."""
+    path = tables / "nvidia_h200" / "softmax.yaml"
+    entries = [Store(path.with_suffix(".safetensors")).entry(n) for r in read_rows(path.read_text(), str(path)) for n in r.binaries]
+    names = tuple(next(e for e in entries if e.kernel == "softmax_kernel").types)
+    loose = next(e for e in entries if tuple(e.types) == names and not any("_stride_x" in n for n in e.divisible) and e.types["A_stride_x"] != "constexpr")
+    args = [torch.empty(0) if n.endswith(("_ptr", "_out")) else 48 if n.endswith("_stride_x") else 1 for n in names]
+    assert loses_alignment(loose, names, tuple(args))
+    assert not loses_alignment(loose, names, tuple(40 if isinstance(v, int) and v == 48 else v for v in args))
+    tight = replace(loose, divisible=tuple(n for n in names if n.endswith("_stride_x")))
+    assert not loses_alignment(tight, names, tuple(args))
 
 
 def test_numbers_may_differ_from_call_to_call(tables, noting):

@@ -70,8 +70,6 @@ def test_damage_warns_once(folder, caplog, what):
 
 QUIET = {
     "no table at all": None,
-    "a schedule of Funcs that are not there": row("other.block(x:2);"),
-    "a schedule that cannot be lowered": row(GOOD + "\nsoftmax.specialize_warps(y);"),
     "another version of the spec": row(spec="0" * 12),
     "a row far away": row(),
 }
@@ -85,6 +83,21 @@ def test_a_row_that_does_not_fit_is_passed_over(folder, caplog, what):
     assert right(x)
     assert "formula" in dtkernels.explain("softmax", x).forward.why
     assert not warnings(caplog)
+
+
+UNFIT = {
+    "a schedule of Funcs that are not there": row("other.block(x:2);"),
+    "a schedule that cannot be lowered": row(GOOD + "\nsoftmax.specialize_warps(y);"),
+}
+
+
+@pytest.mark.parametrize("what", UNFIT)
+def test_a_row_that_does_not_even_fit_its_own_sizes_says_so_once(folder, caplog, what):
+    (folder / "softmax.yaml").write_text(rows_text([UNFIT[what]]))
+    for _ in range(2):
+        assert right(torch.randn(8, 16))
+    (said,) = warnings(caplog)
+    assert "a row is passed over" in said and "\n" not in said
 
 
 def test_a_table_of_another_gpu_is_not_used(folder, caplog):
