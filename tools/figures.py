@@ -3,7 +3,8 @@
     python tools/figures.py README.md            write every marked table of the page anew
     python tools/figures.py README.md --check    1 if one is not what its files say
 
-A table stands between ``<!-- figures: FILE.json ... -->`` and ``<!-- /figures -->``; files are named from the root of the project.
+A table stands between ``<!-- figures: FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the root
+of the project, and REGEX is looked for in "op shape direction".
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ REFERENCES = ("bare-product",)  #: do less than the op: no peers
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-def table(paths: list[Path]) -> str:
+def table(paths: list[Path], only: str = "") -> str:
     """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from."""
     lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
     sources = []
@@ -32,8 +33,8 @@ def table(paths: list[Path]) -> str:
         groups: dict[tuple[str, str, str], dict[str, float]] = {}
         for f in data["figures"]:
             time = f["microseconds"]
-            if time is not None and math.isfinite(time):
-                way = f.get("direction", "forward")
+            way = f.get("direction", "forward")
+            if time is not None and math.isfinite(time) and re.search(only, f"{f['op']} {f['shape']} {way}"):
                 name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
                 groups.setdefault((name, f["shape"], f["dtype"]), {})[f["who"]] = time
         lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
@@ -65,7 +66,8 @@ def filled(text: str) -> str:
     """The page with every marked table written anew. Raises FileNotFoundError, ValueError."""
 
     def one(m: re.Match) -> str:
-        return m[1] + table([ROOT / name for name in m[2].split()]) + m[3]
+        names, _, only = m[2].partition(" only ")
+        return m[1] + table([ROOT / name for name in names.split()], only) + m[3]
 
     found, count = MARK.subn(one, text)
     if not count:
