@@ -162,7 +162,7 @@ def demo_generation(check: Checks, device: str) -> None:
     tokens, logits = generate()
     say(f"  before: {tokens[0].tolist()}")
     so_far = calls()
-    report = dtkernels.apply_to(model)
+    report = dtkernels.apply_to(model, ops=("attention", "relu"))
     print(report)
     patched_tokens, patched_logits = generate()
     say(f"  after:  {patched_tokens[0].tolist()}")

@@ -43,7 +43,6 @@ DEFAULTS = {
     "geglu": "h200_more_ops.json",
     "rope": "h200_models.json",
     "cross_entropy": "h200_models.json",  # less memory, the same time
-    "relu": "h200_rows_and_two_mm.json",
 }
 _SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
 
@@ -56,7 +55,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     """Make this model instance run its ops on dtkernels; nothing global and no class is changed.
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
-        relu        max(x, 0), in nn.ReLU modules
+        relu        max(x, 0), in nn.ReLU modules; only if asked for: torch's is as fast, and keeps less for backward
         lora        y + scale * (x A') B', in LoRA layers of PEFT
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for

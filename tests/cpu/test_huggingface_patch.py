@@ -36,7 +36,7 @@ def state(model):
 def test_relu_modules_run_the_op_and_are_counted():
     model, x = Mlp(), torch.randn(3, 8)
     before = model(x)
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     torch.testing.assert_close(model(x), before)
     assert [(row.module, row.op, row.state) for row in report.rows] == [("act", "relu", "patched")]
     assert report.calls == {"relu": 1} and not report.fallbacks
@@ -45,7 +45,7 @@ def test_relu_modules_run_the_op_and_are_counted():
 def test_undo_restores_exactly_and_twice_is_once():
     model = Mlp()
     before = state(model)
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     assert state(model) != before
     report.undo()
     assert state(model) == before
@@ -56,13 +56,13 @@ def test_undo_restores_exactly_and_twice_is_once():
 def test_classes_and_other_instances_are_untouched():
     before = dict(vars(nn.ReLU))
     model, other = Mlp(), Mlp()
-    apply_to(model)
+    apply_to(model, "relu")
     assert dict(vars(nn.ReLU)) == before and "forward" not in vars(other.act)
 
 
 def test_a_second_call_patches_nothing():
     model = Mlp()
-    first, second = apply_to(model), apply_to(model)
+    first, second = apply_to(model, "relu"), apply_to(model, "relu")
     assert [row.state for row in second.rows] == ["already"] and not second.patched
     second.undo()
     assert "forward" in vars(model.act)
@@ -73,9 +73,9 @@ def test_a_second_call_patches_nothing():
 def test_nested_blocks_restore_at_the_outermost():
     model = Mlp()
     before = state(model)
-    with patched(model):
+    with patched(model, "relu"):
         inside = state(model)
-        with patched(model) as report:
+        with patched(model, "relu") as report:
             assert not report.patched
         assert state(model) == inside
     assert state(model) == before
@@ -84,7 +84,7 @@ def test_nested_blocks_restore_at_the_outermost():
 def test_a_block_restores_when_it_fails():
     model = Mlp()
     before = state(model)
-    with pytest.raises(KeyError), patched(model):
+    with pytest.raises(KeyError), patched(model, "relu"):
         raise KeyError
     assert state(model) == before
 
@@ -92,26 +92,26 @@ def test_a_block_restores_when_it_fails():
 def test_dry_run_changes_nothing():
     model = Mlp()
     before = state(model)
-    report = apply_to(model, dry_run=True)
+    report = apply_to(model, "relu", dry_run=True)
     assert state(model) == before
     assert [row.state for row in report.rows] == ["would patch"] and "1 would patch" in str(report)
 
 
 def test_inplace_and_subclassed_relu_are_skipped_with_the_reason():
-    assert "inplace" in apply_to(Mlp(inplace=True)).skipped[0].reason
-    assert apply_to(LoudReLU()).skipped[0].reason == "LoudReLU has a forward of its own"
+    assert "inplace" in apply_to(Mlp(inplace=True), "relu").skipped[0].reason
+    assert apply_to(LoudReLU(), "relu").skipped[0].reason == "LoudReLU has a forward of its own"
     model = nn.ReLU()
     model.forward = torch.relu
-    assert "replaced by somebody else" in apply_to(model).skipped[0].reason
+    assert "replaced by somebody else" in apply_to(model, "relu").skipped[0].reason
 
 
 def test_strict_raises_one_line_and_restores():
     model = nn.Sequential(nn.ReLU(), nn.ReLU(inplace=True), nn.ReLU(inplace=True))
     before = state(model)
     with pytest.raises(PatchError, match=r"^strict: skipped relu in 1: inplace=True.* \(and 1 more\)$"):
-        apply_to(model, strict=True)
+        apply_to(model, "relu", strict=True)
     assert state(model) == before
-    apply_to(Mlp(), strict=True)
+    apply_to(Mlp(), "relu", strict=True)
 
 
 def test_softmax_modules_only_on_request_and_over_the_last_dimension():
@@ -130,7 +130,7 @@ def test_softmax_modules_only_on_request_and_over_the_last_dimension():
 
 def test_tensors_that_the_op_does_not_take_go_to_torch():
     model = nn.ReLU()
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     assert torch.equal(model(torch.tensor([-1, 2])), torch.tensor([0, 2]))
     assert model(torch.tensor(-1.0)) == 0
     assert report.fallbacks == {"dtype int64": 1, "scalar input": 1}
@@ -180,14 +180,14 @@ def test_gradients_flow():
         model.zero_grad()
         model(x).square().sum().backward()
         grads.append(model.up.weight.grad.clone())
-        apply_to(model)
+        apply_to(model, "relu")
     torch.testing.assert_close(*grads)
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), "torch.save"])
 def test_copies_of_a_patched_model_work_and_count_for_themselves(clone):
     model, x = Mlp(), torch.randn(3, 8)
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     if clone == "torch.save":
         file = io.BytesIO()
         torch.save(model, file)
@@ -197,7 +197,7 @@ def test_copies_of_a_patched_model_work_and_count_for_themselves(clone):
         twin = clone(model)
     torch.testing.assert_close(twin(x), model(x))
     assert report.calls == {"relu": 1}
-    assert [row.state for row in apply_to(twin).rows] == ["already"]
+    assert [row.state for row in apply_to(twin, "relu").rows] == ["already"]
 
 
 def hooked_forward(module, *args):
@@ -221,7 +221,7 @@ def test_accelerate_hooks_stay_outside_the_op():
     model, x = nn.ReLU(), torch.randn(4)
     add_hook(model)
     hook, before = model.forward, state(model)
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     assert model.forward is hook
     torch.testing.assert_close(model(x), x.relu())
     assert report.calls == {"relu": 1}
@@ -234,10 +234,10 @@ def test_hooks_that_come_or_go_meanwhile_leave_no_op_behind(first):
     model, x = nn.ReLU(), torch.randn(4)
     if first == "hook":
         add_hook(model)
-        report = apply_to(model)
+        report = apply_to(model, "relu")
         remove_hook(model)
     else:
-        report = apply_to(model)
+        report = apply_to(model, "relu")
         add_hook(model)
     report.undo()
     torch.testing.assert_close(model(x), x.relu())
@@ -255,7 +255,7 @@ def test_bad_input_gives_one_clear_line():
 
 def test_the_report_gathers_layers_and_does_not_keep_the_model_alive():
     model = nn.Sequential(*[Mlp() for _ in range(3)])
-    report = apply_to(model)
+    report = apply_to(model, "relu")
     model(torch.randn(2, 8))
     title, head, line = str(report).splitlines()
     assert title == "dtkernels: 3 patched" and head.split() == ["module", "op", "state", "calls", "fell", "back", "why"]
@@ -277,6 +277,6 @@ def test_without_transformers_plain_modules_still_work(tmp_path):
         "from torch import nn\n"
         "from dtkernels.integrations import huggingface as hf\n"
         "assert not hf.HAVE_TRANSFORMERS\n"
-        "assert [row.state for row in hf.apply_to(nn.ReLU()).rows] == ['patched']"
+        "assert [row.state for row in hf.apply_to(nn.ReLU(), 'relu').rows] == ['patched']"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
