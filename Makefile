@@ -43,7 +43,7 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	    touch $(OLD)/.installed
 	fi
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
-	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py tests/cpu/test_language_values.py tests/cpu/test_language_programs.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/compile/test_targets.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # binaries are built by this Triton: here they are built anew and compared
 

@@ -10,8 +10,9 @@ from functools import partial
 
 import pytest
 import torch
-from dtkernels.integrations.huggingface import PatchError, PatchReport, Row, apply_to, patched
 from torch import nn
+
+from dtkernels.integrations.huggingface import PatchError, PatchReport, Row, apply_to, patched
 
 
 class Mlp(nn.Module):

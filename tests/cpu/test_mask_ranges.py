@@ -1,0 +1,71 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""Loops over masked tiles run where the mask is, and without a mask where all of it is true."""
+
+import pytest
+import torch
+from oracle import check
+from small_programs import MASKED, random
+
+import dtkernels
+
+
+def source(text):
+    return dtkernels.compile(text).source
+
+
+CONDITIONS = [
+    "l <= m", "l < m", "m >= l", "m > l", "l >= m", "l > m", "not m < l", "l + o <= m", "l <= m + o", "l - m <= o", "m - l < w and l <= m",
+    "m - l < w", "l - m < w and m - l < w", "l == m", "m == l + o", "2 * m >= l", "l <= 2 * m - o", "l < 7", "l >= 20", "l < len(d)", "l <= m - len(n)", "l < len(l) - 3",
+    "l <= m and l > 4 and m < 20", "l <= m or l > 15", "2 * l <= m", "l != m",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("sizes", [(33, 40), (16, 16), (40, 23), (1, 1)])
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_mask_ranges(condition, sizes):
+    m, l = sizes  # noqa: E741 (labels)
+    check(MASKED.format(condition=condition, scalars="", m=16, l=8), *random((m, 16), (l, 16), (l, 16)))
+
+
+@pytest.mark.parametrize("tiles", [(16, 16), (8, 32), (32, 4), (1, 8), (1, 1), (8, 1), (16, 0)])
+@pytest.mark.parametrize("condition", ["l <= m", "m - l < w and l <= m", "l > m", "2 * l <= m"])
+def test_mask_ranges_by_tile(condition, tiles):
+    check(MASKED.format(condition=condition, scalars="", m=tiles[0], l=tiles[1]), *random((21, 16), (35, 16), (35, 16)))
+
+
+@pytest.mark.parametrize("value", [0, 4, -7, 2.5, -2.5, 100.0, -100])
+@pytest.mark.parametrize("condition", ["l <= m + u", "l < m + u", "m - l < u and l <= m", "l - u >= m", "l > m - u"])
+def test_mask_ranges_by_a_scalar(condition, value):
+    check(MASKED.format(condition=condition, scalars="SIn u;", m=8, l=8), *random((21, 16), (35, 16), (35, 16)), value)
+    check(MASKED.format(condition=condition, scalars="SIn u;", m=8, l=8), *random((21, 16), (35, 16), (35, 16)), torch.tensor([value], dtype=torch.float32))
+
+
+@pytest.mark.parametrize("program", [
+    "f[x] = rsum(where(y <= x, A[x, y], 0), y);",
+    "f[x] = rsum(where(y <= x, 0, A[x, y]), y);",
+    "f[x] = rmax(where(y < x, A[x, y], -inf), y);",
+    "f[x] = rmin(where(y - x > 2, A[x, y], inf), y);",
+    "f[x] = rsum(where(y < x, A[x, y], 1), y);",  # what is masked is not neutral
+    "f[x] = rmax(where(y < x, A[x, y], 0), y);",
+    "f[x] = rsum(where(y < x, 0 * A[x, y] + 1, 0) * A[x, y], y);",
+    "f[x] = rsum(where(y <= x, A[x, y], 0) + where(x + 4 < y, A[x, y], 0), y);",
+])  # fmt: skip
+@pytest.mark.parametrize("schedule", ["f.block(x:4); f.tensorize(x:4, y:8);", "f.tensorize(y:4);", "f.block(x:4); f.tensorize(x:2, y:1);", "f.tensorize(x:0, y:8);", "f.block(x:8); f.tensorize(x:4, y:0);"])
+def test_mask_ranges_of_plain_reductions(program, schedule):
+    check(f"Func f; In A; Var x; RVar y; {program} {schedule}", random((13, 29)))
+
+
+def test_masked_tiles_are_skipped_and_whole_tiles_carry_no_mask():
+    text = source(MASKED.format(condition="l <= m", scalars="", m=16, l=8))
+    loops = text.split("for l_start in ")[1:]
+    assert [loop.split(":")[0] for loop in loops] == ["range(0, l_partial, TILE_l)", "range(l_partial, l_end, TILE_l)"]
+    assert "<= m[:, None]" not in loops[0] and "l_ok" not in loops[0] and "<= m[:, None]" in loops[1]
+
+
+def test_window_has_two_ends():
+    text = source(MASKED.format(condition="m - l < w and l <= m", scalars="", m=16, l=8))
+    assert text.count("for l_start in range(") == 3
+
+
+def test_reductions_whose_masked_terms_count_are_not_cut():
+    assert source("Func f; In A; Var x; RVar y; f[x] = rsum(where(y < x, A[x, y], 1), y); f.block(x:4); f.tensorize(x:4, y:8);").count("for y_start") == 1
