@@ -223,7 +223,8 @@ def _compared(func: str, backward: Algorithm) -> bool:
     if all(_picks(n) for n in parts):
         return False
     tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
-    return any(func in {a.tensor for a in sides} for sides in tests if all(isinstance(side, ex.Access) for side in sides))
+    read = [[a.tensor for a in sides if isinstance(a, ex.Access)] for sides in tests]
+    return any(func in names for names in read if len(names) == 2)
 
 
 def _picks(node: ex.Expr) -> bool:

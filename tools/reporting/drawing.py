@@ -106,8 +106,10 @@ def roofline(study: Study) -> Drawn:
             if s.bytes
         ]
         if points:
+            across, up = zip(*points)
             axes.scatter(
-                *zip(*points),
+                across,
+                up,
                 s=12,
                 color=[ONE, TWO, THREE, FOUR, TEXT, FAINT][i % 6],
                 marker="os^vDP"[i // 6 % 6 if len(ops) > 6 else 0],
@@ -118,7 +120,8 @@ def roofline(study: Study) -> Drawn:
     if study.bandwidth:
         axes.axhline(study.bandwidth / 1e12, color=FAINT, linewidth=1, linestyle="--")
         axes.annotate(f"memory, {study.bandwidth / 1e12:.2f} TB/s", (0.26, study.bandwidth / 1e12), fontsize=8, va="bottom", color=FAINT)
-    axes.set_xscale("log", base=2), axes.set_yscale("log")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
     axes.set_xlabel("operations of matrix products a byte that must move (0.25: none)"), axes.set_ylabel("TB/s of what must move")
     axes.legend(frameon=False, fontsize=8, ncols=3)
     return Drawn("roofline", "roofline: bandwidth reached by the best schedule of each size", figure)
