@@ -1,11 +1,11 @@
 """Time whole Hugging Face models, random weights: a training step and generate, patched against sdpa, torch.compile and Liger.
 
     python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
-    python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:rmsnorm:rope
+    python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:attention:rope
     python tools/bench_models.py --models toy --lengths 64            # a few seconds, on a CPU too
 
 A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
-(ops="auto"), dtkernels:OP:OP (auto and these ops). Variants take turns on one set of weights; the loss of each and the tokens
+(ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on one set of weights; the loss of each and the tokens
 of each are compared with those of the first.
 """
 
@@ -150,7 +150,7 @@ def under(variant: str, model) -> Iterator[object]:
     """The model with the patch of a variant; yields our report, None where the patch is not ours."""
     name, *ops = variant.removesuffix("+compile").split(":")
     if name == "dtkernels":
-        with patched(model, ops=["auto", *ops]) as report:
+        with patched(model, ops=ops or "auto") as report:
             yield report
     elif name == "liger":
         with liger(model):
