@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -82,6 +83,8 @@ class Bound:
         self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
         self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
         self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
+        #: bits that are 0 in all pointers given: kernels may count on tensors that lie at multiples of 16 bytes
+        self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._free: list[_Frame] = []
         self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
@@ -148,31 +151,52 @@ class Bound:
                 return self.run(values, self._allocate())
         return self.run(values, self._allocate())
 
+    def shape_of(self, result: int) -> tuple[int, ...]:
+        """The shape of a result."""
+        return self.allocations[self.results[result]][0]
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> Bound:
+        """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
+        other = copy.copy(self)
+        other.allocations, other._free = list(self.allocations), []
+        for j, shape in zip(self.results, shapes):
+            other.allocations[j] = (tuple(shape), self.allocations[j][1])
+        if order is not None:
+            other.pointers = [(order[i], slot) for i, slot in self.pointers]
+            other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
+        return other
+
     def _allocate(self) -> list[torch.Tensor]:
         return [self._empty(shape, row_major(shape), dtype) for shape, dtype in self.allocations]
 
-    def alone(self):
+    def alone(self) -> Callable[[tuple], torch.Tensor | None] | None:
         """What calling this does, for kinds of one kernel that writes one result, which is given without a list; else None.
 
-        It is what most calls are, and written out: each step that is left out is a twentieth of the call.
+        It is what most calls are, and written out: each step that is left out is a twentieth of the call. Where all tensors
+        lay at multiples of 16 bytes and one does not now, it gives None and launches nothing.
         """
         if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
             return None
-        (shape, dtype), ((_, slot),), pointers = self.allocations[0], self.made, self.pointers
+        (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
         strides, several, index, free = row_major(shape), self._several, self.index, self._free
         empty, launch, stream_of = self._empty, self._launch, raw_stream
 
-        def run(values: tuple) -> torch.Tensor:
-            if several and current_device() != index:
-                return self(values)[0]
-            made = empty(shape, strides, dtype)
+        def run(values: tuple) -> torch.Tensor | None:
             try:
                 frame = free.pop()  # another thread may take the last one between a test and this
             except IndexError:
                 frame = self._frame()
-            slots = frame.slots
+            slots, bits = frame.slots, 0
             for i, place in pointers:
-                slots[place] = values[i].data_ptr()
+                slots[place] = pointer = values[i].data_ptr()
+                bits |= pointer
+            if bits & grain:
+                free.append(frame)
+                return None
+            if several and current_device() != index:
+                free.append(frame)
+                return self(values)[0]
+            made = empty(shape, strides, dtype)
             slots[slot] = made.data_ptr()
             for i, number in frame.floats:
                 number.value = values[i]

@@ -96,6 +96,14 @@ def test_autocast():
     assert a.grad.dtype == torch.float32
 
 
+def test_autocast_is_noticed_by_a_call_like_the_last_one():
+    x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+    for _ in range(3):
+        assert dtkernels.ops.softmax(x).dtype == torch.bfloat16
+        with torch.autocast("cuda"):
+            assert dtkernels.ops.softmax(x).dtype == torch.float32
+
+
 def test_a_child_after_a_fork_gets_torchs_own_error():
     dtkernels.ops.softmax(torch.randn(64, 256, device="cuda"))
     read, write = os.pipe()
