@@ -15,11 +15,13 @@ times count. Few schedules are kept, chosen by regret, and judged at sizes held 
 from __future__ import annotations
 
 import argparse
+import fcntl
 import os
 import re
 import signal
 import sys
 import time
+from collections import Counter
 from datetime import date
 from pathlib import Path
 
@@ -117,6 +119,7 @@ class Run:
         self.target = self._target(self.gpu)
         self.out = args.out or ROOT / "schedule_tables" / self.gpu.folder
         path = self.out / "journal.jsonl"
+        self.lock = only_one(self.out)
         if path.exists() and not (args.resume or args.write_only):
             os.replace(path, path.with_suffix(".old"))
         try:
@@ -126,7 +129,8 @@ class Run:
             raise SystemExit(f"tune: {error}") from None
         self.before = self.journal.seconds
         self.known = Knowledge(self.works, self.journal)
-        self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 2), make_cpu_worker, self.target, not args.dry_run)
+        timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
+        self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.before, args.stop_after)
 
     def _gpu_crew(self, pretended: Target):
@@ -143,16 +147,26 @@ class Run:
 
             if not torch.cuda.is_available():
                 raise SystemExit("tune: no GPU: torch.cuda.is_available() is False; --dry-run needs none")
-            return Crew(args.workers or torch.cuda.device_count(), make)
+            here = torch.cuda.device_count()
+            if (args.workers or here) > here:
+                raise SystemExit(f"tune: --workers {args.workers}: {here} GPUs are here, and two workers on one would disturb each other")
+            return Crew(args.workers or here, make)
         return Crew(args.workers or 1, make, *rest)
 
     def _about(self, pretended: Target) -> dict:
-        self.gpus.send(0, "about", ("about",), 120.0)
-        while True:
+        """What machine every worker is on: they must be alike, for times of one kind of GPU say nothing of another."""
+        abouts: dict[int, dict] = {}
+        for worker in self.gpus.idle():
+            self.gpus.send(worker, "about", ("about",), 120.0)
+        while self.gpus.busy():
             for done in self.gpus.poll(1.0):
                 if done.failure:
-                    raise SystemExit(f"tune: the GPU worker does not start: {done.failure}")
-                return done.result  # type: ignore[return-value]
+                    raise SystemExit(f"tune: GPU worker {done.worker} does not start: {done.failure}")
+                abouts[done.worker] = done.result  # type: ignore[assignment]
+        names = dict.fromkeys(f"{a['name']} ({a['multiprocessors']} multiprocessors, torch {a['torch']})" for _, a in sorted(abouts.items()))
+        if len(names) > 1:
+            raise SystemExit(f"tune: workers differ: {', '.join(names)}; tune one kind at a time, with CUDA_VISIBLE_DEVICES or --workers")
+        return abouts[0]
 
     def _target(self, gpu: Gpu) -> Target:
         found = target_for(gpu)
@@ -225,12 +239,29 @@ class Run:
         write_measurements(self.out / "measurements.safetensors", self.known, self.journal.times, by)
         print(outcome.text())
         failures = sum(bool(t.failure) for t in self.journal.times.values())
+        for place, count in sorted(Counter(self.journal.places.values()).items()):
+            print(f"{place}: {count} measurements")
         print(f"{len(self.journal.times)} measurements, {failures} of them failures; {self.journal.seconds:.0f} s in all; wrote {', '.join(p.name for p in paths)} in {self.out}")
+
+
+def only_one(folder: Path) -> int:
+    """Keep other runs out of ``folder`` until this process ends. Exits in one line where one is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise SystemExit(f"tune: another run writes into {folder}; choose another --out") from None
+    return held
 
 
 def main(argv: list[str] | None = None) -> int:
     """The command."""
-    return Run(arguments(argv)).go()
+    try:
+        return Run(arguments(argv)).go()
+    except KeyboardInterrupt:
+        print("\ntune: interrupted; what was measured is in the journal, --resume goes on", file=sys.stderr)
+        return 130
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection, wait
 
 READY = "ready"
 START = 180.0  #: seconds that a worker may take to start
+FORGOTTEN = "what was sent once is not kept any more"  #: what a handler answers that wants it again
 
 
 class Fatal(Exception):
@@ -27,6 +28,8 @@ class Done:
     result: object = None
     failure: str = ""
     lost: bool = False  #: the worker's process is gone, with what it remembered
+    untried: bool = False  #: no worker looked at it: the failure is the worker's, not the task's
+    where: str = ""  #: the device of the worker, as its handler says
 
 
 @dataclass
@@ -36,6 +39,8 @@ class _Member:
     task: object = None
     busy: bool = False
     ready: bool = False  #: has made its handler
+    unheard: bool = False  #: was gone when its task was sent
+    where: str = ""
     allowed: float = 0.0
     limit: float = 0.0
 
@@ -47,6 +52,7 @@ class Crew:
         self.make, self.args = make, args
         self.stillborn = 0  #: workers in a row that did not start
         self.context = multiprocessing.get_context("spawn")
+        self.lives = [0] * count  #: processes that each worker has used up: one that is replaced remembers nothing
         self.members = [self._start(i) for i in range(count)]
 
     def _start(self, index: int) -> _Member:
@@ -72,7 +78,7 @@ class Crew:
         try:
             m.pipe.send(message)
         except (BrokenPipeError, OSError):
-            m.limit = 0.0  # it died while idle: noticed by the next poll
+            m.limit, m.unheard = 0.0, True  # it died while idle: noticed by the next poll
 
     def poll(self, seconds: float) -> list[Done]:
         """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
@@ -93,14 +99,14 @@ class Crew:
         except (EOFError, OSError):
             m.process.join(5)
             return self._replace(index, f"the worker died with exit code {m.process.exitcode}")
-        if message == READY:
-            m.ready, m.limit, self.stillborn = True, time.monotonic() + m.allowed, 0
+        if message[0] == READY:
+            m.ready, m.where, m.limit, self.stillborn = True, message[1], time.monotonic() + m.allowed, 0
             return None
         result, failure, fatal = message
         if fatal:
             return self._replace(index, failure)
         task, m.task, m.busy = m.task, None, False
-        return Done(task, index, result, failure)
+        return Done(task, index, result, failure, where=m.where)
 
     def _replace(self, index: int, why: str) -> Done:
         m = self.members[index]
@@ -109,8 +115,9 @@ class Crew:
         self.stillborn += not m.ready
         if self.stillborn > 2 * len(self.members) + 2:
             raise SystemExit(f"tune: workers do not start: {why}")
+        self.lives[index] += 1
         self.members[index] = self._start(index)
-        return Done(m.task, index, failure=why, lost=True)
+        return Done(m.task, index, failure=why, lost=True, untried=not m.ready or m.unheard, where=m.where)
 
     def close(self) -> None:
         """End every worker."""
@@ -134,13 +141,19 @@ def answer(handler: Callable, message: object) -> tuple[object, str, bool]:
     try:
         return handler(message), "", False
     except Fatal as error:
-        return None, _line(error), True
+        return None, line_of(error), True
     except Exception as error:  # whatever a compiler or a kernel raises is this candidate's failure
-        return None, f"{type(error).__name__}: {_line(error)}", False
+        return None, f"{type(error).__name__}: {line_of(error)}", False
 
 
-def _line(error: BaseException) -> str:
+def line_of(error: BaseException) -> str:
+    """What it says, in one line."""
     return " ".join(str(error).split())[:200]
+
+
+def where_of(handler: Callable, index: int) -> str:
+    """What the handler calls its device; the worker's number where it has none."""
+    return getattr(handler, "where", f"worker {index}")
 
 
 def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
@@ -151,9 +164,9 @@ def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
     os.dup2(nowhere, 2)
     try:
         handler = make(index, *args)
-        pipe.send(READY)
+        pipe.send((READY, where_of(handler, index)))
     except BaseException as error:
-        pipe.send((None, f"no worker: {_line(error)}", True))
+        pipe.send((None, f"no worker: {line_of(error)}", True))
         return
     while True:
         try:

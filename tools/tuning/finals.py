@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .compiling import Artefact
-from .crew import Crew, Done
+from .crew import FORGOTTEN, Crew, Done
 from .journal import Journal, Time
 from .plans import Cut
 from .search import Job
@@ -21,7 +21,7 @@ class Finals:
     def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, artefacts: dict[tuple, Artefact], limits: dict[str, float]):
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
         self.artefacts, self.limits = artefacts, limits
-        self.sent: dict[int, set] = {}
+        self.sent: dict[tuple[int, int], set] = {}
         self.failed: dict[tuple, str] = {}
         self.raced = 0
         self.wanted: list[Job] = []
@@ -63,6 +63,9 @@ class Finals:
         return one if len(cut.roots) == 1 else Job(work, cut, None)
 
     def _compiled(self, job: Job, done: Done) -> None:
+        if done.untried:
+            self.wanted.append(job)
+            return
         self.making.discard((job.key, job.work))
         if done.failure:
             if job.key not in self.artefacts:
@@ -83,7 +86,7 @@ class Finals:
         jobs = [j for j in jobs if j.key not in self.failed]
         if not jobs:
             return
-        sent = self.sent.setdefault(worker, set())
+        sent = self.sent.setdefault((worker, self.gpus.lives[worker]), set())
         entrants = tuple((("final", *j.key), None if j.key in sent else self.artefacts[j.key], (j.cut, j.root)) for j in jobs)
         sent.update(j.key for j in jobs)
         self.gpus.send(worker, (work, jobs), ("race", work, self.known.funcs(work.group), entrants, ROUNDS), self.limits["measure"] * 2)
@@ -92,10 +95,13 @@ class Finals:
         if not isinstance(done.task, tuple):
             return  # a late measurement of the search before
         work, jobs = done.task
-        if done.lost:
-            self.sent.pop(done.worker, None)
-        self.raced += 1
         results = done.result or [Time(failure=done.failure)] * len(jobs)
+        if done.untried or any(FORGOTTEN in found.failure for found in results):
+            for sent in self.sent.values():
+                sent.difference_update(j.key for j in jobs)
+            self.waiting[work] = jobs
+            return
+        self.raced += 1
         unfit = [j for j, found in zip(jobs, results) if "no build of" in found.failure]
         if unfit and work not in self.again:  # compiled for other sizes: once more, for this one too
             self.again.add(work)
@@ -104,4 +110,4 @@ class Finals:
             self.waiting[work] = jobs
             return
         for job, found in zip(jobs, results):
-            self.journal.put(work.text(), job.cut.text(), found)
+            self.journal.put(work.text(), job.cut.text(), found, done.where)

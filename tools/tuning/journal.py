@@ -1,8 +1,9 @@
 """What was measured so far, line by line: a line is whole or not there, so that an end at any time loses what is in hand only.
 
 Each line is JSON: ``["w", number, first, rest]`` and ``["p", number, first, rest]`` name works and plans, where ``["x",
-number, text]`` is the first half of several; ``["t", work, plan, cold, warm]`` is a time in microseconds, ``["f", work,
-plan, why]`` a failure, ``["s", seconds]`` time spent, ``["h", {...}]`` a header.
+number, text]`` is the first half of several and ``["g", number, text]`` a device; ``["t", work, plan, cold, warm, device]``
+is a time in microseconds, ``["f", work, plan, why, device]`` a failure, both without a device where none took part;
+``["s", seconds]`` is time spent, ``["h", {...}]`` a header. One process writes: workers tell it what they found.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Journal:
         self.times: dict[tuple[str, str], Time] = {}  #: (work, plan) -> time
         self.seconds = 0.0
         self._numbers: dict[tuple[str, str], int] = {}
-        self._count = {"w": -1, "p": -1, "x": -1}
+        self._count = {"w": -1, "p": -1, "x": -1, "g": -1}
+        self.places: dict[tuple[str, str], str] = {}  #: (work, plan) -> the device that measured it
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = self._read(path, header) if path.exists() else 0
         self._file = path.open("r+b" if path.exists() else "wb")
@@ -69,21 +71,26 @@ class Journal:
                 if entry[1].get(key) != value:
                     raise ValueError(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
             self.about = entry[1].get("about", {})
-        elif kind in ("w", "p", "x"):
-            text = entry[2] if kind == "x" else names["x", entry[2]] + HALF + entry[3]
+        elif kind in ("w", "p", "x", "g"):
+            text = entry[2] if kind in "xg" else names["x", entry[2]] + HALF + entry[3]
             names[kind, entry[1]] = text
             self._numbers[kind, text] = self._count[kind] = entry[1]
         elif kind in ("t", "f"):
             key = names["w", entry[1]], names["p", entry[2]]
             self.times[key] = Time(entry[3], entry[4]) if kind == "t" else Time(failure=entry[3])
+            if len(entry) > (5 if kind == "t" else 4):
+                self.places[key] = names["g", entry[-1]]
         elif kind == "s":
             self.seconds += entry[1]
 
-    def put(self, work: str, plan: str, found: Time) -> None:
-        """Keep one measurement."""
+    def put(self, work: str, plan: str, found: Time, where: str = "") -> None:
+        """Keep one measurement, and the device that it was taken on."""
         self.times[work, plan] = found
-        place = [self._number("w", work), self._number("p", plan)]
-        self._write(["f", *place, found.failure] if found.failure else ["t", *place, round(found.cold, 3), round(found.warm, 3)])
+        names = [self._number("w", work), self._number("p", plan)]
+        device = [self._number("g", where)] if where else []
+        if where:
+            self.places[work, plan] = where
+        self._write(["f", *names, found.failure, *device] if found.failure else ["t", *names, round(found.cold, 3), round(found.warm, 3), *device])
 
     def spent(self, seconds: float) -> None:
         """Keep that time went by."""
@@ -93,7 +100,7 @@ class Journal:
     def _number(self, kind: str, text: str) -> int:
         if (kind, text) not in self._numbers:
             first, _, rest = text.partition(HALF)
-            said = [text] if kind == "x" else [self._number("x", first), rest]
+            said = [text] if kind in "xg" else [self._number("x", first), rest]
             self._count[kind] += 1
             self._numbers[kind, text] = self._count[kind]
             self._write([kind, self._count[kind], *said])

@@ -18,7 +18,7 @@ from dtkernels.runtime.store import Entry
 
 from . import data
 from .compiling import Artefact, Refused
-from .crew import Fatal
+from .crew import FORGOTTEN, Fatal
 from .journal import Time
 from .works import Work
 
@@ -116,7 +116,8 @@ class GpuWorker:
         self.device = index
         torch.cuda.set_device(index)
         torch.backends.cuda.matmul.allow_tf32 = False
-        cache = torch.cuda.get_device_properties(index).L2_cache_size
+        properties = torch.cuda.get_device_properties(index)
+        self.where, cache = f"cuda:{index} GPU-{properties.uuid}", properties.L2_cache_size  # under Ray the number is 0 everywhere
         self.timer = Timer(torch.empty(max(2 * cache, 64 << 20), dtype=torch.uint8, device=f"cuda:{index}"))
         self.known: OrderedDict[tuple, data.Data] = OrderedDict()
         self.artefacts: OrderedDict[object, Artefact] = OrderedDict()
@@ -189,6 +190,9 @@ class GpuWorker:
             self.artefacts[key] = artefact
             while len(self.artefacts) > 3000:
                 self.artefacts.popitem(last=False)
+        if key not in self.artefacts:
+            raise Refused(FORGOTTEN)
+        self.artefacts.move_to_end(key)
         return self.artefacts[key]
 
     def _data(self, work: Work, funcs: tuple[str, ...]) -> data.Data:
@@ -234,5 +238,5 @@ def _driver_version() -> str:
 
 
 def make_gpu_worker(index: int) -> GpuWorker:
-    """For a worker process: the GPU with its number, or the one that Ray gave it."""
+    """For a worker process: of the GPUs that it sees, which CUDA_VISIBLE_DEVICES says, the one with its number; Ray shows each worker one."""
     return GpuWorker(index if torch.cuda.device_count() > 1 else 0)

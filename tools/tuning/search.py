@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .compiling import Artefact, Seeds
-from .crew import Crew, Done
+from .crew import FORGOTTEN, Crew, Done
 from .journal import Journal, Time
 from .plans import Cut, Plan
 from .spots import Knowledge, Spot
@@ -53,7 +53,7 @@ class Search:
         self.ready: dict[Work, list[tuple]] = {}
         self.artefacts: dict[tuple, Artefact] = {}
         self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: what waits for an artefact
-        self.sent: dict[int, set] = {}
+        self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of what it has
         self.at: dict[int, Work] = {}  #: the work that a GPU worker was last at
         self.measured = self.failed = 0
         self.seeding: dict[Group, int] = {}  #: works of a group whose schedules are not known yet
@@ -146,7 +146,7 @@ class Search:
 
     def _measure(self, worker: int, job: Job) -> None:
         spot = self._spot(job)
-        sent = self.sent.setdefault(worker, set())
+        sent = self.sent.setdefault((worker, self.gpus.lives[worker]), set())
         artefact = None if job.key in sent else self.artefacts[job.key]
         sent.add(job.key)
         message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, spot.fastest() if spot else float("inf"), (job.cut, job.root))
@@ -159,7 +159,10 @@ class Search:
 
     def _computed(self, done: Done) -> None:
         kind, *rest = done.task  # type: ignore[misc]
-        if kind == "seeds":
+        if done.untried:
+            heap, task = (self.to_compile, rest[0]) if kind == "compile" else (self.to_think, done.task)
+            heapq.heappush(heap, ((0,), next(self.order), task))
+        elif kind == "seeds":
             self.seeding[rest[0].group] -= 1
             if done.failure:
                 self.failed += 1
@@ -197,20 +200,24 @@ class Search:
     def _timed(self, done: Done) -> None:
         job: Job = done.task  # type: ignore[assignment]
         if done.lost:
-            self.sent.pop(done.worker, None)
             self.at.pop(done.worker, None)
+        if done.untried or FORGOTTEN in done.failure:
+            for sent in self.sent.values():
+                sent.discard(job.key)
+            heapq.heappush(self.ready.setdefault(job.work, []), ((0,), next(self.order), job))
+            return
         if done.failure and "no build of" in done.failure:
             again = (job.key, job.work)  # its kernel has another size baked in than the works that it was compiled for
             self.rebuilt[again] = self.rebuilt.get(again, 0) + 1
             if self.rebuilt[again] <= 4:
                 self._compile((0,), job)
                 return
-        self._record(job, Time(failure=done.failure) if done.failure else done.result)  # type: ignore[arg-type]
+        self._record(job, Time(failure=done.failure) if done.failure else done.result, done.where)  # type: ignore[arg-type]
 
-    def _record(self, job: Job, found: Time) -> None:
+    def _record(self, job: Job, found: Time, where: str = "") -> None:
         self.measured += 1
         self.failed += bool(found.failure)
-        self.journal.put(job.work.text(), job.plan.text() if job.root else job.cut.text(), found)
+        self.journal.put(job.work.text(), job.plan.text() if job.root else job.cut.text(), found, where)
         spot = self._spot(job)
         if spot is not None:
             spot.waiting.discard(job.plan)

@@ -20,8 +20,8 @@ from .works import Work, variants_of
 class StandIn:
     """Takes the tasks of a GpuWorker. ``pause`` is how long each measurement takes, in seconds."""
 
-    def __init__(self, to: Target, pause: float = 0.0):
-        self.to, self.pause = to, pause
+    def __init__(self, to: Target, pause: float = 0.0, index: int = 0):
+        self.to, self.pause, self.where = to, pause, f"stand-in {index}"
 
     def __call__(self, task: tuple) -> object:
         kind, *rest = task
@@ -74,7 +74,7 @@ class Troubled(StandIn):
 
 def make_stand_in(index: int, to: Target, pause: float = 0.0) -> StandIn:
     """For a worker process."""
-    return StandIn(to, pause)
+    return StandIn(to, pause, index)
 
 
 def make_troubled(index: int, to: Target, pause: float, folder: str) -> StandIn:
