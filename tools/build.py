@@ -5,8 +5,9 @@
     python tools/build.py --formula a100 l40s b200           first write tables for GPUs nobody measured: the formula's
                                                              schedules at some sizes of the specs, marked measured: false
 
-The same tables give the same bytes with the same Triton. A row that cannot be built is named, keeps no binaries, and
-makes the exit status 1.
+The same tables give the same bytes with the same Triton. A kernel that the store has already, from the same IR by the same
+Triton, is kept as it is; --anew compiles all. A row that cannot be built is named, keeps no binaries, and makes the exit
+status 1.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line numbers name files: with them no two builds are the same bytes
@@ -28,8 +30,8 @@ from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import gpu_of, target_for
-from dtkernels.runtime.prebuild import Built, build_row, widest_of
-from dtkernels.runtime.store import digest, write_store
+from dtkernels.runtime.prebuild import Built, Earlier, build_row, widest_of
+from dtkernels.runtime.store import Store, StoreError, digest, write_store
 from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
@@ -47,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         write_formula_tables(folders[-1], target(name), args.ops, tuple(args.dtypes.split(",")), args.few)
     if not folders:
         folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
-    failures = build_tables(folders, args.ops, args.jobs)
+    failures = build_tables(folders, args.ops, args.jobs, args.anew)
     for line in failures:
         print(f"not built: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -61,6 +63,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
     parser.add_argument("--few", type=int, default=2, metavar="N", help="rows that --formula writes for each kind of call")
     parser.add_argument("--dtypes", default="bf16,fp32", help="of the rows that --formula writes")
+    parser.add_argument("--anew", action="store_true", help="compile every kernel, also those that the store has")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     return parser.parse_args(argv)
 
@@ -88,7 +91,7 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str] | None, dtypes
 # -- building -----------------------------------------------------------------------------------------------------------
 
 
-def build_tables(folders: list[Path], ops: list[str] | None, jobs: int) -> list[str]:
+def build_tables(folders: list[Path], ops: list[str] | None, jobs: int, anew: bool = False) -> list[str]:
     """Build every op of some tables; what failed, a line each."""
     failures, tables = [], {}
     for folder in folders:
@@ -104,7 +107,8 @@ def build_tables(folders: list[Path], ops: list[str] | None, jobs: int) -> list[
                 continue
             rows = read_rows(path.read_text(), str(path))
             widest = widest_of(rows)
-            tables[path] = [(row, to.name, i in widest) for i, row in enumerate(rows)]
+            store = None if anew else path.with_suffix(".safetensors")
+            tables[path] = [(row, to.name, i in widest, store) for i, row in enumerate(rows)]
     results = iter(build_rows([pair for pairs in tables.values() for pair in pairs], jobs))
     for path, pairs in tables.items():
         whole, done = Built(), []
@@ -129,35 +133,45 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     write_whole(path, text)
 
 
-def build_rows(pairs: list[tuple[Row, str, bool]], jobs: int) -> list[Built | str]:
-    """What the kernels of each (row, target, for any layout too) are, or why they could not be made.
+def build_rows(pairs: list[tuple[Row, str, bool, Path | None]], jobs: int) -> list[Built | str]:
+    """What the kernels of each (row, target, for any layout too, store to take kernels from) are, or why they could not be made.
 
     Rows of one schedule are built in one process, which compiles once.
     """
     groups: dict[tuple, list[int]] = {}
-    for i, (row, to, _) in enumerate(pairs):
-        groups.setdefault((to, row.key, row.schedule), []).append(i)
+    for i, (row, to, _, store) in enumerate(pairs):
+        groups.setdefault((to, row.key, row.schedule, str(store or "")), []).append(i)
     results: list[Built | str] = [""] * len(pairs)
     if not groups:
         return results
     largest_first = sorted(groups.items(), key=lambda item: (-len(item[0][2]), item[1]))
     with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(build_some, [(pairs[i][0], pairs[i][2]) for i in places], key[0]): places for key, places in largest_first}
+        waiting = {pool.submit(build_some, [(pairs[i][0], pairs[i][2]) for i in places], key[0], key[3]): places for key, places in largest_first}
         for done in progress(as_completed(waiting), len(waiting), "build"):
             for i, result in zip(waiting[done], done.result()):
                 results[i] = result
     return results
 
 
-def build_some(rows: list[tuple[Row, bool]], to: str) -> list[Built | str]:
-    """Runs in a worker: the kernels of ``rows``."""
+def build_some(rows: list[tuple[Row, bool]], to: str, store: str) -> list[Built | str]:
+    """Runs in a worker: the kernels of ``rows``, some of them perhaps from ``store``."""
     found: list[Built | str] = []
+    earlier = earlier_of(store)
     for row, widest in rows:
         try:
-            found.append(build_row(shipped(row.op), row, target(to), widest))
+            found.append(build_row(shipped(row.op), row, target(to), widest, earlier))
         except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
             found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return found
+
+
+@cache
+def earlier_of(store: str) -> Earlier:
+    """The kernels of a store; none where there is no whole one."""
+    try:
+        return Earlier(Store(Path(store)) if store else None)
+    except (OSError, StoreError):
+        return Earlier()
 
 
 def progress(items, total: int, title: str):

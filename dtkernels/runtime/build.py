@@ -91,11 +91,34 @@ def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], 
     import triton
     from triton.backends.compiler import GPUTarget
 
+    source = _source(kernel, types, constants, divisible)
+    return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+
+
+def ir_of(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...], options: dict[str, object], target: Target) -> str:
+    """``Entry.ir`` of what ``compile_kernel`` would give, without the minutes that lowering it can take."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    source, gpu = _source(kernel, types, constants, divisible), GPUTarget(target.backend, target.arch, target.warp_size)
+    backend = make_backend(gpu)
+    parsed = backend.parse_options({**options, "enable_fp_fusion": True, **source.parse_options()})
+    stages: dict = {}
+    backend.add_stages(stages, parsed, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(gpu, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    return _ir({"ttir": stages["ttir"](module, dict(vars(parsed))) if "ttir" in stages else module})
+
+
+def _source(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...]):
+    """What Triton compiles."""
     names = kernel.arg_names
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in divisible}
     signature = {n: types[n] for n in names}
-    source = _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
-    return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+    return _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
 
 
 def _source_class(kernel):

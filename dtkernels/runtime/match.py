@@ -1,12 +1,14 @@
 """Which compiled kernel may run a launch, and which ones are worth building for a row.
 
 Of one kernel there are up to four builds, from the narrowest to the one that takes anything: ``aligned`` for sizes as
-regular as the row's; ``ragged`` for any number of rows, what lies contiguous still regular; ``contiguous`` for any
-size; ``any`` for any size and layout.
+regular as the row's; ``ragged`` for any number of rows: what lies contiguous in the tensors of most dimensions is still
+regular, and so are their strides, but not the strides of tensors in which a number of rows lies innermost;
+``contiguous`` for any size; ``any`` for any size and layout.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import torch
@@ -35,12 +37,14 @@ def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str,
 def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     """Whether rows of some tensor start at multiples of 16 elements and the kernel does not know: its loads are then narrow.
 
-    Such a kernel is right and up to ten times slower than one compiled for the call.
+    Such a kernel is right and up to ten times slower than one compiled for the call. Of a tensor that itself starts
+    elsewhere nothing is lost.
     """
     pitches: dict[str, tuple[int, str]] = {}
+    askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
     for name, value in zip(names, args):
-        if "_stride_" in name and isinstance(value, int) and value > 1:
-            tensor = name.split("_stride_")[0]
+        tensor = name.split("_stride_")[0]
+        if tensor != name and tensor not in askew and isinstance(value, int) and value > 1:
             pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
     return any(value % 16 == 0 and name not in entry.divisible and entry.types[name] != "constexpr" for value, name in pitches.values())
 
@@ -67,6 +71,14 @@ def _argument(kind: str, value: object, baked: object, divisible: bool) -> bool:
     return (kind == "i64" or kind == "i32" and -(2**31) <= value < 2**31) and not (divisible and value % 16)
 
 
+def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
+    """(labels that lie contiguous in the tensors of most dimensions, tensors whose strides do not depend on other labels)."""
+    ranks = Counter(n.split("_stride_")[0] for n in strides)
+    inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
+    close = {label for tensor, label in inner.items() if ranks[tensor] == max(ranks.values())}
+    return close, {tensor for tensor in ranks if inner.get(tensor) in {*close, None}}
+
+
 @dataclass(frozen=True)
 class Build:
     """How to compile a kernel: the parameters' types, the constants, and what is divisible by 16."""
@@ -84,8 +96,8 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
     ones = {n for n in strides if ints[n] == 1}
     regular = {n for n, v in ints.items() if n not in ones and v % 16 == 0}
     pointers = {n for n, v in given.items() if isinstance(v, torch.Tensor)}
-    close = {n.split("_stride_")[-1] for n in ones}
-    kept = {n for n in regular if n in strides or n.removeprefix("size_") in close}
+    close, steady = _innermost([n for n in names if n in strides], ones)
+    kept = {n for n in regular if n.split("_stride_")[0] in steady or n.removeprefix("size_") in close}
     evens = {n for n in constants if n.startswith("EVEN_")}
     found: list[Build] = []
     for divisible, baked, even in ((pointers | regular, ones, evens), (pointers | kept, ones, {f"EVEN_{label}" for label in close}), (pointers, ones, set()), (set(), set(), None)):

@@ -14,14 +14,14 @@ from ..codegen.triton_module import emit, plain_labels, value_inputs
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
-from .build import Launch, compile_kernel, entry_of, plain, plain_types, record_launches
+from .build import Launch, compile_kernel, entry_of, ir_of, plain, plain_types, record_launches
 from .cache import load_module
 from .decide import scheduled
 from .host import host_text
 from .match import ANY_PRECISION, Build, builds
 from .operator import Operator, Variant
 from .reference import extents
-from .store import Entry, digest
+from .store import Entry, Store, digest
 from .table import Row
 
 
@@ -116,7 +116,32 @@ def widest_of(rows: Sequence[Row]) -> set[int]:
     return set(found.values())
 
 
-def build_row(operator: Operator, row: Row, target: Target, widest: bool = True) -> Built:
+class Earlier:
+    """The kernels of a store as it was: one that would be compiled from the same IR is taken from it."""
+
+    def __init__(self, store: Store | None = None):
+        self.store, self.found = store, {}
+        for entry in (store.entry(name) for name in store.names()) if store else ():
+            self.found.setdefault(_kind(entry), []).append(entry)
+
+    def __call__(self, launch: Launch, build: Build, host: str, target: Target) -> tuple[Entry, bytes] | None:
+        import triton
+
+        constants = {k: plain(v) for k, v in build.constants.items()}
+        wanted = Entry(launch.kernel.__name__, host, "", target.arch, build.types, constants, build.divisible, 0, 0)
+        alike = [e for e in self.found.get(_kind(wanted), ()) if e.ir and e.built == triton.__version__]
+        real = {k: "ieee" if v == ANY_PRECISION else v for k, v in build.constants.items()}
+        ir = ir_of(launch.kernel, build.types, real, build.divisible, launch.options, target) if alike else ""
+        entry = next((e for e in alike if e.ir == ir), None)
+        return (entry, self.store.code(entry.code)) if entry else None
+
+
+def _kind(entry: Entry) -> str:
+    """What an entry is for; its launch options are in its host's text."""
+    return json.dumps([entry.kernel, entry.host, entry.arch, entry.types, sorted(entry.constants.items()), entry.divisible])
+
+
+def build_row(operator: Operator, row: Row, target: Target, widest: bool = True, earlier: Earlier | None = None) -> Built:
     """The kernels of one row in every build worth having; ``widest``: for any layout and 64-bit sizes too. Raises DTError, BuildError."""
     forward, variant = variant_of(operator, row)
     dtype = getattr(torch, ex.DTYPES[row.dtype])
@@ -128,7 +153,7 @@ def build_row(operator: Operator, row: Row, target: Target, widest: bool = True)
         raise BuildError(f"{row.title()}: compiles {', '.join(program.outputs())}; wanted {', '.join(variant.outputs)}")
     built = Built()
     for scalars in _scalar_kinds(variant.algorithm, row, dtype):
-        built += _build(program, (*tensors.values(), *scalars), target, widest)
+        built += _build(program, (*tensors.values(), *scalars), target, widest, earlier or Earlier())
     return built
 
 
@@ -152,7 +177,7 @@ def factors_of_products(algorithm: Algorithm) -> set[str]:
     return {a.name for a, b in sides if isinstance(a, ex.Scalar) and any(isinstance(n, ex.Dot) for n in b.walk())}
 
 
-def _build(program: Program, args: tuple, target: Target, widest: bool) -> Built:
+def _build(program: Program, args: tuple, target: Target, widest: bool, earlier: Earlier) -> Built:
     import triton.language as tl
 
     source = emit(program, "call", target)
@@ -161,7 +186,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool) -> Built
     for launch in _launches(source, args):
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)
         found = found if widest else found[:-1] or found
-        for entry, code in _compiled_all(launch, found, digest(host.encode()), target):
+        for entry, code in _compiled_all(launch, found, digest(host.encode()), target, earlier):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
                 built.codes[entry.code] = code
@@ -185,14 +210,17 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target) -> list[tuple[Entry, bytes]]:
+def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target, earlier: Earlier) -> list[tuple[Entry, bytes]]:
     """Every build; for both precisions of float32 products, unless the first shows that they make no difference."""
     if "PRECISION" not in launch.constants:
-        return [_compiled(launch, b, host, target) for b in found]
-    made = []
+        return [_compiled(launch, b, host, target, earlier) for b in found]
+    made: list[tuple[Entry, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
-        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.divisible), host, target) for p in precisions]
+        if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.divisible), host, target):
+            made.append(both)
+            continue
+        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.divisible), host, target, earlier) for p in precisions]
         if len({entry.code for entry, _ in pair}) == 1:
             precisions, entry = ("ieee",), pair[0][0]
             pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
@@ -203,9 +231,11 @@ def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target)
 _known: dict[str, tuple[Entry, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
 
 
-def _compiled(launch: Launch, build: Build, host: str, target: Target) -> tuple[Entry, bytes]:
+def _compiled(launch: Launch, build: Build, host: str, target: Target, earlier: Earlier) -> tuple[Entry, bytes]:
     constants = {k: plain(v) for k, v in build.constants.items()}
     key = json.dumps([host, launch.kernel.__name__, target.name, build.types, constants, build.divisible, launch.options], sort_keys=True)
+    if key not in _known and (kept := earlier(launch, build, host, target)):
+        _known[key] = kept
     if key not in _known:
         compiled = compile_kernel(launch.kernel, build.types, build.constants, build.divisible, launch.options, target)
         if compiled.metadata.shared > target.shared_bytes:

@@ -20,6 +20,8 @@ from .table import write_whole
 
 FORMAT = "dtkernels 1"
 _LARGEST_HEADER = 1 << 27
+_SMALL = 1 << 15  #: bytes of machine code
+_XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
 
 
 class StoreError(ValueError):
@@ -110,8 +112,8 @@ class Store:
         """The machine code called ``name``. Raises StoreError where it is missing or not what it was."""
         try:
             begin, end = self._places[name]
-            data = zlib.decompress(self._data[self._start + begin : self._start + end])
-        except (KeyError, ValueError, TypeError, zlib.error) as error:
+            data = _unpacked(self._data[self._start + begin : self._start + end])
+        except (KeyError, ValueError, TypeError, EOFError, ImportError, zlib.error) as error:
             raise StoreError(f"{self.path}: kernel {name} is {'missing' if isinstance(error, KeyError) else 'damaged'}") from None
         if digest(data) != name:
             raise StoreError(f"{self.path}: kernel {name} is damaged")
@@ -128,6 +130,26 @@ class Store:
         return text
 
 
+def _packed(code: bytes) -> bytes:
+    """Small kernels as zlib, quick to unpack in a first call; large ones as xz, a third smaller."""
+    if len(code) < _SMALL:
+        return zlib.compress(code, 9)
+    import lzma
+
+    return lzma.compress(code, check=lzma.CHECK_NONE, preset=9 | lzma.PRESET_EXTREME)
+
+
+def _unpacked(data: bytes) -> bytes:
+    if data[:6] != _XZ:
+        return zlib.decompress(data)
+    import lzma  # not every Python has it; without it such kernels are compiled at the call
+
+    try:
+        return lzma.decompress(data)
+    except lzma.LZMAError as error:
+        raise ValueError(str(error)) from None
+
+
 def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: dict[str, bytes], rows: str = "", table: str = "") -> None:
     """Write a store whole or not at all; the same bytes for the same contents. ``rows`` is JSON, ``table`` the YAML's digest."""
     metadata = {"format": FORMAT, "rows": rows, "table": table}
@@ -135,7 +157,7 @@ def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: 
     header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
     body = bytearray()
     for name, code in sorted(codes.items()):
-        packed = zlib.compress(code, 9)
+        packed = _packed(code)
         header[name] = {"dtype": "U8", "shape": [len(packed)], "data_offsets": [len(body), len(body) + len(packed)]}
         body += packed
     text = json.dumps(header, separators=(",", ":")).encode()

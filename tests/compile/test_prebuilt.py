@@ -14,12 +14,12 @@ import torch
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import target
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime import dispatch, launch
+from dtkernels.runtime import dispatch, launch, prebuild
 from dtkernels.runtime.choice import Candidate
 from dtkernels.runtime.decide import gpu_of
 from dtkernels.runtime.driver import LaunchConfig
 from dtkernels.runtime.library import op_table
-from dtkernels.runtime.match import loses_alignment
+from dtkernels.runtime.match import builds, loses_alignment
 from dtkernels.runtime.prebuild import known_labels
 from dtkernels.runtime.store import Store
 from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
@@ -63,6 +63,31 @@ def test_the_same_tables_build_to_the_same_bytes(tables, tmp_path):
     build(again, tmp_path)
     for name in ("softmax.yaml", "softmax.safetensors"):
         assert (tables / "nvidia_h200" / name).read_bytes() == (again / "nvidia_h200" / name).read_bytes()
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_kernel_is_taken_from_the_store_if_its_ir_is_what_it_was(tables, monkeypatch, changed):
+    monkeypatch.setattr(prebuild, "_known", {})
+    monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")  # as tools/build.py does
+    path = tables / "nvidia_h200" / "dyt.yaml"
+    row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == "forward")
+    earlier = prebuild.Earlier(Store(path.with_suffix(".safetensors")))
+    if changed:
+        earlier.found = {kind: [replace(e, ir="x" + "0" * 16) for e in entries] for kind, entries in earlier.found.items()}
+    monkeypatch.setattr(earlier.store, "code", lambda name: b"kept")
+    built = prebuild.build_row(shipped("dyt"), row, H200, earlier=earlier)
+    assert {e.name for e in built.entries} == set(row.binaries)
+    assert {code == b"kept" for code in built.codes.values()} == {not changed}
+
+
+def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for_each_row():
+    """As attention's logarithms of sums: the strides of those are odd with the rows, the others' are not."""
+    names = ("x_ptr", "s_ptr", "size_m", "size_n", "x_stride_b", "x_stride_m", "x_stride_n", "s_stride_b", "s_stride_m")
+    args = (torch.empty(4, 64, 32), torch.empty(4, 64), 64, 32, 2048, 32, 1, 64, 1)
+    types = {"x_ptr": "*fp32", "s_ptr": "*fp32", **dict.fromkeys(names[2:], "i32"), "EVEN_m": "constexpr", "EVEN_n": "constexpr"}
+    ragged = builds(names, args, {"EVEN_m": True, "EVEN_n": True}, types, "i64")[1]
+    assert {n for n in ragged.divisible if n not in ("x_ptr", "s_ptr")} == {"size_n", "x_stride_b", "x_stride_m"}
+    assert ragged.constants == {"EVEN_m": False, "EVEN_n": True, "x_stride_n": 1, "s_stride_m": 1}
 
 
 def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
