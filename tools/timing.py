@@ -31,23 +31,62 @@ class Replay:
 def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], object], bool]:
     """(what ``prepare()`` gives as a CUDA graph replay, so that host time does not enter; whether it could be captured).
 
-    ``prepare`` runs on the stream of the capture, so that a backward finds its forward there.
+    ``prepare`` runs on the stream of the capture, so that a backward finds its forward there. A call that waits for the GPU
+    (``.item()``, sizes that depend on the data) is not captured: it is given as it is. A capture that fails all the same leaves
+    nothing behind. Raises what the call raises without a graph.
     """
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
+    stream.wait_stream(before)
+    graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+    begun = False
     try:
         with torch.cuda.stream(stream):
             fn = prepare()
-            for _ in range(3):
+            for _ in range(2):
                 fn()
+            _without_waiting(fn)
         torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
+        begun = True
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
             results = fn()
         return Replay(graph, fn, results), True
-    except RuntimeError:
+    except Exception:  # whatever it is, it shows again below where it is the call's own
+        torch.cuda.set_stream(before)  # the context of torch.cuda.graph stays entered where the capture cannot be ended
         torch.cuda.synchronize()
-        return prepare(), False
+        if begun:
+            _abandon(graph, pool)
+    fn = prepare()
+    fn()
+    return fn, False
+
+
+def _without_waiting(fn: Callable[[], object]) -> None:
+    """Call ``fn``; RuntimeError where it waits for the GPU, which would break a capture."""
+    mode = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        fn()
+    finally:
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+_abandoned: list[torch.cuda.CUDAGraph] = []  #: kept, since torch's allocator may ask them which streams they capture
+
+
+def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
+    """Take back what a capture that failed leaves in torch: memory is taken from its pool still, and the generator still captures.
+
+    A clone takes the generator's place, of the same seed and offset: the old one refuses every draw (torch 2.11, which ends its
+    capture only where the graph's can be ended).
+    """
+    _abandoned.append(graph)
+    device = torch.cuda.current_device()
+    try:
+        torch._C._cuda_endAllocateToPool(device, pool)
+    except RuntimeError:  # the capture ended, and something later failed
+        pass
+    generator = torch.cuda.default_generators[device]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
