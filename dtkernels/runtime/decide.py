@@ -94,11 +94,12 @@ def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, 
     from ..codegen.lower import lower
     from ..codegen.resources import check_resources
 
+    itemsizes = element_bytes(algorithm, outputs, itemsize)
     for candidate in choice.usable:
         try:
             program = scheduled(algorithm, candidate.row.schedule)
             for kernel in lower(program):
-                check_resources(kernel, choice.sizes, element_bytes(algorithm, outputs, itemsize), target)
+                check_resources(kernel, choice.sizes, itemsizes, target)
         except Exception as error:  # a row from somewhere must not end the call
             tell = log.info if isinstance(error, DTError) and candidate.distance else warn_once  # a neighbour may well not fit
             tell(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {error}")

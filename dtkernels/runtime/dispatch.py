@@ -104,6 +104,8 @@ class Dispatcher:
             return route
         try:
             return self._by_triton(choice, tensors, scalars, on_gpu)
+        except (torch.OutOfMemoryError, MemoryError):  # says nothing about compiling
+            raise
         except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
             route = self._stored(choice, tensors, scalars, coarse=True) if on_gpu else None
             if route is None:
@@ -167,7 +169,7 @@ class Dispatcher:
         if candidate is not None:
             try:
                 return self._compile(program, candidate, choice, tensors, scalars, on_gpu)
-            except torch.OutOfMemoryError:
+            except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # too large for this GPU, say: the formula fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")

@@ -144,3 +144,24 @@ def test_first_calls_of_many_threads_at_once(folder, caplog):
     for t in threads:
         t.join()
     assert not wrong and not warnings(caplog)
+
+
+class OnGpu:
+    """Stands for a tensor of a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("problem, runs", [(ImportError("no triton"), True), (torch.OutOfMemoryError("no memory"), False), (MemoryError(), False)])
+def test_a_kernel_for_any_layout_stands_in_for_compiling_and_not_for_memory(monkeypatch, problem, runs):
+    def by_triton(*call):
+        raise problem
+
+    dispatch = shipped("softmax").variant((), frozenset(), 0).dispatch
+    for name, stand_in in {"choose": lambda tensors: None, "_by_triton": by_triton, "_stored": lambda *call, coarse: ("any", []) if coarse else None}.items():
+        monkeypatch.setattr(dispatch, name, stand_in)
+    if runs:
+        assert dispatch._first({"A": OnGpu()}, {}) == ("any", [])
+    else:
+        with pytest.raises(type(problem)):
+            dispatch._first({"A": OnGpu()}, {})
