@@ -8,6 +8,7 @@ accumulated by that loop (streaming.py).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
@@ -29,6 +30,7 @@ from .staged import staged
 from .walk import grid_order
 
 
+@lru_cache(maxsize=16)  # the formula, the fit and the printer each ask for the kernels of one program
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
     program = staged(program)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..lang.expr import field_names
 
@@ -33,6 +34,11 @@ class Tile:
     """Base of tile expressions."""
 
     def children(self) -> tuple[Tile, ...]:
+        """The tiles directly below this one."""
+        return self._children
+
+    @cached_property
+    def _children(self) -> tuple[Tile, ...]:
         found: list[Tile] = []
         for name in field_names(type(self)):
             value = getattr(self, name)
@@ -40,9 +46,13 @@ class Tile:
         return tuple(found)
 
     def walk(self) -> Iterator[Tile]:
-        yield self
-        for child in self.children():
-            yield from child.walk()
+        """This tile, then everything below it, parents first."""
+        return iter(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Tile, ...]:
+        """What ``walk`` gives, kept as ``lang.expr.Expr`` keeps it."""
+        return (self, *(node for child in self._children for node in child._nodes))
 
     def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
         new = {}

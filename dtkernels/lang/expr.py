@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from .errors import Position
@@ -43,6 +43,11 @@ class Expr:
     pos: Position | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def children(self) -> tuple[Expr, ...]:
+        """The expressions directly below this node."""
+        return self._children
+
+    @cached_property
+    def _children(self) -> tuple[Expr, ...]:
         found: list[Expr] = []
         for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
@@ -54,9 +59,20 @@ class Expr:
 
     def walk(self) -> Iterator[Expr]:
         """This node, then everything below it, parents first."""
-        yield self
-        for child in self.children():
-            yield from child.walk()
+        return iter(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Expr, ...]:
+        """What ``walk`` gives. Kept, as rules walk the same expressions again and again; frozen nodes have no other below them later."""
+        return (self, *(node for child in self._children for node in child._nodes))
+
+    @cached_property
+    def _accesses(self) -> tuple[Access, ...]:
+        return tuple(node for node in self._nodes if isinstance(node, Access))
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The fields alone: what is kept beside them is found anew."""
+        return {name: getattr(self, name) for name in field_names(type(self))}  # type: ignore[arg-type]
 
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
         """The same node with ``change`` applied to each direct child."""
@@ -202,7 +218,7 @@ def free_labels(expr: Expr) -> frozenset[str]:
 
 def accesses(expr: Expr) -> Iterator[Access]:
     """Every indexed tensor or Func below ``expr``."""
-    return (node for node in expr.walk() if isinstance(node, Access))
+    return iter(expr._accesses)
 
 
 def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = frozenset()) -> bool:
