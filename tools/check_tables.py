@@ -12,20 +12,22 @@ Prints what is wrong, a line each, and exits with 1 if anything is.
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
 
-from dtkernels.codegen.target import Target
+from dtkernels.codegen.target import target
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import scheduled, target_for
 from dtkernels.runtime.prebuild import BuildError, build_row, variant_of, widest_of
-from dtkernels.runtime.store import Store, StoreError
+from dtkernels.runtime.store import Entry, Store, StoreError
 from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,10 +38,16 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--rebuild", choices=("none", "some", "all"), default="some")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that build")
     args = parser.parse_args(argv)
-    wrong, seen = [], Counts()
+    wrong, seen, stored = [], Counts(), []
     for path in sorted(args.tables.glob("*/*.yaml")):
-        wrong += check_gpu(path.parent) if path.stem == "gpu" else check_table(path, args.rebuild, seen)
+        if path.stem == "gpu":
+            wrong += check_gpu(path.parent)
+        else:
+            rows = check_table(path, wrong, seen)
+            stored += rows if args.rebuild == "all" else rows[:1] if args.rebuild == "some" else []
+    wrong += compare(stored, args.jobs, seen)
     size = sum(p.stat().st_size for p in args.tables.rglob("*") if p.suffix in (".yaml", ".safetensors"))
     if size > LARGEST:
         wrong.append(f"{args.tables}: {size / 2**20:.1f} MiB; allowed: {LARGEST / 2**20:.0f}")
@@ -56,6 +64,20 @@ class Counts:
     rows = kernels = compared = varied = other = bare = 0
 
 
+@dataclass(frozen=True)
+class Stored:
+    """A row whose kernels are all there."""
+
+    row: Row
+    entries: list[Entry]
+    target: str  #: its name
+    widest: bool  #: whether it is built for any layout and 64-bit sizes too
+    title: str  #: what to call it
+
+
+# -- what lies there ----------------------------------------------------------------------------------------------------
+
+
 def check_gpu(folder: Path) -> list[str]:
     """What is wrong with ``gpu.yaml``."""
     try:
@@ -65,19 +87,23 @@ def check_gpu(folder: Path) -> list[str]:
     return []
 
 
-def check_table(path: Path, rebuild: str, seen: Counts) -> list[str]:
-    """What is wrong with the table of one op."""
+def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
+    """The rows of one op's table whose kernels are all there; what is wrong with it is added to ``wrong``."""
     try:
         text = path.read_text()
         rows = read_rows(text, str(path))
         to = target_for(read_gpu(path.parent))
     except (TableError, OSError, UnicodeDecodeError) as error:
-        return [str(error)]
+        wrong.append(str(error))
+        return []
     if to is None:
-        return [f"{path.parent}: no target is of its compute capability"]
+        wrong.append(f"{path.parent}: no target is of its compute capability")
+        return []
     if path.stem not in shipped_names():
-        return [f"{path}: no such op; allowed: {', '.join(shipped_names())}"]
-    wrong = [] if text == rows_text(rows) else [f"{path}: is not as tools/build.py writes it: order or spelling differ"]
+        wrong.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
+        return []
+    if text != rows_text(rows):
+        wrong.append(f"{path}: is not as tools/build.py writes it: order or spelling differ")
     store = None
     try:
         store = Store(path.with_suffix(".safetensors"))
@@ -86,17 +112,23 @@ def check_table(path: Path, rebuild: str, seen: Counts) -> list[str]:
             wrong.append(f"{path}: its kernels are missing; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
     except (OSError, StoreError) as error:
         wrong.append(str(error))
-    built = next((i for i, r in enumerate(rows) if r.binaries), None)
-    widest = widest_of(rows)
+    found, widest = [], widest_of(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
-        anew = rebuild == "all" or rebuild == "some" and i == built
-        wrong += [f"{path}: row {i + 1} ({row.title()}): {what}" for what in check_row(row, path.stem, store, to, "" if not anew else "widest" if i in widest else "usual", seen)]
-    return wrong
+        seen.bare += not row.binaries  # allowed: its kernels are compiled when it is first taken
+        title = f"{path}: row {i + 1} ({row.title()})"
+        problems = list(check_row(row, path.stem))
+        if row.binaries and store is not None and not problems:
+            entries = list(entries_of(row, store, problems))
+            seen.kernels += len(entries)
+            if not problems:
+                found.append(Stored(row, entries, to.name, i in widest, title))
+        wrong += [f"{title}: {what}" for what in problems]
+    return found
 
 
-def check_row(row: Row, op: str, store: Store | None, to: Target, rebuild: str, seen: Counts) -> Iterator[str]:
-    """What is wrong with one row; ``rebuild``: "" for not at all, "usual", or "widest" with the builds for any layout."""
+def check_row(row: Row, op: str) -> Iterator[str]:
+    """What is wrong with what one row says."""
     if row.op != op:
         yield f"is of {row.op}"
         return
@@ -109,40 +141,52 @@ def check_row(row: Row, op: str, store: Store | None, to: Target, rebuild: str, 
         scheduled(variant.algorithm, row.schedule)
     except (DTError, BuildError) as error:
         yield str(error)
-        return
-    if not row.binaries:
-        seen.bare += 1  # allowed: its kernels are compiled when it is first taken
-    elif store is not None:
-        yield from check_kernels(row, store, to, rebuild, seen)
 
 
-def check_kernels(row: Row, store: Store, to: Target, rebuild: str, seen: Counts) -> Iterator[str]:
-    """Whether the row's kernels are all there, whole, and what builds now."""
-    entries = []
+def entries_of(row: Row, store: Store, problems: list[str]) -> Iterator[Entry]:
+    """The row's kernels that are there and whole; what is wrong with others is added to ``problems``."""
     for name in row.binaries:
         try:
             entry = store.entry(name)
             if entry is None or store.host(entry.host) is None:
-                yield f"kernel {name} is missing from {store.path.name}"
+                problems.append(f"kernel {name} is missing from {store.path.name}")
                 continue
             store.code(entry.code)
-            entries.append(entry)
+            yield entry
         except StoreError as error:
-            yield str(error)
-    seen.kernels += len(entries)
-    if not rebuild or len(entries) < len(row.binaries):
-        return
+            problems.append(str(error))
+
+
+# -- what builds now ----------------------------------------------------------------------------------------------------
+
+
+def compare(stored: list[Stored], jobs: int, seen: Counts) -> list[str]:
+    """Build rows anew where this Triton built them: what they should be and are not."""
     import triton
 
-    if any(e.built != triton.__version__ for e in entries):
-        seen.other += len(entries)
-        return
-    seen.compared += len(entries)
-    fresh = build_row(shipped(row.op), row, to, rebuild == "widest").entries
-    if [replace(e, code="") for e in fresh] != [replace(e, code="") for e in entries]:
-        yield "its kernels are not what builds now; run tools/build.py"
-    else:
-        seen.varied += sum(new.code != old.code for new, old in zip(fresh, entries))
+    ours = [s for s in stored if all(e.built == triton.__version__ for e in s.entries)]
+    seen.compared += sum(len(s.entries) for s in ours)
+    seen.other += sum(len(s.entries) for s in stored) - seen.compared
+    wrong = []
+    for s, fresh in zip(ours, built_anew(ours, jobs)):
+        if [replace(e, code="") for e in fresh] != [replace(e, code="") for e in s.entries]:
+            wrong.append(f"{s.title}: its kernels are not what builds now; run tools/build.py")
+        else:
+            seen.varied += sum(new.code != old.code for new, old in zip(fresh, s.entries))
+    return wrong
+
+
+def built_anew(rows: list[Stored], jobs: int) -> list[list[Entry]]:
+    """What the kernels of each row are now, built by several processes."""
+    if not rows:
+        return []
+    with ProcessPoolExecutor(min(jobs, len(rows)), mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(build_stored, rows))
+
+
+def build_stored(stored: Stored) -> list[Entry]:
+    """What the kernels of one row are now."""
+    return build_row(shipped(stored.row.op), stored.row, target(stored.target), stored.widest).entries
 
 
 if __name__ == "__main__":
