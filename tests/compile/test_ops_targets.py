@@ -1,19 +1,15 @@
 """Every op, in every element type, to machine code for four kinds of GPU, without one: what the compiled kernels say.
 
-The kernels are compiled by two processes that this file starts as a script; the tests read what those report.
+One test compiles one kernel and asks all there is to ask of it.
 """
 
-import json
-import os
 import re
 import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
 GPUS = ("a100", "h200", "b200", "mi300x")
 DTYPES = ("fp32", "fp16", "bf16")
 
@@ -44,21 +40,9 @@ WIDE_LOAD = r"ld\.global\S*\.v(4\.[bu]32|2\.[bu]64|8\.b32|4\.b64)|(global|buffer
 WIDE_STORE = r"st\.global\S*\.v(4\.[bu]32|2\.[bu]64|8\.b32|4\.b64)|(global|buffer)_store_dwordx4"
 
 
-def key(case: str, dtype: str, gpu: str) -> str:
-    return f"{case}-{dtype}-{gpu}"
-
-
-def every(cases=CASES, dtypes=DTYPES, gpus=GPUS, known: tuple[str, str] | None = None):
-    """Parametrise over the product, with ids such as softmax-bf16-h200. ``known``: a pattern of ids that fail, and why they do."""
-    params = []
-    for value in ((case, dtype, gpu) for case in cases for dtype in dtypes for gpu in gpus):
-        fails = known is not None and re.fullmatch(known[0], key(*value))
-        marks = [pytest.mark.xfail(reason=known[1], strict=True)] if fails else []
-        params.append(pytest.param(*value, id=key(*value), marks=marks))
-    return pytest.mark.parametrize("case, dtype, gpu", params)
-
-
-# -- in the compiling process -----------------------------------------------------------------------------------------
+def every(cases=CASES, dtypes=DTYPES, gpus=GPUS):
+    """Parametrise over the product, with ids such as softmax-bf16-h200."""
+    return pytest.mark.parametrize("case, dtype, gpu", [pytest.param(c, d, g, id=f"{c}-{d}-{g}") for c in cases for d in dtypes for g in gpus])
 
 
 def compile_one(case: str, dtype: str, gpu: str) -> list[dict]:
@@ -92,76 +76,32 @@ def spilled(cubin: bytes) -> dict[str, int]:
     return {what: int(re.search(rf"{what}:(\d+)", usage).group(1)) for what in ("STACK", "LOCAL")}
 
 
-def compile_all(keys: list[str]) -> None:
-    for name in keys:
-        try:
-            said = compile_one(*name.split("-"))
-        except Exception as error:  # one that fails is one test's failure
-            said = f"{type(error).__name__}: {error}"
-        print(json.dumps({name: said}), flush=True)
+# -- tests ------------------------------------------------------------------------------------------------------------
 
 
-# -- in the testing process -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def compiled(request, tmp_path_factory):
-    """case -> dtype -> GPU -> facts, for the tests that were asked for; compiled anew, two at a time."""
-    asked = [item.callspec.params for item in request.session.items if item.path == Path(__file__) and hasattr(item, "callspec")]
-    keys = list(dict.fromkeys(key(p["case"], p["dtype"], p["gpu"]) for p in asked))
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))}
-    workers = []
-    for part in filter(None, (keys[::2], keys[1::2])):
-        caches = tmp_path_factory.mktemp("caches")  # empty, so that everything is compiled
-        own = {"TRITON_CACHE_DIR": str(caches / "triton"), "DTKERNELS_CACHE": str(caches / "dtkernels")}
-        command = [sys.executable, __file__, *part]
-        workers.append(subprocess.Popen(command, env=environment | own, stdout=subprocess.PIPE, text=True))
-    found = {}
-    for worker in workers:
-        out, _ = worker.communicate(timeout=900)
-        assert worker.returncode == 0
-        for line in out.splitlines():
-            found |= json.loads(line)
-
-    def facts(case: str, dtype: str, gpu: str) -> list[dict]:
-        said = found[key(case, dtype, gpu)]
-        assert isinstance(said, list), said
-        return said
-
-    return facts
+@pytest.fixture(autouse=True)
+def empty_caches(tmp_path, monkeypatch):
+    """Everything is compiled anew."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "dtkernels"))
 
 
 @every()
-def test_compiles_and_fits_into_shared_memory(compiled, case, dtype, gpu):
+def test_compiles_to_what_the_gpu_wants(case, dtype, gpu):
+    """It fits; on an H200 it spills no register; products of halves use the matrix units; rows move 16 bytes at once."""
     marks = {"a100": "sm_80", "h200": "sm_90a", "b200": "sm_100a", "mi300x": "gfx942"}
-    kernels = compiled(case, dtype, gpu)
+    kernels = compile_one(case, dtype, gpu)
     assert kernels
     for facts in kernels:
         assert facts["binary"] and facts["target"].endswith(marks[gpu])
         assert facts["shared"] <= facts["limit"], facts
+        assert facts["spilled"] == ({"STACK": 0, "LOCAL": 0} if gpu == "h200" else None), facts
+        assert facts["matrix units"] or case not in PRODUCTS or dtype == "fp32", facts
+        assert facts["wide loads"] and facts["wide stores"] or case not in ROWS, facts
 
 
 @every(cases=OPTIONS, dtypes=["bf16"], gpus=["h200", "mi300x"])
-def test_options_of_attention_fit_too(compiled, case, dtype, gpu):
-    (facts,) = compiled(case, dtype, gpu)
+def test_options_of_attention_fit_too(case, dtype, gpu):
+    (facts,) = compile_one(case, dtype, gpu)
     assert facts["shared"] <= facts["limit"] and facts["matrix units"]
     assert facts["spilled"] in (None, {"STACK": 0, "LOCAL": 0})
-
-
-@every(gpus=["h200"])
-def test_spills_no_register(compiled, case, dtype, gpu):
-    assert [facts["spilled"] for facts in compiled(case, dtype, gpu)] == [{"STACK": 0, "LOCAL": 0}] * len(compiled(case, dtype, gpu))
-
-
-@every(cases=PRODUCTS, dtypes=("fp16", "bf16"))
-def test_products_of_halves_use_the_matrix_units(compiled, case, dtype, gpu):
-    assert all(facts["matrix units"] for facts in compiled(case, dtype, gpu))
-
-
-@every(cases=ROWS)
-def test_rows_move_16_bytes_at_once(compiled, case, dtype, gpu):
-    assert all(facts["wide loads"] and facts["wide stores"] for facts in compiled(case, dtype, gpu))
-
-
-if __name__ == "__main__":
-    compile_all(sys.argv[1:])
