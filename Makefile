@@ -15,6 +15,9 @@ OLD := $(VENV)-oldest
 # Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
 TORCH_CPU ?= torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# Files of tests over the cores, each in one process, in the order that conftest.py gives them. Not where pytest-xdist could not be installed.
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
+SPREAD = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && echo "-n $(JOBS) --dist loadfile --no-loadscope-reorder")
 
 help: ## show this menu
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/'
@@ -24,12 +27,14 @@ env: $(STAMP) ## make .venv and install dtkernels in it, with what its demo and 
 demo: $(STAMP) ## a real encoder and a small OPT before and after apply_to, and a generated kernel
 	@$(BIN)/python tools/demo.py $(DEMO_ARGS)
 
-# The interpreter is chosen when Triton is imported, so tests/cpu has a process of its own. All tiers run even if one fails.
+# The interpreter is chosen when Triton is imported, so tests/cpu has processes of its own. All tiers run even if one fails.
 test: $(STAMP) ## run every test; those for a GPU skip themselves where there is none
 	@failed=
+	export OMP_NUM_THREADS=1
 	tier() { echo "--- $$*"; env "$$@" || failed="$$failed [$$*]"; }
-	tier $(BIN)/python -m pytest tests/unit tests/compile tests/gpu
-	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/cpu
+	tier $(BIN)/python -m pytest $(SPREAD) tests/unit tests/compile
+	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/cpu
+	tier $(BIN)/python -m pytest tests/gpu
 	tier $(BIN)/python tools/check_tables.py
 	tier $(MAKE) --no-print-directory oldest
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
@@ -39,12 +44,12 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	@if [ ! -e $(OLD)/.installed ]; then
 	    $(BIN)/python -m venv $(OLD)
 	    $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(OLD)/bin/python -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
-	    $(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps "$(OLDEST)" "numpy<2.4" || { echo "SKIPPED: $(OLDEST) could not be installed here"; exit 0; }
+	    PIP_COMPILE=0 $(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps "$(OLDEST)" "numpy<2.4" || { echo "SKIPPED: $(OLDEST) could not be installed here"; exit 0; }
 	    touch $(OLD)/.installed
 	fi
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
-	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py tests/cpu/test_language_values.py tests/cpu/test_language_programs.py
-	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q tests/compile/test_targets.py
+	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py tests/cpu/test_language_values.py tests/cpu/test_language_programs.py
+	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # binaries are built by this Triton: here they are built anew and compared
 
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
@@ -66,6 +71,7 @@ clean: ## remove the environment, caches and build outputs
 $(STAMP): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "dtkernels needs Python 3.10 or newer; set PYTHON="; exit 1; }
 	$(PYTHON) -m venv $(VENV)
+	export PIP_COMPILE=0  # most modules of the dependencies are never imported
 	pip() { $(BIN)/python -m pip --disable-pip-version-check "$$@"; }
 	if ! nvidia-smi -L >/dev/null 2>&1; then
 	    echo "--- no NVIDIA GPU: installing the CPU build of torch"

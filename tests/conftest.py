@@ -3,7 +3,8 @@
 unit      no torch, no Triton          compile   kernels to machine code, no GPU needed
 cpu       TRITON_INTERPRET=1           gpu       an NVIDIA GPU
 
-A test collected in a process that cannot run its tier is skipped, and pytest's summary says why.
+A test collected in a process that cannot run its tier is skipped, and pytest's summary says why. Files that take longest come
+first, so that processes that share the files of a tier end together.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
+LONGEST = ("test_property.py", "test_algebra_rules.py", "test_ops_targets.py", "test_tuning.py", "test_prebuilt.py")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -35,6 +37,7 @@ def reason_to_skip(tier: str) -> str | None:
 
 
 def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         inside = item.path.is_relative_to(TESTS)
         tier = item.path.relative_to(TESTS).parts[0] if inside else ""
