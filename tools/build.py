@@ -13,13 +13,11 @@ status 1.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -128,8 +126,7 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     """Write the table with the names of its binaries, and the store with a copy of the rows."""
     text = rows_text(rows).encode()
     ordered = read_rows(text.decode(), str(path))
-    copied = json.dumps([{k: v for k, v in asdict(r).items() if v not in ({}, (), None)} for r in ordered], separators=(",", ":"))
-    write_store(path.with_suffix(".safetensors"), built.entries, built.hosts, built.codes, copied, digest(text))
+    write_store(path.with_suffix(".safetensors"), built.entries, built.hosts, built.codes, ordered, digest(text))
     write_whole(path, text)
 
 

@@ -27,7 +27,7 @@ from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import scheduled, target_for
 from dtkernels.runtime.prebuild import BuildError, build_row, variant_of, widest_of
-from dtkernels.runtime.store import Entry, Store, StoreError
+from dtkernels.runtime.store import Entry, Store, StoreError, digest
 from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -107,6 +107,8 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
     store = None
     try:
         store = Store(path.with_suffix(".safetensors"))
+        if store.table != digest(text.encode()) or store.rows() != rows:
+            wrong.append(f"{path}: the copy of its rows beside its kernels is not of it; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
     except FileNotFoundError:
         if any(r.binaries for r in rows):
             wrong.append(f"{path}: its kernels are missing; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")

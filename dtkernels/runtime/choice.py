@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .table import Gpu, Row
+from .table import Gpu, Row, kind_of
 
 LIMIT = 2.0  #: a row further away than this is no better than the formula
 LIGHT = 0.25  #: weight of a label that only says how many blocks there are
@@ -34,17 +34,12 @@ def candidates(
 
     Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
     """
-    found, loose = [], _without_numbers(key)
+    found, kind = [], kind_of(key)
     for row in rows:
-        if row.key == key or _without_numbers(row.key) == loose:
+        if row.key == key or kind_of(row.key) == kind:
             d = distance(row, sizes, pitches)
             found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), row.key == key))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
-
-
-def _without_numbers(key: tuple) -> tuple:
-    """A key without the parameters that are numbers, of which 1 is a usual default and then not in the key at all."""
-    return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
 
 
 def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float) -> str:

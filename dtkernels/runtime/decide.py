@@ -70,8 +70,8 @@ def target_for(gpu: Gpu) -> Target | None:
 
 def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
     """The rows of the GPU's table for one call; ``pitches`` see ``choice.distance``."""
-    table = op_table(subject.op, gpu_of(target))
-    return Choice(table, tuple(candidates(table.rows, subject.key(dtype, frozenset(sizes)), sizes, subject.spec, pitches=pitches)), sizes)
+    table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
+    return Choice(table, tuple(candidates(table.like(key), key, sizes, subject.spec, pitches=pitches)), sizes)
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

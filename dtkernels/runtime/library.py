@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from .choice import nearest_gpu
@@ -22,8 +21,26 @@ class OpTable:
     """The rows of one op for one GPU, with its binaries if there are any."""
 
     gpu: str | None  #: the table's folder
-    rows: tuple[Row, ...] = ()
+    written: tuple[Row, ...] = ()  #: the rows, if they were read from the table itself
     store: Store | None = None
+    packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Every row."""
+        return self.written if self.packed is None else self._copied(None)
+
+    def like(self, key: tuple) -> tuple[Row, ...]:
+        """The rows that agree with ``key`` but for numbers among the parameters, if not more."""
+        return self.written if self.packed is None else self._copied(key)
+
+    def _copied(self, key: tuple | None) -> tuple[Row, ...]:
+        assert self.store is not None and self.packed is not None
+        try:
+            return self.store.rows(key)
+        except StoreError as error:
+            warn_once(f"rows are read from the table: {_named(self.packed, error)}")
+        return _read(self.packed)
 
 
 def tables_folder() -> Path:
@@ -53,14 +70,17 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
         return OpTable(None)
     path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
     try:
-        data = path.read_bytes()
-        rows = _copied_rows(store, data)
-        return OpTable(name, read_rows(data.decode(), str(path)) if rows is None else rows, store)
+        copied = store is not None and store.table == digest(path.read_bytes())
+        return OpTable(name, (), store, path) if copied else OpTable(name, _read(path), store)
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
         warn_once(f"table not used, schedules of {op} come from the formula: {_named(path, error)}")
         return OpTable(name)
+
+
+def _read(path: Path) -> tuple[Row, ...]:
+    return read_rows(path.read_bytes().decode(), str(path))
 
 
 def _named(path: Path, error: Exception) -> str:
@@ -75,16 +95,6 @@ def _store(path: Path) -> Store | None:
         return None
     except (OSError, StoreError) as error:
         warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}")
-        return None
-
-
-def _copied_rows(store: Store | None, data: bytes) -> tuple[Row, ...] | None:
-    """The rows as the store has them, if they are of this very table: JSON reads fifty times faster than YAML."""
-    if store is None or not store.metadata.get("table") or store.metadata["table"] != digest(data):
-        return None
-    try:
-        return tuple(Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in r.items()}) for r in json.loads(store.metadata["rows"]))
-    except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
 

@@ -1,10 +1,12 @@
 """Compiled kernels in a safetensors file: machine code as uint8 tensors, what a launch must know as JSON in the header.
 
-The file is read by hand: the header once, code only when it is asked for. A name in the file is the checksum of what it
+The file is read by hand: the header once, the rest only when it is asked for. A name in the file is the checksum of what it
 stands for, so that equal kernels of several rows are stored once and a damaged one is noticed.
 
-Header: ``entry/<name>`` what one kernel takes (``Entry``), ``host/<name>`` the text that allocates and launches,
-``rows`` and ``table`` a copy of the table's rows with the checksum of the YAML it is of, tensors ``<checksum>``.
+Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one text behind another, each behind a line with its
+name and length: ``entry/<checksum>`` what one kernel takes (``Entry``), ``host/<checksum>`` the text that allocates and
+launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON. Metadata: ``table`` the checksum of the YAML that the rows
+are copied from.
 """
 
 from __future__ import annotations
@@ -12,13 +14,15 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import re
 import zlib
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .table import write_whole
+from .table import Row, kind_text, write_whole
 
-FORMAT = "dtkernels 1"
+FORMAT = "dtkernels 2"
 _LARGEST_HEADER = 1 << 27
 _SMALL = 1 << 15  #: bytes of machine code
 _XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
@@ -85,16 +89,19 @@ class Store:
             raise StoreError(f"{path}: cut short: {size} bytes")
         try:
             header = json.loads(self._data[8 : 8 + length])
-            self.metadata: dict[str, str] = header.pop("__metadata__")
-            self._places = {name: tuple(t["data_offsets"]) for name, t in header.items()}
-            last = max((end for _, end in self._places.values()), default=0)
+            metadata: dict[str, str] = header.pop("__metadata__")
+            self._places = {name: (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for name, t in header.items()}
+            texts = self._places.pop("texts")
+            last = max([texts[1], *(end for _, end in self._places.values())])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: the header is damaged: {type(error).__name__}") from None
-        if self.metadata.get("format") != FORMAT:
-            raise StoreError(f"{path}: its format is {self.metadata.get('format')!r}; allowed: {FORMAT!r}")
+        if metadata.get("format") != FORMAT:
+            raise StoreError(f"{path}: its format is {metadata.get('format')!r}; allowed: {FORMAT!r}")
+        self.table = metadata.get("table")
         self._start = 8 + length
         if self._start + last != size:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
+        self._texts = (self._start + texts[0], self._start + texts[1])
 
     def entry(self, name: str) -> Entry | None:
         """The entry called ``name``, None if there is none. Raises StoreError."""
@@ -119,15 +126,40 @@ class Store:
             raise StoreError(f"{self.path}: kernel {name} is damaged")
         return data
 
-    def names(self) -> tuple[str, ...]:
-        """Names of all entries."""
-        return tuple(sorted(k.removeprefix("entry/") for k in self.metadata if k.startswith("entry/")))
+    def names(self, kind: str = "entry") -> tuple[str, ...]:
+        """Names of all entries, or host texts (``host``)."""
+        begin, end = self._texts
+        return tuple(sorted(m[1].decode() for m in re.finditer(rb"\n%b/(x[0-9a-f]{16}) \d+\n" % kind.encode(), self._data[begin:end])))
+
+    def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
+        """The copied rows that agree with the key of a row but for numbers among its parameters; without a key all. Raises StoreError."""
+        names = self.names("rows") if key is None else (digest(kind_text(key).encode()),)
+        found = []
+        try:
+            for name in names:
+                found += json.loads(self._text(f"rows/{name}") or b"[]")
+            return tuple(Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for _, row in sorted(found, key=lambda r: r[0]))
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
     def _checked(self, key: str, name: str) -> str | None:
-        text = self.metadata.get(key)
-        if text is not None and (not isinstance(text, str) or digest(text.encode()) != name):
+        text = self._text(key)
+        if text is not None and digest(text) != name:
             raise StoreError(f"{self.path}: {key} is damaged")
-        return text
+        return text.decode() if text is not None else None
+
+    def _text(self, key: str) -> bytes | None:
+        """A text by its name."""
+        begin, end = self._texts
+        mark = f"\n{key} ".encode()
+        at = self._data.find(mark, begin, end)
+        if at < 0:
+            return None
+        line = self._data.find(b"\n", at + 1, end)
+        length = self._data[at + len(mark) : line] if line > 0 else b""
+        if not length.isdigit() or line + 1 + int(length) > end:
+            raise StoreError(f"{self.path}: {key} is damaged")
+        return self._data[line + 1 : line + 1 + int(length)]
 
 
 def _packed(code: bytes) -> bytes:
@@ -150,16 +182,25 @@ def _unpacked(data: bytes) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: dict[str, bytes], rows: str = "", table: str = "") -> None:
-    """Write a store whole or not at all; the same bytes for the same contents. ``rows`` is JSON, ``table`` the YAML's digest."""
-    metadata = {"format": FORMAT, "rows": rows, "table": table}
-    metadata |= {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()}
-    header: dict[str, object] = {"__metadata__": dict(sorted(metadata.items()))}
+def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "") -> None:
+    """Write a store whole or not at all; the same bytes for the same contents. ``rows`` are the table's, ``table`` the YAML's digest."""
+    texts = {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()} | _row_texts(rows)
+    header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
     body = bytearray()
-    for name, code in sorted(codes.items()):
-        packed = _packed(code)
-        header[name] = {"dtype": "U8", "shape": [len(packed)], "data_offsets": [len(body), len(body) + len(packed)]}
-        body += packed
+    parts = {name: _packed(code) for name, code in codes.items()}
+    parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in sorted((k, t.encode()) for k, t in texts.items()))
+    for name, part in sorted(parts.items()):
+        header[name] = {"dtype": "U8", "shape": [len(part)], "data_offsets": [len(body), len(body) + len(part)]}
+        body += part
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     write_whole(path, len(text).to_bytes(8, "little") + text + bytes(body))
+
+
+def _row_texts(rows: Sequence[Row]) -> dict[str, str]:
+    """Rows with their places in the table, by kind."""
+    kinds: dict[str, list] = {}
+    for place, row in enumerate(rows):
+        plain = {k: v for k, v in asdict(row).items() if v not in ({}, (), None)}
+        kinds.setdefault(f"rows/{digest(kind_text(row.key).encode())}", []).append([place, plain])
+    return {name: json.dumps(found, separators=(",", ":")) for name, found in kinds.items()}

@@ -61,6 +61,17 @@ class Row:
         return ", ".join(words)
 
 
+def kind_of(key: tuple) -> tuple:
+    """A key without the parameters that are numbers, of which 1 is a usual default and then not in the key at all."""
+    return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
+
+
+def kind_text(key: tuple) -> str:
+    """``kind_of`` as text, the same in every process."""
+    *rest, labels = kind_of(key)
+    return json.dumps([*rest, sorted(labels)])
+
+
 @dataclass(frozen=True)
 class Gpu:
     """The GPU a table is of."""
@@ -230,4 +241,4 @@ def with_binaries(row: Row, names: Iterable[str]) -> Row:
     return replace(row, binaries=tuple(names))
 
 
-__all__ = ["Gpu", "Row", "TableError", "read_gpu", "read_rows", "rows_from", "rows_text", "spec_hash", "with_binaries", "write_gpu", "write_rows", "write_whole"]
+__all__ = ["Gpu", "Row", "TableError", "kind_of", "kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "spec_hash", "with_binaries", "write_gpu", "write_rows", "write_whole"]

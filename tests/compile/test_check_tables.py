@@ -13,7 +13,7 @@ import check_tables
 
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime.store import Entry, digest, write_store
-from dtkernels.runtime.table import Gpu, Row, rows_text, spec_hash, write_gpu
+from dtkernels.runtime.table import Gpu, Row, read_rows, rows_text, spec_hash, write_gpu
 
 SCHEDULE = "relu.block(x:{});\nrelu.tensorize(x:{});\nrelu.compile();"
 
@@ -28,14 +28,15 @@ def table(tmp_path):
     """Two rows of relu with a kernel each, and what writes them once more with changes."""
     folder = tmp_path / "nvidia_h200"
 
-    def write(first: dict | None = None, built: str = triton.__version__, missing: bool = False) -> list[str]:
+    def write(first: dict | None = None, built: str = triton.__version__, missing: bool = False, copied: tuple = ()) -> list[str]:
         entries = [replace(entry(n), built=built) for n in ("small", "large")]
         spec = spec_hash(shipped("relu").spec.algorithm)
         rows = [Row("relu", "forward", "fp32", {"x": size}, SCHEDULE.format(tile, tile), spec, binaries=(e.name,)) for size, tile, e in zip((1024, 4096), (256, 512), entries)]
         rows[0] = replace(rows[0], **(first or {}))
         write_gpu(folder, Gpu("NVIDIA H200", 90, 132))
-        (folder / "relu.yaml").write_text(rows_text(rows))
-        write_store(folder / "relu.safetensors", entries[missing:], {digest(b"host"): "host"}, {digest(b"code"): b"code"}, "[]", "")
+        text = rows_text(rows)
+        (folder / "relu.yaml").write_text(text)
+        write_store(folder / "relu.safetensors", entries[missing:], {digest(b"host"): "host"}, {digest(b"code"): b"code"}, copied or read_rows(text, "relu"), digest(text.encode()))
         return ["--tables", str(tmp_path)]
 
     return write
@@ -86,3 +87,9 @@ def test_a_row_that_is_wrong_is_named_and_not_built(table, builds, capsys, first
     line = capsys.readouterr().out.splitlines()[0]
     assert "relu.yaml: row 1 (" in line and what in line
     assert [r.row.sizes["x"] for r in builds[0]] == [4096]
+
+
+def test_rows_beside_the_kernels_that_are_not_the_tables_are_wrong(table, builds, capsys):
+    other = Row("relu", "forward", "fp32", {"x": 1}, "", "0" * 12)
+    assert check_tables.main(table(copied=(other,))) == 1
+    assert "the copy of its rows beside its kernels is not of it" in capsys.readouterr().out

@@ -273,9 +273,39 @@ def test_an_unreadable_table_warns_once(tables, caplog):
 
 def test_a_store_of_an_older_table_lends_no_rows(tables):
     path = tables / "nvidia_h200" / "f.yaml"
-    old = json.dumps([{"op": "f", "direction": "forward", "dtype": "bf16", "sizes": {"x": 1}, "schedule": "", "spec": SPEC}])
+    old = [replace(row(), sizes={"x": 1}, schedule="")]
     write_store(path.with_suffix(".safetensors"), [], {}, {}, old, digest(b"another table"))
     assert library.op_table("f", H200).rows == (row(),)
     write_store(path.with_suffix(".safetensors"), [], {}, {}, old, digest(path.read_bytes()))
     library.forget()
     assert library.op_table("f", H200).rows == (replace(row(), sizes={"x": 1}, schedule=""),)
+
+
+def test_a_call_reads_the_copied_rows_of_its_kind_alone(tables, monkeypatch):
+    path = tables / "nvidia_h200" / "f.yaml"
+    many = [row(n, n, params=p, dtype=d) for n in (64, 128) for p in ({}, {"group": 4}, {"causal": True}) for d in ("bf16", "fp32")]
+    write_rows(path, many)
+    ordered = read_rows(path.read_text(), str(path))
+    write_store(path.with_suffix(".safetensors"), [], {}, {}, ordered, digest(path.read_bytes()))
+    library.forget()
+    table = library.op_table("f", H200)
+    assert table.rows == ordered
+    monkeypatch.setattr(library, "read_rows", lambda *args: 1 / 0)
+    for wanted in ordered:
+        like = [r for r in ordered if r.dtype == wanted.dtype and r.params.get("causal") == wanted.params.get("causal")]
+        assert list(table.like(wanted.key)) == like
+        assert candidates(table.like(wanted.key), wanted.key, wanted.sizes, SPEC) == candidates(ordered, wanted.key, wanted.sizes, SPEC)
+    assert table.like(row(dtype="fp16").key) == ()
+
+
+def test_copied_rows_that_are_damaged_are_read_from_the_table(tables, caplog):
+    path = tables / "nvidia_h200" / "f.yaml"
+    store = path.with_suffix(".safetensors")
+    write_store(store, [], {}, {}, [row()], digest(path.read_bytes()))
+    whole = store.read_bytes()
+    at = whole.index(b"[[0,{") + 2
+    store.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
+    library.forget()
+    assert library.op_table("f", H200).like(row().key) == library.op_table("f", H200).rows == (row(),)
+    (said,) = messages(caplog)
+    assert "f.safetensors" in said and "\n" not in said
