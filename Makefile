@@ -35,7 +35,6 @@ test: $(STAMP) ## run every test; those for a GPU skip themselves where there is
 	tier $(BIN)/python -m pytest $(SPREAD) tests/unit tests/compile
 	tier TRITON_INTERPRET=1 $(BIN)/python -m pytest $(SPREAD) tests/cpu
 	tier $(BIN)/python -m pytest tests/gpu
-	tier $(BIN)/python tools/check_tables.py
 	tier $(MAKE) --no-print-directory oldest
 	if [ -n "$$failed" ]; then echo "FAILED:$$failed"; exit 1; fi
 	echo "all tiers passed"
@@ -44,13 +43,13 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	@if [ ! -e $(OLD)/.installed ]; then
 	    $(BIN)/python -m venv $(OLD)
 	    $(BIN)/python -c 'import site; print(site.getsitepackages()[0])' > "$$($(OLD)/bin/python -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
-	    PIP_COMPILE=0 $(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps "$(OLDEST)" "numpy<2.4" || { echo "SKIPPED: $(OLDEST) could not be installed here"; exit 0; }
+	    PIP_COMPILE=0 $(OLD)/bin/python -m pip install -q --disable-pip-version-check --no-deps "$(OLDEST)" "numpy<2.4" || { echo "SKIPPED: $(OLDEST) could not be installed here"; exec $(BIN)/python tools/check_tables.py; }
 	    touch $(OLD)/.installed
 	fi
 	$(OLD)/bin/python -c 'import triton; print("Triton", triton.__version__)'
 	TRITON_INTERPRET=1 PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/cpu/test_ops.py tests/cpu/test_published.py tests/cpu/test_language_features.py tests/cpu/test_language_values.py tests/cpu/test_language_programs.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py
-	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # binaries are built by this Triton: here they are built anew and compared
+	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # shipped kernels are built by this Triton: some are built anew and compared
 
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py
