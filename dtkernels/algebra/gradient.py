@@ -37,7 +37,7 @@ class Gradient:
 def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
-    Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(A[x] > 0, d_y[x], 0);`` with ``d_y`` an input.
+    Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
     What does not enter the outputs differentiably is left out of ``grads``. Raises DTError for what has no derivative.
     """
     r = _Reverse(algorithm, outputs)

@@ -1,13 +1,14 @@
 """What the forward saves for the backward.
 
-Outputs are at hand anyway. So that no row is read again for it, a reduction of rows is saved too. Where a sum of
-exponentials enters, its logarithm is saved and used as the shift of those exponentials: by the degree argument of degree.py
-any shift leaves the gradients unchanged, and under this one the sum itself is 1. An expression that then equals an output
-is read instead of computed again.
+Outputs are at hand anyway: a test of an input is asked of the output that the input went into, where it is the same test. So that
+no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used
+as the shift of those exponentials: by the degree argument of degree.py any shift leaves the gradients unchanged, and under this
+one the sum itself is 1. An expression that then equals an output is read instead of computed again.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
@@ -45,6 +46,8 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
                 backward = shifted
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
+    for output in outputs:
+        backward = _tested_by_output(backward, output, grads)
     backward = _needed(_read_outputs(backward, outputs), grads)
     small = [d for d in forward.definitions if d.name in backward and backward[d.name] == d and _is_small(d, forward)]
     small = [d for d in small if not _compared(d.name, backward)]
@@ -196,6 +199,35 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     used = {a.tensor for d in changed.definitions for a in ex.accesses(d.expr)}
     kept = (replace(d, expr=simplify(d.expr)) for d in changed.definitions if d.name not in copies or d.name in used)
     return algorithm.with_definitions(tuple(kept))
+
+
+def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) -> Algorithm:
+    """Tests of an input against a bound asked of the output that is bounded so, if then ``grads`` read that input no more.
+
+    Before: ``y[x] = maximum(A[x], 0); d_A[x] = where(A[x] > 0, d_y[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);``
+    Exact: an output has the dtype of what it picks, and a NaN is neither above nor below. What comes behind keeps the output
+    in memory anyway, while nothing may keep the input.
+    """
+    if output not in backward:
+        return backward
+    match backward[output].expr:
+        case ex.Call("maximum" | "minimum" as fn, (ex.Access() as bounded, ex.Const() as bound) | (ex.Const() as bound, ex.Access() as bounded)):
+            wins = ">" if fn == "maximum" else "<"
+        case _:
+            return backward
+    own = tuple(map(ex.Label, backward[output].labels))
+    if bounded.tensor not in backward.inputs or not set(own) <= set(bounded.index) or not _in_every_dtype(bound.value):
+        return backward
+    value = ex.Access(output, own)
+    changed = _replaced(backward, output, ex.Binary(wins, bounded, bound), ex.Binary(wins, value, bound))
+    read = {a.tensor for f in changed.needed_by(grads) if f != output for a in ex.accesses(changed[f].expr)}
+    return changed if output in read and bounded.tensor not in read else backward
+
+
+def _in_every_dtype(value: float) -> bool:
+    """Whether a number is the same in float32, float16 and bfloat16."""
+    significand, exponent = math.frexp(value)
+    return value == 0 or (significand * 256).is_integer() and -13 <= exponent <= 16
 
 
 def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
