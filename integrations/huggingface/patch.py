@@ -55,7 +55,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     """Make this model instance run its ops on dtkernels; nothing global and no class is changed.
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
-        relu        max(x, 0), in nn.ReLU modules; only if asked for: torch's is as fast, and keeps less for backward
+        relu        max(x, 0), in nn.ReLU modules; only if asked for: torch's is as fast
         lora        y + scale * (x A') B', in LoRA layers of PEFT
         softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
         two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
