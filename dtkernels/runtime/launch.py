@@ -85,6 +85,7 @@ class Bound:
         self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
         #: bits that are 0 in all pointers given: kernels may count on tensors that lie at multiples of 16 bytes
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
+        self._strides = [row_major(shape) for shape, _ in self.allocations]
         self._free: list[_Frame] = []
         self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
@@ -161,13 +162,15 @@ class Bound:
         other.allocations, other._free = list(self.allocations), []
         for j, shape in zip(self.results, shapes):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])
+        other._strides = [row_major(shape) for shape, _ in other.allocations]
         if order is not None:
             other.pointers = [(order[i], slot) for i, slot in self.pointers]
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
         return other
 
     def _allocate(self) -> list[torch.Tensor]:
-        return [self._empty(shape, row_major(shape), dtype) for shape, dtype in self.allocations]
+        empty = self._empty
+        return [empty(shape, strides, dtype) for (shape, dtype), strides in zip(self.allocations, self._strides)]
 
     def alone(self) -> Callable[[tuple], torch.Tensor | None] | None:
         """What calling this does, for kinds of one kernel that writes one result, which is given without a list; else None.
