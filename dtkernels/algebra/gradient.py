@@ -13,6 +13,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from .build import ZERO, add, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
+from .moments import cancel_deviations
 from .normalize import fresh_name
 from .operands import share_operands
 from .saved import Saved, choose_saved
@@ -43,9 +44,28 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
-    backward = r.algorithm_of(tuple(grads.values()))
+    backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
     saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()))
-    return Gradient(saved.forward, outputs + saved.extra, share_operands(saved.backward), r.adjoint_inputs, grads)
+    single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
+    backward = in_float32(saved.backward, single | set(saved.extra))
+    return Gradient(saved.forward, outputs + saved.extra, share_operands(backward), r.adjoint_inputs, grads)
+
+
+def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
+    """Say of inputs that are float32 whatever the others are that they are, so that they do not make results float32.
+
+    Before: ``d_A[x, y] = d_f[x, y] * s[x];``  After: ``d_A[x, y] = d_f[x, y] * cast(s[x], fp32);``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Access(tensor, _) if tensor in names:
+                return ex.Cast(node, "fp32")
+            case ex.Cast(ex.Cast(_, "fp32") as inner, "fp32"):
+                return inner
+        return node
+
+    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
 class _Reverse:

@@ -1,4 +1,4 @@
-"""Moments: a mean of products less the product of the means, as the mean of products of deviations."""
+"""Moments: a mean of products less the product of the means, as the mean of products of deviations, which sum to 0."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .build import ZERO, simplify
 from .normalize import written_out
 
 
@@ -30,6 +31,30 @@ def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: froze
     changed = replace(algorithm, definitions=definitions)
     needed = changed.needed_by(outputs)
     return changed.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def cancel_deviations(algorithm: Algorithm) -> Algorithm:
+    """Leave out sums of deviations from the mean.
+
+    Before: ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x] - rsum(A[x, c] - m[x], c);``
+    After:  ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x];``
+
+    The gradient of a variance has such a sum, from the mean in it. In floating point it is the rounding error of ``m``.
+    """
+    changed = {d.name: d.expr.transform(lambda node: ZERO if _sums_to_nothing(node, algorithm) else node) for d in algorithm.definitions}
+    return algorithm.with_definitions(
+        tuple(d if changed[d.name] == d.expr else replace(d, expr=simplify(changed[d.name])) for d in algorithm.definitions)
+    )
+
+
+def _sums_to_nothing(node: ex.Expr, algorithm: Algorithm) -> bool:
+    match node:
+        case ex.Reduce("sum", ex.Binary("-", terms, ex.Access(tensor, _) as mean), over) if tensor in algorithm:
+            found = _monomial(mean, algorithm)
+            one = _Monomial(lengths=tuple(sorted((label, -1) for label in over)))
+            alike = found is not None and len(found.sums) == 1 and not ex.free_labels(mean) & set(over)
+            return alike and _same_multiple(found, one, algorithm) and _is_sum_of(found.sums[0], terms, over)  # type: ignore[union-attr, arg-type]
+    return False
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from ..lang.schedule import Primitive, Program, Schedule
 from ..lang.schedule_checks import reduction_labels
 from .backend import backend
 from .fit import fitted
+from .formula_crossing import crossing_tiles
 from .formula_products import product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
@@ -81,7 +82,7 @@ class _Fusion:
         members = self._members(root, fused)
         if any(self.shape.dots(m) for m in members):
             return product_tiles(self.shape, root, members)
-        return row_tiles(self.shape, root, members)
+        return crossing_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Funcs computed in the kernel of ``root``."""
@@ -149,10 +150,20 @@ class _Fusion:
             narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra)
             return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
         parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
-        return own[-1] if own and not extra and parts and parts <= set(self.algorithm.needed_by((root,))) else None
+        made = parts and parts <= set(self.algorithm.needed_by((root,)))
+        return own[-1] if own and not extra and (made or self._beside(output, root)) else None
+
+    def _beside(self, output: str, root: str) -> bool:
+        """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
+        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
+        parts, others = self.algorithm.needed_by((output,)), self.algorithm.needed_by((root,))
+        if own != outer or any(reduction_labels(self.algorithm, f) for f in (*parts, root)) or any(map(self.shape.dots, others)):
+            return False
+        return bool(self._inputs_of(output, own) & self._inputs_of(root, own))
 
     def _passes(self, output: str, root: str) -> bool:
-        """Whether ``output`` is made element by element from what ``root`` sums down columns: one read of the inputs serves both."""
+        """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
+        are held whole: one read of the inputs serves both."""
         reduced = reduction_labels(self.algorithm, root)
         own, outer = self.algorithm[output].labels, self.algorithm[root].labels
         if (
@@ -162,9 +173,13 @@ class _Fusion:
             or len(own) != len(outer) + len(reduced)
         ):
             return False
-        if self.shape.dots(root) or own[-1] in reduced or self.algorithm.needed_by((output,)) != (output,):
+        parts = [f for f in self.algorithm.needed_by((output,)) if f != output]
+        if self.shape.dots(root) or own[-1] in reduced or not self._inputs_of(output, own) & self._inputs_of(root, own):
             return False
-        return bool(self._inputs(output, own) & self._inputs(root, own))
+        if not parts:
+            return True
+        sums = [o for o in self.outputs if self.algorithm[o].labels == outer and reduction_labels(self.algorithm, o) == reduced]
+        return not set(parts) & set(self.outputs) and bool(crossing_tiles(self.shape, root, [*sums, output, *parts]))
 
     def _inputs(self, func: str, labels: tuple[str, ...]) -> set[str]:
         """Inputs that ``func`` reads at all of ``labels``."""
@@ -173,6 +188,10 @@ class _Fusion:
             for a in ex.accesses(self.algorithm[func].expr)
             if set(labels) <= ex.free_labels(a) and a.tensor in self.algorithm.inputs
         }
+
+    def _inputs_of(self, func: str, labels: tuple[str, ...]) -> set[str]:
+        """Inputs that ``func`` or what it is made from reads at all of ``labels``."""
+        return set().union(*(self._inputs(f, labels) for f in self.algorithm.needed_by((func,))))
 
     def _stored(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Sums for a later kernel that share the loop of an output: computed and stored there."""

@@ -40,7 +40,7 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     if passing:
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
     warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
-    return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *_approximate(shape, root, members)))
+    return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
 
 
 def _elements(shape: Shape, reduced: list[str], width: int) -> int:
@@ -62,7 +62,7 @@ def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: l
     return Primitive(root, "persistent"), Primitive(root, "stages", (Sized(label, 3),))
 
 
-def _approximate(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def approximations(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """The GPU's own instructions where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x).

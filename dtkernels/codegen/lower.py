@@ -95,8 +95,10 @@ class _Lowering:
 
     def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
         body, reads, scalars = finish(body, self.options.descriptors())
-        blocked = {s.axis.label for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
-        grid = tuple(GridLabel(label, self.blocks[label]) for label in self.algorithm[self.root].labels if label in blocked)
+        blocked = {s.axis.label: s.axis.tile for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
+        grid = tuple(
+            GridLabel(label, self.blocks.get(label, blocked[label])) for label in self.algorithm[self.root].labels if label in blocked
+        )
         order = grid_order(self.schedule.of(self.root, "map"), grid)
         part = next((w for w in spaces if w.name in writes), None)
         if part is not None:

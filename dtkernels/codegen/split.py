@@ -15,6 +15,8 @@ After, two kernels::
 
 Accumulators relative to a running maximum (reduce.py) are merged with the same repair as from step to step:
 ``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf, its sums are 0.
+
+Where a program holds whole rows, so that no block of them would be a program of the merge, that one is cut otherwise: spread.py.
 """
 
 from __future__ import annotations
@@ -47,6 +49,7 @@ from .nest import (
     statements,
 )  # fmt: skip
 from .reduce import rescale
+from .spread import at_once, spread
 
 #: how two parts combine -> how the elements of one tile do
 REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
@@ -77,13 +80,13 @@ class _Splitter:
     def __init__(self, body: tuple[Statement, ...], split: Split, name: str):
         self.whole, self.split, self.name = body, split, name
         self.part = Axis(f"{split.label}_part", f"{split.label}_part", 1, exact=True)
-        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", 1, exact=True)
+        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", at_once(body, split.parts), exact=True)
         self.workspaces: dict[str, Workspace] = {}
 
     def run(self):
         parts, merged = self._cut(self.whole, ())
         parts = (Index(self.part, "block"), *parts)
-        return drop_unused(parts), tuple(self.workspaces.values()), drop_unused(merged)
+        return drop_unused(parts), tuple(self.workspaces.values()), spread(drop_unused(merged))
 
     def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
         """Both bodies. ``before`` is what stands outside, in which the loop may find its values."""
@@ -104,9 +107,13 @@ class _Splitter:
         }
         whole = {a.name: replace(a, axes=tuple(x for x in a.axes if x not in late.get(a.name, ()))) for a in accumulators}
         stores = [self._store(a, whole[a.name], fixed) for a in accumulators]
+        after = _without_sums(body[at + 1 :], whole)
+        if not self.piece.scalar:
+            whole = {name: replace(a, axes=(self.piece, *a.axes)) for name, a in whole.items()}
+            after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
-        return (*prologue, *self._bounded(loop), *stores), (*start, merge, *_without_sums(body[at + 1 :], whole))
+        return (*prologue, *self._bounded(loop), *stores), (*start, merge, *after)
 
     def _holds(self, loop: Loop) -> bool:
         return any(isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label for s in statements((loop,)))
@@ -176,9 +183,8 @@ class _Splitter:
         running = {name for a in accumulators for name, _ in a.moves}
         now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
-        body: list[Statement] = [
-            Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators
-        ]
+        body: list[Statement] = [] if self.piece.scalar else [Index(self.piece, "loop")]
+        body += [Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators]
         late: list[Statement] = []
         known: dict[tuple[str, str, Fraction], Local] = {}
 
@@ -207,7 +213,7 @@ class _Splitter:
             tuple(body + late),
             reduces=True,
             end=Const(self.split.parts),
-            options=(("loop_unroll_factor", min(self.split.parts, 16)),),
+            options=(("loop_unroll_factor", min(self.split.parts // self.piece.tile, 16)),),
         )
 
 
@@ -223,8 +229,20 @@ def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) ->
     return nest.map_values(body, lambda value: value.transform(change))
 
 
+def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
+    """The body after a loop whose accumulators are left with one element for each of the parts that a step takes."""
+
+    def change(tile: Tile) -> Tile:
+        if isinstance(tile, Local) and tile.name in merged:
+            a = merged[tile.name]
+            return TileReduce(REDUCTIONS[a.combine], Local(a.name, a.axes), (piece,), keeps_nan=a.combine != "largest")
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
+
+
 def _index(part: Axis, fixed: tuple[Axis, ...], a: Accumulator) -> tuple[Tile, ...]:
-    return tuple(Position(x) for x in (part, *fixed, *a.axes))
+    return tuple(Position(x) for x in (part, *fixed, *(x for x in a.axes if x != part)))
 
 
 def _tiles(s: Statement) -> tuple[Tile, ...]:

@@ -1,0 +1,99 @@
+"""How often the kernels of a backward read what is large, counted in the emitted text, and what the algebra leaves them to do."""
+
+import re
+
+import pytest
+from command_line import run
+
+from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.prepare import differentiable_form
+from dtkernels.codegen.lower import lower
+from dtkernels.lang import parse
+
+COLUMNS = """Func f, g; In A, w; Var x, y; f[y] = rsum(A[x, y], x); g[x, y] = A[x, y] * w[y];
+g.fuse_at(f, x); f.tensorize(x:2, y:0); f.split(x:{parts}); f.compile(); g.compile();"""
+
+
+def kernels(capsys, op, shape, dtype="bf16", *more) -> dict[str, str]:
+    """Each kernel of the backward of ``op``, by name, as emitted."""
+    text = run(capsys, "show", op, "--backward", "--stage", "triton", "--gpu", "h200", "--shape", shape, "--dtype", dtype, *more)
+    found = re.findall(r"@triton\.jit\ndef (\w+_kernel)\((.*?)(?=\n\n\n|\Z)", text, re.DOTALL)
+    assert found
+    return dict(found)
+
+
+def count(what: str, tensor: str, text: str) -> int:
+    """How many loads from, or stores to, ``tensor`` there are in ``text``."""
+    return len(re.findall(rf"tl\.{what}\(\s*{tensor}_ptr\b", text))
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("size", [1024, 4096, 8192])
+@pytest.mark.parametrize("op", ["rmsnorm", "layernorm"])
+def test_sums_along_rows_and_down_columns_read_each_row_once(op, size, dtype, capsys):
+    found = kernels(capsys, op, f"8192x{size}", dtype)
+    assert set(found) == {"d_w_part_kernel", "d_w_kernel"}
+    rows, merge = found["d_w_part_kernel"], found["d_w_kernel"]
+    for large in ("A", f"d_{op}"):
+        assert count("load", large, rows) == 1 and count("load", large, merge) == 0
+    assert count("store", "d_A", rows) == 1 and count("store", "d_w", merge) == 1
+    assert rows.index("for x") < rows.index("tl.load(\n            d_")  # every row in the loop, the weight before it
+    assert rows.index(" w = tl.load(") < rows.index("for x")
+
+
+def test_rows_that_no_program_can_hold_are_read_by_two_kernels(capsys):
+    found = kernels(capsys, "rmsnorm", "8192x16384", "fp32")
+    assert sum(count("load", "A", text) for text in found.values()) == 2
+    assert {"d_A_kernel", "d_w_part_kernel", "d_w_kernel"} == set(found)
+
+
+@pytest.mark.parametrize("wanted, read", [("A", 1), ("w", 1)])
+def test_one_gradient_alone_reads_once_too(wanted, read, capsys):
+    found = kernels(capsys, "rmsnorm", "8192x4096", "bf16", "--wrt", wanted)
+    assert sum(count("load", "A", text) for text in found.values()) == read
+
+
+@pytest.mark.parametrize("op", ["swiglu", "geglu"])
+def test_outputs_made_element_by_element_of_the_same_inputs_share_a_kernel(op, capsys):
+    (text,) = kernels(capsys, op, "16777216").values()
+    assert [count("load", t, text) for t in ("A", "B", f"d_{op}")] == [1, 1, 1]
+    assert [count("store", t, text) for t in ("d_A", "d_B")] == [1, 1]
+
+
+def test_the_gradient_of_logits_is_one_pass(capsys):
+    (text,) = kernels(capsys, "cross_entropy", "8192x32768").values()
+    assert count("load", "A", text) == 1 and count("store", "d_A", text) == 1
+
+
+@pytest.mark.parametrize("op, single", [("rmsnorm", ["square_kept"]), ("layernorm", ["mean_kept", "variance_kept"]),
+                                        ("cross_entropy", ["d_cross_entropy", "total_log"])])  # fmt: skip
+def test_what_is_float32_by_itself_does_not_make_gradients_float32(op, single, capsys):
+    text = run(capsys, "show", op, "--backward", "--stage", "triton", "--shape", "1024x1024")
+    assert "dtype = A.dtype" in text
+    for name in single:
+        assert f"{name}_ptr" in text and f"promote_types(dtype, {name}.dtype)" not in text
+
+
+def test_a_merge_of_whole_rows_is_cut_into_columns():
+    part, merge = lower(parse(COLUMNS.format(parts=48)))
+    assert [(g.label, g.block) for g in part.grid] == [("x_part", 1)]
+    assert [(g.label, g.block) for g in merge.grid] == [("y", 32)]
+    loop = next(s for s in merge.body if hasattr(s, "reduces"))
+    assert loop.axis.tile == 16, "as many parts at once as 48 is a multiple of, among powers of two"
+
+
+def test_a_merge_that_has_blocks_stays_as_it_is():
+    text = COLUMNS.format(parts=48).replace("f.tensorize(x:2, y:0);", "f.block(y:8); f.tensorize(x:2, y:8);")
+    _, merge = lower(parse(text))
+    assert [(g.label, g.block) for g in merge.grid] == [("y", 8)]
+    assert next(s for s in merge.body if hasattr(s, "reduces")).axis.tile == 1
+
+
+def test_deviations_from_the_mean_sum_to_nothing():
+    head = "Func m, v, f; In A; Var x; RVar y; m[x] = rmean(A[x, y], y); "
+    a = parse(head + "v[x] = rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y); f[x, y] = (A[x, y] - m[x]) * rsqrt(v[x]);").algorithm
+    backward = gradient(differentiable_form(a, ("f",)), ("f",), ("A",)).backward
+    assert "rsum(A[x, y] - " not in str(backward) and "rsum(d_f[x, y], y)" in str(backward)
+    a = parse(head + "v[x] = rmean((A[x, y] - 2 * m[x]) * (A[x, y] - 2 * m[x]), y); f[x, y] = (A[x, y] - m[x]) * rsqrt(v[x]);").algorithm
+    backward = gradient(differentiable_form(a, ("f",)), ("f",), ("A",)).backward
+    assert "rsum(A[x, y] - 2 * " in str(backward), "these do not"
