@@ -202,7 +202,8 @@ class Operator:
         for name, value in scalars.items():
             if isinstance(value, torch.Tensor) and value.numel() != 1:
                 raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")
-            if not isinstance(value, torch.Tensor) and not hasattr(value, "__float__"):
+            # SymInt: Inductor fills in symbols, and a float that is whole by its rules comes back as an integer
+            if not isinstance(value, torch.Tensor | torch.SymInt) and not hasattr(value, "__float__"):
                 raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import io
+from functools import partial
 
 import pytest
 import torch
@@ -172,6 +173,16 @@ def test_a_position_that_grows_compiles_once():
         torch.testing.assert_close(compiled(q, k), decode(q, k))
         compiled(q, k).sum().backward()
     assert counter.frame_count == 1
+
+
+def test_an_offset_that_varies_compiles_once():
+    """A cache of fixed length counts its tokens in a Python number: the graph takes it as a symbol."""
+    q, k, v = torch.randn(1, 2, 1, 8), torch.randn(1, 2, 6, 8), torch.randn(1, 2, 6, 8)
+    work = partial(dtkernels.ops.attention, q, k, v, causal=True)
+    compiled = torch.compile(lambda at: work(offset=at), fullgraph=True, dynamic=True)
+    with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+        for at in (2, 3, 4):
+            torch.testing.assert_close(compiled(at), work(offset=at))
 
 
 def test_inductor_runs_the_compiled_graph():
