@@ -27,9 +27,10 @@ def test_as_near_to_float64_as_torch_is_in_that_dtype(name, dtype):
         exact = {n: t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for n, t in given.items()}
         plain = {n: _detached(t) for n, t in given.items()}
         found, wanted, theirs = run(dtkernels.ops.attention, given), run(truth, exact), run(truth, plain)
+        largest = max(right.abs().max() for right in wanted)  # a query of one visible key has no gradient: terms of this size cancel
         for ours, right, torchs in zip(found, wanted, theirs):
             error, allowed = (ours.double() - right).abs().max(), (torchs.double() - right).abs().max()
-            assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * right.abs().max(), (shape, float(error), float(allowed))
+            assert error <= 2 * allowed + 16 * torch.finfo(dtype).eps * largest, (shape, float(error), float(allowed))
     assert dtkernels.paths()["attention"]["gpu"] == before + len(SHAPES)
 
 
