@@ -37,14 +37,15 @@ def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str,
 def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     """Whether rows of some tensor start at multiples of 16 elements and the kernel does not know: its loads are then narrow.
 
-    Such a kernel is right and up to ten times slower than one compiled for the call. Of a tensor that itself starts
-    elsewhere nothing is lost.
+    Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
+    are small beside them, and of one that itself starts elsewhere nothing is lost.
     """
     pitches: dict[str, tuple[int, str]] = {}
+    ranks = Counter(name.split("_stride_")[0] for name in names if "_stride_" in name)
     askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
     for name, value in zip(names, args):
         tensor = name.split("_stride_")[0]
-        if tensor != name and tensor not in askew and isinstance(value, int) and value > 1:
+        if tensor != name and ranks[tensor] == max(ranks.values()) and tensor not in askew and isinstance(value, int) and value > 1:
             pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
     return any(value % 16 == 0 and name not in entry.divisible and entry.types[name] != "constexpr" for value, name in pitches.values())
 

@@ -22,7 +22,7 @@ from dtkernels.runtime.driver import LaunchConfig
 from dtkernels.runtime.library import op_table
 from dtkernels.runtime.match import builds, loses_alignment
 from dtkernels.runtime.prebuild import known_labels
-from dtkernels.runtime.store import Store
+from dtkernels.runtime.store import Entry, Store
 from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -89,6 +89,10 @@ def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for
     ragged = builds(names, args, {"EVEN_m": True, "EVEN_n": True}, types, "i64")[1]
     assert {n for n in ragged.divisible if n not in ("x_ptr", "s_ptr")} == {"size_n", "x_stride_b", "x_stride_m"}
     assert ragged.constants == {"EVEN_m": False, "EVEN_n": True, "x_stride_n": 1, "s_stride_m": 1}
+    entry = Entry("k", "", "", 90, {n: ragged.types.get(n, "i32") for n in names}, ragged.constants, ragged.divisible, 128, 0)
+    assert not loses_alignment(entry, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
+    bare = replace(entry, divisible=("x_ptr", "s_ptr"))
+    assert loses_alignment(bare, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
 
 
 def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
