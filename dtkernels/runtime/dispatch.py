@@ -127,10 +127,10 @@ class Dispatcher:
 
     def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
         try:
-            entries = [e for name in candidate.row.binaries if (e := store.entry(name)) is not None]
-            host = store.host(entries[0].host) if entries else None
-            if host is None:
+            entries = [store.entry(name) for name in candidate.row.binaries]
+            if not entries:
                 return None
+            host = store.host(entries[0].host)
             values = _apart(tensors, scalars)
             notes = record(host, values)
             device = values[0].device

@@ -103,16 +103,16 @@ class Store:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
 
-    def entry(self, name: str) -> Entry | None:
-        """The entry called ``name``, None if there is none. Raises StoreError."""
+    def entry(self, name: str) -> Entry:
+        """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
         text = self._checked(f"entry/{name}", name)
         try:
-            return Entry.parse(text) if text is not None else None
+            return Entry.parse(text)
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{self.path}: entry {name} is damaged: {type(error).__name__}") from None
 
-    def host(self, name: str) -> str | None:
-        """The host text called ``name``."""
+    def host(self, name: str) -> str:
+        """The host text called ``name``. Raises StoreError where there is none, or it is damaged."""
         return self._checked(f"host/{name}", name)
 
     def code(self, name: str) -> bytes:
@@ -142,11 +142,11 @@ class Store:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
-    def _checked(self, key: str, name: str) -> str | None:
+    def _checked(self, key: str, name: str) -> str:
         text = self._text(key)
-        if text is not None and digest(text) != name:
-            raise StoreError(f"{self.path}: {key} is damaged")
-        return text.decode() if text is not None else None
+        if text is None or digest(text) != name:
+            raise StoreError(f"{self.path}: {key} is {'missing' if text is None else 'damaged'}")
+        return text.decode()
 
     def _text(self, key: str) -> bytes | None:
         """A text by its name."""
