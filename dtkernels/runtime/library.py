@@ -11,7 +11,7 @@ from .choice import nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
 from .store import Store, StoreError, digest
-from .table import Gpu, Row, TableError, read_gpu, read_rows
+from .table import Gpu, Row, TableError, kind_text, read_gpu, read_rows
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -37,9 +37,19 @@ class OpTable:
     def _copied(self, key: tuple | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None
         try:
-            return self.store.rows(key)
+            if found := self.store.rows(key):
+                return found
+            if found := tuple(r for r in self._table if key is None or kind_text(r.key) == kind_text(key)):
+                raise StoreError(f"{self.store.path}: its rows are missing")
         except StoreError as error:
             warn_once(f"rows are read from the table: {_named(self.packed, error)}")
+            found = self._table
+        return found
+
+    @cached_property
+    def _table(self) -> tuple[Row, ...]:
+        """The rows as the table itself has them."""
+        assert self.packed is not None
         return _read(self.packed)
 
 

@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -131,6 +132,23 @@ def test_rows_are_read_from_the_store_while_the_table_is_the_one_it_was_built_fo
     monkeypatch.setenv("DTKERNELS_TABLES", str(tables))
     path = tables / "nvidia_h200" / "softmax.yaml"
     assert op_table("softmax", gpu_of(H200)).rows == read_rows(path.read_text(), str(path))
+
+
+def test_rows_that_are_missing_beside_the_kernels_are_read_from_the_table_with_one_warning(tables, tmp_path, monkeypatch, caplog):
+    folder = tmp_path / "nvidia_h200"
+    shutil.copytree(tables / "nvidia_h200", folder)
+    path = folder / "softmax.safetensors"
+    data = path.read_bytes()
+    start = 8 + int.from_bytes(data[:8], "little")
+    path.write_bytes(data[:start] + bytes(len(data) - start))
+    monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
+    rows = read_rows((folder / "softmax.yaml").read_text(), "table")
+    table = op_table("softmax", gpu_of(H200))
+    with caplog.at_level(logging.WARNING, logger="dtkernels"):
+        for _ in range(2):
+            assert rows[0] in table.like(rows[0].key)
+            assert table.like(("softmax", "forward", (), (), False, (), "fp16", frozenset("xy"))) == ()
+    assert ["its rows are missing" in r.message for r in caplog.records] == [True]
 
 
 class Noting:
