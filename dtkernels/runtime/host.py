@@ -58,7 +58,11 @@ def record(host: str, args: tuple, module: types.ModuleType | None = None) -> Re
     its kernels are launched by Triton, and each note has the compiled kernel.
     """
     notes = Record((), [], [])
-    results = _load(host, notes, module)(*args)
+    wrapper = _load(host, notes, module)
+    try:
+        results = wrapper(*args)
+    finally:
+        wrapper.__globals__.clear()  # a function and its globals hold each other, and here also every tensor that was allocated
     notes.results = results if isinstance(results, tuple) else (results,)
     return notes
 
@@ -138,9 +142,14 @@ class _Gluon:
     """What emitted files import of triton.experimental; all of it."""
 
     def __init__(self, module: types.ModuleType | None, jit):
-        self.gluon, self.jit = self, jit
+        self.jit = jit
         for imported, name in (("language", "gl"), ("hopper", "hopper"), ("mbarrier", "mbarrier"), ("tma", "tma")):
             setattr(self, imported, getattr(module, name, _Language()))
+
+    @property
+    def gluon(self) -> _Gluon:
+        """Not an attribute: it would hold itself, and all that was noted, until Python looks for cycles."""
+        return self
 
 
 class _Triton:

@@ -1,5 +1,7 @@
 """The host half of an emitted file, recorded while kernels are launched."""
 
+import gc
+import weakref
 from types import SimpleNamespace
 
 import torch
@@ -44,3 +46,25 @@ def test_a_launch_that_needs_fewer_stages_is_recorded_with_those():
     kernel = Kernel()
     notes = record(TEXT, (torch.zeros(3),), SimpleNamespace(tl=triton.language, triton=triton, some_kernel=kernel))
     assert kernel.tried == [3, 2, 1] and [note.compiled for note in notes.launches] == ["compiled"]
+
+
+ALLOCATES = """
+import torch
+def call(x):
+    part = torch.empty((4,), device=x.device)
+    y = torch.empty((2,), device=x.device)
+    return y
+"""
+
+
+def test_what_a_wrapper_allocates_is_freed_with_the_record_of_it():
+    """At once: a first call of a large size would else hold its memory until Python looks for cycles."""
+    gc.disable()
+    try:
+        notes = record(ALLOCATES, (torch.zeros(3),))
+        held = [weakref.ref(t) for t in notes.allocated]
+        assert held and all(ref() is not None for ref in held)
+        del notes
+        assert all(ref() is None for ref in held)
+    finally:
+        gc.enable()
