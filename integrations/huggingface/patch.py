@@ -74,6 +74,9 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 
+    With ops="auto" attention goes to sdpa on a GPU where gradients are wanted and there is no mask: its backward is faster
+    there (benchmarks/h200_bench_attention.json). Asked for by name it is always the kernel. Both are counted.
+
     What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
     Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
     A second call patches nothing and reports "already". A model that shares its config object with another one shares its
@@ -87,7 +90,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
-    report = PatchReport(dry_run=dry_run)
+    report = PatchReport(dry_run=dry_run, auto=ops == "auto")
     try:
         for op in _chosen(ops):
             _PATCHERS[op](model, report)

@@ -6,6 +6,7 @@ import torch
 pytest.importorskip("transformers")
 
 from dtkernels.integrations import huggingface
+from dtkernels.integrations.huggingface import attention
 from dtkernels.integrations.huggingface.attention import dtkernels_attention
 from dtkernels.integrations.huggingface.masks import dtkernels_mask, reach_of
 from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
@@ -313,3 +314,43 @@ def test_ever_new_reasons_are_lumped_together():
     for size in range(100):
         record.count(f"no kernel for D = {size}")
     assert len(record.fallbacks) < 25 and record.fallbacks.total() == record.calls == 100
+
+
+def test_training_without_a_mask_goes_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
+    reason, mask = "gradients without a mask: sdpa is faster", torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    monkeypatch.setattr(attention, "_on_gpu", lambda tensor: True)
+    cases = [
+        ("sdpa", True, True, None, {}, [reason]),
+        ("sdpa", True, False, None, {}, []),  # no gradients
+        ("sdpa", False, True, None, {}, []),  # attention was asked for by name
+        ("eager", True, True, None, {}, []),
+        ("sdpa", True, True, mask, {}, []),
+        ("sdpa", True, True, None, {"softcap": 20.0}, []),
+    ]
+    for original, auto, learning, given, kwargs, counted in cases:
+        module = Attention(original=original)
+        module.record.as_measured = auto
+        qkv = [x.requires_grad_(learning) for x in inputs()]
+        result, _ = dtkernels_attention(module, *qkv, given, **kwargs)
+        assert list(module.record.fallbacks) == counted and module.record.calls == 1
+        if learning:
+            truth = [x.detach().double().requires_grad_() for x in qkv]
+            scores = truth[0] @ truth[1].mT / 4
+            scores = 20 * (scores / 20).tanh() if kwargs else scores
+            wanted = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ truth[2]).transpose(1, 2)
+            for got, right in zip(torch.autograd.grad(result.sum(), qkv), torch.autograd.grad(wanted.sum(), truth)):
+                torch.testing.assert_close(got.double(), right, atol=1e-5, rtol=1e-5)
+    monkeypatch.undo()
+    module = Attention()
+    module.record.as_measured = True
+    dtkernels_attention(module, *[x.requires_grad_() for x in inputs()], None)
+    assert not module.record.fallbacks  # what was measured is a GPU
+
+
+def test_only_what_auto_chose_goes_by_what_was_measured():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    for asked, expected in (("auto", True), ("attention", False), ("all", False)):
+        config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
+        report = huggingface.apply_to(LlamaForCausalLM(config), asked)
+        assert {row.record.as_measured for row in report.patched if row.op == "attention"} == {expected}
