@@ -8,9 +8,9 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
+from dtkernels.integrations.huggingface import PatchError, apply_to, patched
 
 from dtkernels import ops
-from dtkernels.integrations.huggingface import PatchError, apply_to, patched
 
 TOKENS = 97
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

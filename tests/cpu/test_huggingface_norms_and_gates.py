@@ -10,10 +10,9 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
+from dtkernels.integrations.huggingface import OPS, apply_to, patched
 from torch import nn
 from torch.nn import functional as F
-
-from dtkernels.integrations.huggingface import OPS, apply_to, patched
 
 MORE = ("rmsnorm", "layernorm", "swiglu", "geglu", "rope", "cross_entropy")
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -10,9 +10,8 @@ from functools import partial
 
 import pytest
 import torch
-from torch import nn
-
 from dtkernels.integrations.huggingface import PatchError, PatchReport, Row, apply_to, patched
+from torch import nn
 
 
 class Mlp(nn.Module):
