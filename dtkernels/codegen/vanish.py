@@ -62,9 +62,24 @@ def _evaluate(tile: Tile) -> Tile:
             return tile.arg
         case TileDot(a, b, _) if _is(a, 0) or _is(b, 0):
             return Const(0.0)
+        case Op("where", (condition, a, b)) if a != (known := _under(condition, 1, a)) or b != _under(condition, 2, b):
+            return _evaluate(Op("where", (condition, known, _under(condition, 2, b))))
         case Op(fn, args):
             return _operate(tile, fn, args)
     return tile
+
+
+def _under(condition: Tile, side: int, tile: Tile) -> Tile:
+    """``tile`` where a choice by ``condition`` has been made already: inner choices by it are the same.
+
+    Before: ``where(c, exp(where(c, -inf, 0)), 0)``  After: ``where(c, exp(-inf), 0)``
+    """
+
+    def chosen(node: Tile) -> Tile:
+        return node.args[side] if isinstance(node, Op) and node.fn == "where" and node.args[0] == condition else node
+
+    inside = tile.transform(chosen)
+    return tile if inside == tile else inside.transform(_evaluate)
 
 
 def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
@@ -89,7 +104,7 @@ def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
             return b if _is(a, -math.inf) else a
         case ("minimum", (a, b)) if _is(a, math.inf) or _is(b, math.inf):
             return b if _is(a, math.inf) else a
-        case ("where", (_, a, b)) if a == b:
+        case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is(a, b.value):
             return a
         case (cast, (Const() as a,)) if cast.startswith("cast:"):
             return a

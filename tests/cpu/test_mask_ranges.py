@@ -7,6 +7,12 @@ from oracle import check
 from small_programs import MASKED, random
 
 import dtkernels
+from dtkernels.codegen.formula import formula
+from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang.schedule import Program
+from dtkernels.ops.registry import shipped
+from dtkernels.runtime.prebuild import known_labels
 
 
 def source(text):
@@ -69,3 +75,20 @@ def test_window_has_two_ends():
 
 def test_reductions_whose_masked_terms_count_are_not_cut():
     assert source("Func f; In A; Var x; RVar y; f[x] = rsum(where(y < x, A[x, y], 1), y); f.block(x:4); f.tensorize(x:4, y:8);").count("for y_start") == 1
+
+
+def test_tiles_are_skipped_inside_a_loop_over_heads_that_share_keys_too():
+    """There the gradient's heads are picked by index arithmetic, whose bounds are choices around every value of the inner loop."""
+    variant = shipped("attention").variant((("causal", True), ("group", 4)), frozenset(), 0).pair(("Q", "K", "V")).backward
+    sizes = {label: {"b": 1, "h": 8, "K_1": 2, "h_in": 4}.get(label, 64 if label in "dn" else 2048) for label in known_labels(variant.algorithm)}
+    text = emit(Program(variant.algorithm, formula(variant.algorithm, variant.outputs, sizes, 2, target("a100"))), "call")
+    inner = text.split("for h_in in ")[1].split("for m_start in ")
+    assert [loop.split(",")[0] for loop in inner[1:3]] == ["range(m_begin", "range(m_full"] and "tl.where(l[:, None] <= m" not in inner[2]
+    q, k, v = (t.requires_grad_() for t in random((1, 8, 37, 16), (1, 2, 45, 16), (1, 2, 45, 16)))
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    grad = random((1, 8, 37, 16))
+    found = torch.autograd.grad(dtkernels.ops.attention(q, k, v, causal=True), (q, k, v), grad)
+    wide = [exact[0], *(t.repeat_interleave(4, 1) for t in exact[1:])]
+    wanted = torch.autograd.grad(torch.nn.functional.scaled_dot_product_attention(*wide, is_causal=True), exact, grad.double())
+    for got, right in zip(found, wanted):
+        torch.testing.assert_close(got.double(), right, rtol=1e-5, atol=1e-5)
