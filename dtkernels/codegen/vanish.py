@@ -62,8 +62,8 @@ def _evaluate(tile: Tile) -> Tile:
             return tile.arg
         case TileDot(a, b, _) if _is(a, 0) or _is(b, 0):
             return Const(0.0)
-        case Op("where", (condition, a, b)) if a != (known := _under(condition, 1, a)) or b != _under(condition, 2, b):
-            return _evaluate(Op("where", (condition, known, _under(condition, 2, b))))
+        case Op("where", (condition, a, b)) if _chooses(a, condition) or _chooses(b, condition):
+            return _evaluate(Op("where", (condition, _under(condition, 1, a), _under(condition, 2, b))))
         case Op(fn, args):
             return _operate(tile, fn, args)
     return tile
@@ -78,8 +78,11 @@ def _under(condition: Tile, side: int, tile: Tile) -> Tile:
     def chosen(node: Tile) -> Tile:
         return node.args[side] if isinstance(node, Op) and node.fn == "where" and node.args[0] == condition else node
 
-    inside = tile.transform(chosen)
-    return tile if inside == tile else inside.transform(_evaluate)
+    return tile.transform(chosen).transform(_evaluate)
+
+
+def _chooses(tile: Tile, condition: Tile) -> bool:
+    return any(isinstance(n, Op) and n.fn == "where" and n.args[0] == condition for n in tile.walk())
 
 
 def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
