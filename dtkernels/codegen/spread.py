@@ -20,24 +20,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import nest
-from .nest import (
-    WHOLE,
-    Accumulator,
-    Assign,
-    Axis,
-    Guard,
-    Index,
-    Let,
-    Local,
-    Loop,
-    Position,
-    Start,
-    Statement,
-    Step,
-    Store,
-    Tile,
-    TileReduce,
-)
+from .nest import WHOLE, Accumulator, Index, Position, Statement, Store, TileReduce
+from .ranges import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
 PARTS = 32  #: most parts that one step takes
@@ -59,40 +43,10 @@ def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     for axis in [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]:
         reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
         if not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store)):
-            body = _with_axis(body, axis, replace(axis, tile=COLUMNS))
+            block = replace(axis, tile=COLUMNS)
+            body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
     return body
 
 
 def _has_blocks(body: tuple[Statement, ...]) -> bool:
     return any(isinstance(s, Index) and s.start.startswith("block") for s in nest.statements(body))
-
-
-def _with_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statement, ...]:
-    """The body with a block of ``new`` where all of ``old`` was."""
-
-    def axes(found: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(new if a == old else a for a in found)
-
-    def change(tile: Tile) -> Tile:
-        match tile:
-            case Position(axis) | Start(axis) | Step(axis) if axis == old:
-                return replace(tile, axis=new)
-            case Local() | Guard():
-                return replace(tile, axes=axes(tile.axes))
-        return tile.rebuild(lambda child: child)
-
-    def one(s: Statement) -> Statement:
-        match s:
-            case Index(axis, _):
-                return Index(new, "block") if axis == old else s
-            case Loop():
-                return replace(s, body=tuple(one(x) for x in s.body))
-            case Store():
-                return replace(s, index=tuple(i.transform(change) for i in s.index), value=s.value.transform(change), axes=axes(s.axes))
-            case Let() | Assign():
-                return replace(s, value=s.value.transform(change), axes=axes(s.axes))
-            case Accumulator():
-                return replace(s, axes=axes(s.axes))
-        return s
-
-    return tuple(one(s) for s in body)
