@@ -24,7 +24,7 @@ from .store import Entry, Store, StoreError, digest
 if TYPE_CHECKING:
     from ..lang.algorithm import Algorithm
 
-_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
+allows_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 REMEMBERED = 4096  #: kinds of calls that one dispatcher keeps
 
@@ -47,7 +47,7 @@ def call_key(values: tuple, precision: bool) -> tuple:
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
             parts.append(v if isinstance(v, int) else float)
-    return (*parts, precision and _tf32())
+    return (*parts, precision and allows_tf32())
 
 
 class Dispatcher:

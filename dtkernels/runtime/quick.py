@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
+from .dispatch import allows_tf32
 from .paths import counter
 from .same import like, never
 from .training import Training, bound_of
@@ -24,7 +25,6 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
-_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 
 
 class Kind:
@@ -71,7 +71,7 @@ class QuickCalls:
                     return None
         except RuntimeError:  # a tensor without storage or strides: functional transforms, sparse layouts
             return None
-        parts.append((grad and _grad_enabled(), self.precise and _tf32()))
+        parts.append((grad and _grad_enabled(), self.precise and allows_tf32()))
         return (*parts, *kwargs) if kwargs else tuple(parts)
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from .dispatch import allows_tf32
 from .launch import Bound
 from .once import without_derivative
 from .paths import counter
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
 
 REMEMBERED = 64  #: kinds of arriving gradients that one kind of call keeps
 _grad_enabled = torch.is_grad_enabled
-_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 
 
 def bound_of(variant, values: tuple) -> Bound | None:
@@ -98,7 +98,7 @@ class Training:
         What was kept may come back in another layout, where hooks on saved tensors store it elsewhere.
         """
         self.counter["gpu"] += 1
-        key = (self.precise and _tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
+        key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
         given = (*tensors, *numbers)
         known = self.backwards.get(key)
         if known is not None:
