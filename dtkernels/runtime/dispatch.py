@@ -153,7 +153,7 @@ class Dispatcher:
         except NotBound:
             return None
         except (StoreError, DriverError, OSError) as error:
-            warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}")
+            warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
 
     def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:

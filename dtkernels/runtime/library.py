@@ -42,7 +42,7 @@ class OpTable:
             if found := tuple(r for r in self._table if key is None or kind_text(r.key) == kind_text(key)):
                 raise StoreError(f"{self.store.path}: its rows are missing")
         except StoreError as error:
-            warn_once(f"rows are read from the table: {_named(self.packed, error)}")
+            warn_once(f"rows are read from the table: {_named(self.packed, error)}", about=self.store.path)
             found = self._table
         return found
 

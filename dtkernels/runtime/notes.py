@@ -13,10 +13,11 @@ log = logging.getLogger("dtkernels")
 _told: set[str] = set()
 
 
-def warn_once(text: str) -> None:
-    """A warning, the first time it is given."""
-    if text not in _told:
-        _told.add(text)
+def warn_once(text: str, about: object = None) -> None:
+    """A warning, the first time it is given; the first of those ``about`` one thing, a damaged file say."""
+    key = text if about is None else f"about {about}"
+    if key not in _told:
+        _told.add(key)
         log.warning("dtkernels: %s", text)
 
 
