@@ -24,7 +24,8 @@ class Computing(launch.Bound):
     def __init__(self, owner, notes, tensors: dict, scalars: dict, values: tuple):
         self.owner = owner
         named = {id(v): n for n, v in zip((*tensors, *scalars), values)} | {id(r): o for r, o in zip(notes.results, owner.outputs)}
-        self.named, self.bound_scalars = named, scalars
+        self.named = named
+        self.numbers_given = {n: v for n, v in scalars.items() if not isinstance(v, torch.Tensor)}  # no tensor of a call outlives it
         places = {n: len(tensors) + i for i, (n, v) in enumerate(scalars.items()) if isinstance(v, float)}
         self.remaining, self.found, self.numbers = 0, {}, {}
         self.last = len(notes.launches)
@@ -58,7 +59,7 @@ class Computing(launch.Bound):
         if self.remaining:
             return 0
         a = self.owner.algorithm()
-        results = evaluate(a, {n: found[n] for n in a.inputs}, {n: numbers.get(n, found.get(n, self.bound_scalars[n])) for n in a.scalars}, self.owner.outputs)
+        results = evaluate(a, {n: found[n] for n in a.inputs}, {n: numbers.get(n, found.get(n, self.numbers_given.get(n))) for n in a.scalars}, self.owner.outputs)
         for name, result in zip(self.owner.outputs, results):
             found[name].copy_(result)
         found.clear()

@@ -134,14 +134,15 @@ class Training:
 
     def _remember(self, key: tuple, bound: Bound, given: tuple) -> None:
         """Run ``bound`` from now on for what has this key, and without a further look for what is known to be like ``given``."""
-        one, wanted, tensors = bound.alone(), self.wanted, given[: len(given) - len(self.numbers)]
+        one, wanted, count = bound.alone(), self.wanted, len(given) - len(self.numbers)
+        tensors = given[:count]  # for here alone: a function that held them would hold them, and the graph behind them, for good
 
         def run(given: tuple) -> tuple[torch.Tensor | None, ...]:
             results = bound(given)
             return tuple([results[i] if i is not None else None for i in wanted])
 
         def in_line(given: tuple) -> tuple[torch.Tensor | None, ...] | None:
-            return None if any([t.data_ptr() & 15 for t in given[: len(tensors)]]) else run(given)
+            return None if any([t.data_ptr() & 15 for t in given[:count]]) else run(given)
 
         alike = never if self.precise or any(t.data_ptr() & 15 for t in tensors) else like(tensors)
         alone = one is not None and wanted == [0]

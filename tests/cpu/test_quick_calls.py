@@ -1,5 +1,7 @@
 """Calls that were made before: nothing is looked at twice, and whatever differs is noticed."""
 
+import weakref
+
 import stand_in_gpu
 import torch
 from pytest import fixture, mark, raises
@@ -166,18 +168,19 @@ def test_checkpointing_computes_again(gpu):
         torch.testing.assert_close(x.grad, other.grad)
 
 
-def test_nothing_is_kept_alive(gpu):
-    import weakref
-
-    op, (x,) = op_of("relu"), inputs_of("relu", 4, 8)
+@mark.parametrize("name", EAGER)
+def test_nothing_is_kept_alive_not_even_of_the_first_calls(gpu, name):
+    op, kept = op_of(name), []
     for _ in range(3):
-        x = x.detach().clone().requires_grad_()
-        y = op(x)
-        y.sum().backward()
-        op(x.detach())
-    kept = [weakref.ref(x), weakref.ref(y), weakref.ref(x.grad)]
-    del x, y
-    assert [r() for r in kept] == [None] * 3
+        given = [t.clone().requires_grad_() for t in inputs_of(name, 4, 8)]
+        inside = [t * 1 for t in given]  # what backward keeps has a graph behind it, and that has the parameters of a model
+        y = op(*inside)
+        grad = torch.ones_like(y)
+        y.backward(grad)
+        op(*[t.detach() for t in given])
+        kept += [weakref.ref(t) for t in (*given, *inside, y, grad, *[t.grad for t in given])]
+    del given, inside, y, grad
+    assert [r() for r in kept] == [None] * len(kept)
 
 
 def test_without_torchs_guards_calls_are_looked_at_by_their_keys(gpu, monkeypatch):
