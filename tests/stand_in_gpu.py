@@ -41,7 +41,7 @@ class Computing(launch.Bound):
     def _plan(self, note, entry, function):
         given = dict(zip(note.names, note.args))
         order = [n for n, kind in entry.types.items() if kind != "constexpr"]
-        own = {order.index(n): (self.named[id(v)], v.shape, v.stride(), v.dtype) for n, v in given.items() if n in order and id(v) in self.named}
+        own = {order.index(n): (self.named[id(v)], v.shape, v.stride(), v.dtype) for n, v in given.items() if n in order and isinstance(v, torch.Tensor) and id(v) in self.named}
         floats = {order.index(n): n for n in order if entry.types[n] == "fp32" and n in self._scalars}
         return *super()._plan(note, entry, function)[:3], (own, floats)
 
