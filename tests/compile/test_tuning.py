@@ -20,6 +20,7 @@ from tuning.compiling import CpuWorker, completed, family_texts  # noqa: E402
 from tuning.crew import Crew  # noqa: E402
 from tuning.data import make, wrong  # noqa: E402
 from tuning.journal import Journal, Time  # noqa: E402
+from tuning.measuring import GpuWorker  # noqa: E402
 from tuning.neighbours import Surroundings, Tiling, neighbours  # noqa: E402
 from tuning.plans import Cut, Plan, cut  # noqa: E402
 from tuning.works import row_of, variants_of, works_of  # noqa: E402
@@ -242,6 +243,33 @@ def test_the_row_of_a_size_is_the_one_that_the_dispatcher_takes():
 
 
 # -- the command --------------------------------------------------------------------------------------------------------
+
+class Clock:
+    """A timer that says what it is given: the first run, then the others."""
+
+    def __init__(self, first: float, then: float):
+        self.first, self.then = first, then
+
+    def once(self, run) -> float:
+        return self.first
+
+    def cold(self, run, count: int) -> float:
+        return self.then
+
+    def warm(self, run) -> float:
+        return self.then / 2
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "best", "wanted"), [(43.0, 4.0, 5.0, Time(4.0, 2.0)), (43.0, 40.0, 5.0, Time(40.0, 40.0)), (6.0, 4.0, 5.0, Time(4.0, 2.0))]
+)
+def test_a_slow_first_run_is_no_verdict(first, then, best, wanted, monkeypatch):
+    worker = object.__new__(GpuWorker)
+    worker.timer = Clock(first, then)
+    monkeypatch.setattr(worker, "_artefact", lambda key, artefact: artefact, raising=False)
+    monkeypatch.setattr(worker, "_ready", lambda work, funcs, artefact: (lambda: None, ""), raising=False)
+    assert worker.measure(None, (), "key", None, best) == wanted
+
 
 SHAPES = "relu: [{sizes: {x: 1048576}}, {sizes: {x: 500000}, held_out: true}]\nsoftmax: [{sizes: {x: 1024, y: 1024}, directions: [forward]}]\n"
 
