@@ -2,6 +2,7 @@
 
     python tools/build.py                                    every table of the repository
     python tools/build.py --gpu nvidia_h200 --ops softmax    one op of one table
+    python tools/build.py --ops my_op.yaml                   an op of your own, as tools/tune.py was given it
     python tools/build.py --formula a100 l40s b200           first write tables for GPUs nobody measured: the formula's
                                                              schedules at some sizes of the specs, marked measured: false
 
@@ -26,7 +27,8 @@ os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line numbers name files: with th
 
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import TARGETS, Target, target
-from dtkernels.ops.registry import shipped, shipped_names
+from dtkernels.lang.errors import DTError
+from dtkernels.ops.registry import shipped_names
 from dtkernels.runtime.decide import gpu_of, target_for
 from dtkernels.runtime.prebuild import Built, Earlier, build_row, widest_of
 from dtkernels.runtime.store import Store, StoreError, digest, write_store
@@ -34,20 +36,21 @@ from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, with_bi
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
-from tuning.works import Group, Work, op_names, row_of, variants_of, works_of  # noqa: E402
+from tuning.works import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    specs = specs_of(args.ops)
     folders = [args.tables / name for name in args.gpu or []]
     for name in args.formula:
         folders.append(args.tables / gpu_of(target(name)).folder)
-        write_formula_tables(folders[-1], target(name), args.ops, tuple(args.dtypes.split(",")), args.few)
+        write_formula_tables(folders[-1], target(name), list(specs.values()), tuple(args.dtypes.split(",")), args.few)
     if not folders:
         folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
-    failures = build_tables(folders, args.ops, args.jobs, args.anew)
+    failures = build_tables(folders, specs, args.jobs, args.anew)
     for line in failures:
         print(f"not built: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -57,7 +60,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
-    parser.add_argument("--ops", nargs="+", metavar="NAME", help="default: all that a table has")
+    parser.add_argument("--ops", nargs="+", metavar="NAME", help="names and spec files; default: all of the package's that a table has")
     parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
     parser.add_argument("--few", type=int, default=2, metavar="N", help="rows that --formula writes for each kind of call")
     parser.add_argument("--dtypes", default="bf16,fp32", help="of the rows that --formula writes")
@@ -66,16 +69,28 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+def specs_of(asked: list[str] | None) -> dict[str, str]:
+    """Op -> its name or its spec file, of what was asked for; nothing stands for all of the package's. Exits in one line."""
+    try:
+        return {operator_of(op).spec.op: op for op in op_names(",".join(asked or []), "build")}
+    except DTError as error:
+        raise SystemExit(f"build: {error}") from None
+
+
 # -- tables of the formula's schedules ----------------------------------------------------------------------------------
 
 
-def write_formula_tables(folder: Path, to: Target, ops: list[str] | None, dtypes: tuple[str, ...], few: int) -> None:
-    """Rows with the schedules that the formula gives for ``to``, at ``few`` of the sizes that each kind of call is tuned at."""
+def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
+    """Rows with the schedules that the formula gives for ``to``, at ``few`` of the sizes that each kind of call is tuned at.
+
+    ``ops``: names or spec files; none: all of the package's.
+    """
     write_gpu(folder, gpu_of(to))
     by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
     for op in ops or op_names("all"):
         kinds: dict[Group, list[Work]] = {}
-        for work in works_of(op, shipped(op).spec.shapes, dtypes):
+        spec = operator_of(op).spec
+        for work in works_of(op, spec.shapes, dtypes):
             kinds.setdefault(work.group, []).extend([] if work.held_out else [work])
         rows = []
         for group, works in kinds.items():
@@ -83,14 +98,14 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str] | None, dtypes
             for work in works[:: max(1, -(-len(works) // few))][:few]:
                 schedule = formula(variant.algorithm, variant.outputs, work.extents, group.itemsize, to)
                 rows.append(row_of(work, str(schedule), measured=False, by=by))
-        write_rows(folder / f"{op}.yaml", rows)
+        write_rows(folder / f"{spec.op}.yaml", rows)
 
 
 # -- building -----------------------------------------------------------------------------------------------------------
 
 
-def build_tables(folders: list[Path], ops: list[str] | None, jobs: int, anew: bool = False) -> list[str]:
-    """Build every op of some tables; what failed, a line each."""
+def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bool = False) -> list[str]:
+    """Build the ops of ``specs``, without any every one, of some tables; what failed, a line each."""
     failures, tables = [], {}
     for folder in folders:
         to = target_for(read_gpu(folder))
@@ -98,15 +113,17 @@ def build_tables(folders: list[Path], ops: list[str] | None, jobs: int, anew: bo
             failures.append(f"{folder}: no target is of its compute capability; allowed: {', '.join(TARGETS)}")
             continue
         for path in sorted(folder.glob("*.yaml")):
-            if path.stem == "gpu" or ops and path.stem not in ops:
+            if path.stem == "gpu" or specs and path.stem not in specs:
                 continue
-            if path.stem not in shipped_names():
-                failures.append(f"{path}: no such op; allowed: {', '.join(shipped_names())}")
+            if path.stem not in specs and path.stem not in shipped_names():
+                failures.append(f"{path}: no op of the package; name its spec, --ops FILE.yaml")
                 continue
             rows = read_rows(path.read_text(), str(path))
             widest = widest_of(rows)
             store = None if anew else path.with_suffix(".safetensors")
-            tables[path] = [(row, to.name, i in widest, store) for i, row in enumerate(rows)]
+            op = specs.get(path.stem, path.stem)
+            tables[path] = [(row, op, to.name, i in widest, store) for i, row in enumerate(rows)]
+    failures += [f"{op}: no table here has rows of it; tools/tune.py writes them" for op in specs if op not in {p.stem for p in tables}]
     results = iter(build_rows([pair for pairs in tables.values() for pair in pairs], jobs))
     for path, pairs in tables.items():
         whole, done = Built(), []
@@ -130,33 +147,33 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     write_whole(path, text)
 
 
-def build_rows(pairs: list[tuple[Row, str, bool, Path | None]], jobs: int) -> list[Built | str]:
-    """What the kernels of each (row, target, for any layout too, store to take kernels from) are, or why they could not be made.
+def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) -> list[Built | str]:
+    """What the kernels of each (row, op or its spec, target, for any layout too, store to take kernels from) are, or why there are none.
 
     Rows of one schedule are built in one process, which compiles once.
     """
     groups: dict[tuple, list[int]] = {}
-    for i, (row, to, _, store) in enumerate(pairs):
-        groups.setdefault((to, row.key, row.schedule, str(store or "")), []).append(i)
+    for i, (row, op, to, _, store) in enumerate(pairs):
+        groups.setdefault((to, row.key, row.schedule, op, str(store or "")), []).append(i)
     results: list[Built | str] = [""] * len(pairs)
     if not groups:
         return results
     largest_first = sorted(groups.items(), key=lambda item: (-len(item[0][2]), item[1]))
     with ProcessPoolExecutor(min(jobs, len(groups)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(build_some, [(pairs[i][0], pairs[i][2]) for i in places], key[0], key[3]): places for key, places in largest_first}
+        waiting = {pool.submit(build_some, [(pairs[i][0], pairs[i][3]) for i in places], to, *where): places for (to, _, _, *where), places in largest_first}
         for done in progress(as_completed(waiting), len(waiting), "build"):
             for i, result in zip(waiting[done], done.result()):
                 results[i] = result
     return results
 
 
-def build_some(rows: list[tuple[Row, bool]], to: str, store: str) -> list[Built | str]:
-    """Runs in a worker: the kernels of ``rows``, some of them perhaps from ``store``."""
+def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> list[Built | str]:
+    """Runs in a worker: the kernels of ``rows`` of one op, some of them perhaps from ``store``."""
     found: list[Built | str] = []
     earlier = earlier_of(store)
     for row, widest in rows:
         try:
-            found.append(build_row(shipped(row.op), row, target(to), widest, earlier))
+            found.append(build_row(operator_of(op), row, target(to), widest, earlier))
         except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
             found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return found

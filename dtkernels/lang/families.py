@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from .errors import DTError
+from .parser import parse_schedule
 
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
@@ -80,6 +81,7 @@ def read_families(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -
         if direction not in DIRECTIONS:
             raise DTError(f"{where}: direction", found=repr(direction), allowed=", ".join(DIRECTIONS))
         found.append(Family(text.strip(), values, direction, among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
+        parse_schedule(next(found[-1].texts(), ""), where)  # its words; what it must satisfy depends on the kind of call
     return tuple(found)
 
 

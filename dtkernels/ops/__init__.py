@@ -10,7 +10,7 @@ from .geglu import geglu
 from .layernorm import layernorm
 from .lora import lora
 from .mmsigmoid import mmsigmoid
-from .registry import register, registered
+from .registry import register, registered, registered_names
 from .relu import relu
 from .rmsnorm import rmsnorm
 from .rope import rope
@@ -25,5 +25,6 @@ __all__ = [*_OPS, "register"]
 def __getattr__(name: str):
     op = registered(name)
     if op is None:
-        raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {', '.join(_OPS)}, or register a spec")
+        allowed = ", ".join([*_OPS, *registered_names()])
+        raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {allowed}, or register a spec")
     return op

@@ -41,3 +41,8 @@ def register(path: str | Path) -> Operator:
 def registered(name: str) -> Operator | None:
     """The registered op called ``name``, None if there is none."""
     return _registered.get(name)
+
+
+def registered_names() -> tuple[str, ...]:
+    """The ops that were registered."""
+    return tuple(sorted(_registered))

@@ -22,6 +22,7 @@ from dtkernels.runtime.table import Row, spec_hash
 
 from .journal import HALF
 
+SPEC_FILES = (".yaml", ".yml")
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
@@ -78,7 +79,7 @@ class Work:
 
 def operator_of(op: str) -> Operator:
     """The op of that name, or of the spec at that path."""
-    if op.endswith((".yaml", ".yml")):
+    if op.endswith(SPEC_FILES):
         return _from_file(op)
     return registered(op) or shipped(op)
 
@@ -114,14 +115,18 @@ def row_of(work: Work, schedule: str, **more) -> Row:
 # -- from shapes to works -----------------------------------------------------------------------------------------------
 
 
-def op_names(asked: str) -> tuple[str, ...]:
-    """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas."""
+def op_names(asked: str, tool: str = "tune") -> tuple[str, ...]:
+    """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas. Exits in one line."""
     if asked == "all":
         return tuple(n for n in shipped_names() if shipped(n).spec.shapes)
     names = tuple(n for n in asked.split(",") if n)
     for n in names:
-        if n not in shipped_names() and not n.endswith((".yaml", ".yml")):
-            raise SystemExit(f"tune: no op {n!r}; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
+        if n in shipped_names():
+            continue
+        if not n.endswith(SPEC_FILES):
+            raise SystemExit(f"{tool}: no op {n!r}; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
+        if not Path(n).is_file():
+            raise SystemExit(f"{tool}: no such file: {n}")
     return names
 
 
