@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -29,7 +29,8 @@ class Decision:
     alternatives: tuple[Candidate, ...]
 
     def __str__(self) -> str:
-        lines = [f"{self.direction}: {' '.join(f'{k}={v}' for k, v in self.sizes.items())}; {self.path}", f"  {self.why}"]
+        sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
+        lines = [f"{self.direction}: {'; '.join(filter(None, (sizes, self.path)))}", f"  {self.why}"]
         lines += [f"    {line}" for line in self.schedule.splitlines()]
         for c in self.alternatives:
             time = f"{c.row.microseconds:g} us" if c.row.microseconds else "not measured"
@@ -49,7 +50,7 @@ class Explanation:
     backward: Decision | None
 
     def __str__(self) -> str:
-        head = f"{self.op} on {self.gpu}, table {self.table or 'none'}"
+        head = self.op if self.forward.path == "reference" else f"{self.op} on {self.gpu}, table {self.table or 'none'}"
         return "\n".join([head, str(self.forward), *([str(self.backward)] if self.backward else [])])
 
 
@@ -60,9 +61,11 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
     wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
     training = bool(wanted) and torch.is_grad_enabled()
     variant = call.variant.pair(wanted).forward if training else call.variant
-    device = next(iter(call.fitted.tensors.values())).device
-    gpu = device_target(device)
+    gpu = device_target(next(iter(call.fitted.tensors.values())).device)
     forward = _decision(variant, call.fitted.tensors, values)
+    if forward.path == "reference":  # so is its backward; the table knows nothing of such tensors
+        backward = replace(forward, direction=call.variant.pair(wanted).backward.subject.direction) if training else None
+        return Explanation(operator.spec.op, gpu.name, None, forward, backward)
     backward = _backward(call, wanted, values) if training else None
     return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
 
@@ -87,8 +90,7 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) 
     direction = variant.subject.direction + (" (saving for backward)" if variant.subject.saved else "")
     dtype = result_dtype(variant.algorithm, tensors)
     if dtype not in DTYPE_NAMES or path == "reference":
-        sizes = {}
-        return Decision(direction, "reference", sizes, None, None, "eager torch on the same algorithm: no kernel runs on this device or dtype", "", ())
+        return Decision(direction, "reference", {}, None, None, "eager torch on the same algorithm: no kernel runs on this device or dtype", "", ())
     choice: Choice = variant.dispatch.choose(tensors)
     known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if path == "gpu" and not any(t.is_meta for t in tensors.values()) else None
     target = device_target(next(t.device for t in tensors.values()))

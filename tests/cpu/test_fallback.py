@@ -129,6 +129,12 @@ def test_explain_names_what_there_is():
         dtkernels.explain("nothing")
 
 
+def test_explain_of_a_call_without_a_kernel_names_no_gpu_and_no_table():
+    told = dtkernels.explain("softmax", torch.randn(7, 13, dtype=torch.float64, requires_grad=True))
+    assert told.forward.path == told.backward.path == "reference" and told.table is None
+    assert str(told).startswith("softmax\nforward") and "\nbackward: reference\n" in str(told) and "h200" not in str(told)
+
+
 def test_first_calls_of_many_threads_at_once(folder, caplog):
     (folder / "softmax.yaml").write_text(rows_text([row()]))
     xs, gate, wrong = [torch.randn(n, 13) for n in (5, 6, 5, 7)], threading.Barrier(8), []
