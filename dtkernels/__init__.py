@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 
 __version__ = "0.1.0"
+
+# In a checkout some rooms lie beside this folder, in an install inside it. Python started in a checkout takes this folder
+# before any install, and finds them all the same.
+if not (Path(__file__).parent / "integrations").exists():
+    __path__.append(str(Path(__file__).parents[1]))
 
 #: public name -> (module, attribute); loaded on first use so that importing the package stays cheap
 _LAZY = {

@@ -91,3 +91,11 @@ def test_as_installed_here_it_imports(tmp_path):
     if elsewhere:
         pytest.skip(f"this environment holds an install from elsewhere: {elsewhere[0]}")
     assert found == [ROOT / "dtkernels", ROOT / "integrations", ROOT / "schedule_tables"]
+
+
+def test_a_checkout_is_whole_beside_an_install_of_another(tmp_path):
+    """Python started in a clone takes the clone's package before any install's, and its other rooms with it."""
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tmp_path / "clone" / folder, ignore=shutil.ignore_patterns("__pycache__", "*.safetensors"))
+    clone = tmp_path / "clone"
+    assert places([str(clone)], tmp_path) == [clone / "dtkernels", clone / "integrations", clone / "schedule_tables"]
