@@ -194,7 +194,7 @@ def _look_at(block: Block) -> None:
             raise Mismatch(f"{block}: no such make target: {line}")
         if words[0] == "python" and words[1].endswith(".py"):
             _check_options(block, words[1], words[2:])
-        elif words[0] not in ("make", "pip", "git", "cd", "python", "pytest"):
+        elif words[0] not in ("make", "pip", "git", "cd", "python", "python3", "pytest") and words != [".", ".venv/bin/activate"]:
             raise Mismatch(f"{block}: a command that nothing looks at: {line}")
 
 
