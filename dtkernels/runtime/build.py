@@ -63,14 +63,14 @@ class _Recorder:
 
 def build(launch: Launch, target: Target):
     """The compiled kernel of ``launch`` for ``target``: ``asm`` by stage, ``metadata`` with shared memory and warps."""
-    constants, divisible = dict(launch.constants), []
+    constants, multiples = dict(launch.constants), {}
     types = plain_types(launch)
     for name, value in zip(launch.kernel.arg_names, launch.args):
         if isinstance(value, torch.Tensor) or isinstance(value, int) and value != 1 and value % 16 == 0:
-            divisible.append(name)
+            multiples[name] = 16
         elif isinstance(value, int) and value == 1:
             types[name], constants[name] = "constexpr", 1
-    return compile_kernel(launch.kernel, types, constants, tuple(divisible), launch.options, target)
+    return compile_kernel(launch.kernel, types, constants, multiples, launch.options, target)
 
 
 def plain_types(launch: Launch) -> dict[str, str]:
@@ -86,22 +86,22 @@ def plain_types(launch: Launch) -> dict[str, str]:
     return types | dict.fromkeys(launch.constants, "constexpr")
 
 
-def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...], options: dict[str, object], target: Target):
-    """One kernel to machine code, for parameters of these ``types`` of which ``divisible`` are multiples of 16."""
+def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target):
+    """One kernel to machine code, for parameters of these ``types`` that are multiples of ``multiples``, powers of two up to 16."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    source = _source(kernel, types, constants, divisible)
+    source = _source(kernel, types, constants, multiples)
     return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
 
 
-def ir_of(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...], options: dict[str, object], target: Target) -> str:
+def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:
     """``Entry.ir`` of what ``compile_kernel`` would give, without the minutes that lowering it can take."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
 
-    source, gpu = _source(kernel, types, constants, divisible), GPUTarget(target.backend, target.arch, target.warp_size)
+    source, gpu = _source(kernel, types, constants, multiples), GPUTarget(target.backend, target.arch, target.warp_size)
     backend = make_backend(gpu)
     parsed = backend.parse_options({**options, "enable_fp_fusion": True, **source.parse_options()})
     stages: dict = {}
@@ -113,10 +113,10 @@ def ir_of(kernel, types: dict[str, str], constants: dict[str, object], divisible
     return _ir({"ttir": stages["ttir"](module, dict(vars(parsed))) if "ttir" in stages else module})
 
 
-def _source(kernel, types: dict[str, str], constants: dict[str, object], divisible: tuple[str, ...]):
+def _source(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int]):
     """What Triton compiles."""
     names = kernel.arg_names
-    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in divisible}
+    attributes = {(names.index(n),): [["tt.divisibility", step]] for n, step in multiples.items()}
     signature = {n: types[n] for n in names}
     return _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
 
@@ -142,13 +142,18 @@ def entry_of(compiled, host: str, arch: int | str) -> Entry:
     for place, value in source.constants.items():
         if len(place) == 1:
             constants[names[place[0]]] = plain(value)
-    divisible = tuple(names[place[0]] for place, what in source.attrs.items() if len(place) == 1 and ["tt.divisibility", 16] in [list(w) for w in what])
+    divisible, steps = split_multiples({names[place[0]]: step for place, what in source.attrs.items() if len(place) == 1 for kind, step in what if kind == "tt.divisibility"})
     if getattr(meta, "launch_cooperative_grid", False):
         raise KeyError("a cooperative launch")
     types = {n: str(t) for n, t in source.signature.items()}
     scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
     code = digest(compiled.asm["cubin"])
-    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm))
+    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm), steps)
+
+
+def split_multiples(multiples: dict[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """(what is a multiple of 16, the smaller powers of two), as entries hold them."""
+    return tuple(n for n, step in multiples.items() if step == 16), {n: step for n, step in multiples.items() if step < 16}
 
 
 def _ir(asm) -> str:

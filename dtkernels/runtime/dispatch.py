@@ -16,7 +16,7 @@ from .decide import Choice, Subject, by_formula, choose, program_for
 from .driver import DriverError, driver
 from .host import Record, host_text, record
 from .launch import Bound, NotBound
-from .match import fits, loses_alignment
+from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
@@ -203,20 +203,23 @@ class Dispatcher:
             except (ImportError, NameError, SyntaxError) as error:  # a wrapper that asks for more than its stand-ins know
                 log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
                 return Route(launch, "compiled", candidate, choice), launch(values)
-        return Route(self._replayed(notes, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+        return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
 
-    def _replayed(self, notes: Record, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
+    def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
         """What Triton compiled, launched from now on without Triton; None where that cannot be."""
-        from .build import entry_of
+        from .build import Launch, entry_of
 
         device = values[0].device
+        target = self.device_target(device)
         try:
             kernels = []
             for launch in notes.launches:
-                entry: Entry = entry_of(launch.compiled, "", self.device_target(device).arch)
+                asked = Launch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
+                compiled = specialized(asked, target) or launch.compiled
+                entry: Entry = entry_of(compiled, "", target.arch)
                 if not fits(entry, launch.names, launch.args, launch.constants):
                     return None
-                code = launch.compiled.asm["cubin"]
+                code = compiled.asm["cubin"]
                 kernels.append((entry, driver().function(device.index, digest(code), lambda c=code: c, entry.kernel, entry.shared)))
             return Bound(notes, values, self._places(tensors, scalars), kernels, device)
         except (NotBound, DriverError, OSError, AttributeError, KeyError, TypeError) as error:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -26,6 +26,7 @@ class Launch:
     grid: tuple[int, ...]
     args: tuple
     constants: dict[str, object]
+    options: dict[str, object] = field(default_factory=dict)
     compiled: object = None  #: Triton's compiled kernel, where Triton launched it
 
 
@@ -78,7 +79,8 @@ class _Kernel:
         def note(*args, **kwargs):
             constants = {k: v for k, v in kwargs.items() if k in self.names}
             compiled = getattr(self.module, self.name)[grid](*args, **kwargs) if self.module else None
-            self.notes.launches.append(Launch(self.name, self.names, tuple(grid), args, constants, compiled))
+            options = {k: v for k, v in kwargs.items() if k not in self.names}
+            self.notes.launches.append(Launch(self.name, self.names, tuple(grid), args, constants, options, compiled))
 
         return note
 

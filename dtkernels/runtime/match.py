@@ -1,22 +1,29 @@
 """Which compiled kernel may run a launch, and which ones are worth building for a row.
 
-Of one kernel there are up to four builds, from the narrowest to the one that takes anything: ``aligned`` for sizes as
+Of one kernel there are up to five builds, from the narrowest to the one that takes anything: ``aligned`` for sizes as
 regular as the row's; ``ragged`` for any number of rows: what lies contiguous in the tensors of most dimensions is still
-regular, and so are their strides, but not the strides of tensors in which a number of rows lies innermost;
-``contiguous`` for any size; ``any`` for any size and layout.
+regular, and so are their strides, but not the strides of tensors in which a number of rows lies innermost; ``stepped``, of
+kernels without a product, for any size whose rows start at multiples of 16 bytes; ``contiguous`` for any size; ``any`` for
+any size and layout.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 
-from .build import POINTERS, plain
+from .build import POINTERS, Launch, compile_kernel, plain, plain_types
 from .store import Entry
 
+if TYPE_CHECKING:
+    from ..codegen.target import Target
+
 ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision of float32 products
+_WIDEST = 16  #: bytes of a load
 
 
 def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
@@ -24,30 +31,35 @@ def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str,
     if tuple(entry.types) != names:
         return False
     single = "*fp32" in entry.types.values()
-    given = dict(zip(names, args))
+    given, multiples = dict(zip(names, args)), entry.multiples
     for name, kind in entry.types.items():
         if name in constants:
             if kind != "constexpr" or not _constant(name, entry.constants[name], plain(constants[name]), single):
                 return False
-        elif name not in given or not _argument(kind, given[name], entry.constants.get(name), name in entry.divisible):
+        elif name not in given or not _argument(kind, given[name], entry.constants.get(name), multiples.get(name, 1)):
             return False
     return True
 
 
 def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
-    """Whether rows of some tensor start at multiples of 16 elements and the kernel does not know: its loads are then narrow.
+    """Whether rows of some tensor start at multiples of 16 bytes and the kernel does not know: its loads are then narrow.
 
     Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
     are small beside them, and of one that itself starts elsewhere nothing is lost.
     """
     pitches: dict[str, tuple[int, str]] = {}
     ranks = Counter(name.split("_stride_")[0] for name in names if "_stride_" in name)
-    askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
+    tensors = {name.removesuffix("_ptr"): value for name, value in zip(names, args) if isinstance(value, torch.Tensor)}
     for name, value in zip(names, args):
         tensor = name.split("_stride_")[0]
-        if tensor != name and ranks[tensor] == max(ranks.values()) and tensor not in askew and isinstance(value, int) and value > 1:
+        if tensor != name and ranks[tensor] == max(ranks.values()) and isinstance(value, int) and value > 1:
             pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
-    return any(value % 16 == 0 and name not in entry.divisible and entry.types[name] != "constexpr" for value, name in pitches.values())
+    known = entry.multiples
+    for tensor, (value, name) in pitches.items():
+        wide = _WIDEST // tensors[tensor].element_size() if tensor in tensors else 16
+        if entry.types[name] != "constexpr" and value % wide == 0 and known.get(name, 1) % wide and (tensor not in tensors or tensors[tensor].data_ptr() % 16 == 0):
+            return True
+    return False
 
 
 def _constant(name: str, built: object, asked: object, single: bool) -> bool:
@@ -60,16 +72,16 @@ def _constant(name: str, built: object, asked: object, single: bool) -> bool:
     return name == "PRECISION" and (built == ANY_PRECISION or not single)
 
 
-def _argument(kind: str, value: object, baked: object, divisible: bool) -> bool:
+def _argument(kind: str, value: object, baked: object, multiple: int) -> bool:
     if isinstance(value, torch.Tensor):
-        return kind.replace("u1", "i1") == POINTERS.get(value.dtype) and not (divisible and value.data_ptr() % 16)
+        return kind.replace("u1", "i1") == POINTERS.get(value.dtype) and value.data_ptr() % multiple == 0
     if isinstance(value, float):
         return kind == "fp32"
     if not isinstance(value, int):
         return False
     if kind == "constexpr":
         return value == baked
-    return (kind == "i64" or kind == "i32" and -(2**31) <= value < 2**31) and not (divisible and value % 16)
+    return (kind == "i64" or kind == "i32" and -(2**31) <= value < 2**31) and value % multiple == 0
 
 
 def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
@@ -82,32 +94,56 @@ def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True)
 class Build:
-    """How to compile a kernel: the parameters' types, the constants, and what is divisible by 16."""
+    """How to compile a kernel: the parameters' types, the constants, and the powers of two up to 16 that parameters are multiples of."""
 
     types: dict[str, str]
     constants: dict[str, object]
-    divisible: tuple[str, ...]
+    multiples: dict[str, int]
 
 
-def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object) -> list[Build]:
-    """The builds of one launch, narrowest first, each different from those before. ``wide`` is the 64-bit index type."""
+def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, *, product: bool = False) -> list[Build]:
+    """The builds of one launch, narrowest first, each different from those before. ``wide`` is the 64-bit index type.
+
+    ``product``: the kernel has a matrix product.
+    """
     given = dict(zip(names, args))
     ints = {n: v for n, v in given.items() if isinstance(v, int) and not isinstance(v, bool)}
     strides = {n for n in ints if "_stride_" in n}
     ones = {n for n in strides if ints[n] == 1}
-    regular = {n for n, v in ints.items() if n not in ones and v % 16 == 0}
-    pointers = {n for n, v in given.items() if isinstance(v, torch.Tensor)}
+    pointers = dict.fromkeys((n for n, v in given.items() if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0), 16)
     close, steady = _innermost([n for n in names if n in strides], ones)
-    kept = {n for n in regular if n.split("_stride_")[0] in steady or n.removeprefix("size_") in close}
+    regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
+    kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
+    kept = {n: step for n, step in kept.items() if step > 1}
+    stepped = {n: _step_of(n, given) for n, s in kept.items() if s >= _step_of(n, given)}
     evens = {n for n in constants if n.startswith("EVEN_")}
+    steady_evens = {f"EVEN_{label}" for label in close}
+    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
+    ways += [] if product else [(pointers | stepped, ones, set())]
+    ways += [(pointers, ones, set()), ({}, set(), None)]
     found: list[Build] = []
-    for divisible, baked, even in ((pointers | regular, ones, evens), (pointers | kept, ones, {f"EVEN_{label}" for label in close}), (pointers, ones, set()), (set(), set(), None)):
+    for multiples, baked, even in ways:
         fixed = {n: v if n not in evens or even and n in even else False for n, v in constants.items()} | dict.fromkeys(baked, 1)
         kinds = types | dict.fromkeys(baked, "constexpr")
         if even is None:
             kinds |= dict.fromkeys(ints, "i64")
             fixed |= {"INDEX": wide} if "INDEX" in fixed else {}
-        build = Build(kinds, fixed, tuple(n for n in names if n in divisible))
+        build = Build(kinds, fixed, {n: multiples[n] for n in names if n in multiples})
         if build not in found:
             found.append(build)
     return found
+
+
+def specialized(launch: Launch, target: Target):
+    """The kernel compiled for all that is known of a launch's alignment; None where that is multiples of 16, which Triton itself sees."""
+    build = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), None)[0]
+    if set(build.multiples.values()) <= {16}:
+        return None
+    return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
+
+
+def _step_of(name: str, given: dict[str, object]) -> int:
+    """Elements in the widest load: of a stride's tensor, for a size of the narrowest dtype."""
+    widths = {n.removesuffix("_ptr"): v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}
+    tensor = name.split("_stride_")[0]
+    return _WIDEST // (widths[tensor] if tensor in widths else min(widths.values(), default=1))

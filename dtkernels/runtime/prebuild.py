@@ -14,7 +14,7 @@ from ..codegen.triton_module import emit, plain_labels, value_inputs
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Program
-from .build import Launch, compile_kernel, entry_of, ir_of, plain, plain_types, record_launches
+from .build import Launch, compile_kernel, entry_of, ir_of, plain, plain_types, record_launches, split_multiples
 from .cache import load_module
 from .decide import scheduled
 from .host import host_text
@@ -128,17 +128,18 @@ class Earlier:
         import triton
 
         constants = {k: plain(v) for k, v in build.constants.items()}
-        wanted = Entry(launch.kernel.__name__, host, "", target.arch, build.types, constants, build.divisible, 0, 0)
+        divisible, steps = split_multiples(build.multiples)
+        wanted = Entry(launch.kernel.__name__, host, "", target.arch, build.types, constants, divisible, 0, 0, steps=steps)
         alike = [e for e in self.found.get(_kind(wanted), ()) if e.ir and e.built == triton.__version__]
         real = {k: "ieee" if v == ANY_PRECISION else v for k, v in build.constants.items()}
-        ir = ir_of(launch.kernel, build.types, real, build.divisible, launch.options, target) if alike else ""
+        ir = ir_of(launch.kernel, build.types, real, build.multiples, launch.options, target) if alike else ""
         entry = next((e for e in alike if e.ir == ir), None)
         return (entry, self.store.code(entry.code)) if entry else None
 
 
 def _kind(entry: Entry) -> str:
     """What an entry is for; its launch options are in its host's text."""
-    return json.dumps([entry.kernel, entry.host, entry.arch, entry.types, sorted(entry.constants.items()), entry.divisible])
+    return json.dumps([entry.kernel, entry.host, entry.arch, entry.types, sorted(entry.constants.items()), entry.divisible, sorted(entry.steps.items())])
 
 
 def build_row(operator: Operator, row: Row, target: Target, widest: bool = True, earlier: Earlier | None = None) -> Built:
@@ -184,7 +185,8 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
     host = host_text(source)
     built = Built(hosts={digest(host.encode()): host})
     for launch in _launches(source, args):
-        found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)
+        product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
+        found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
         found = found if widest else found[:-1] or found
         for entry, code in _compiled_all(launch, found, digest(host.encode()), target, earlier):
             if entry.name not in {e.name for e in built.entries}:
@@ -217,10 +219,10 @@ def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target,
     made: list[tuple[Entry, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
-        if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.divisible), host, target):
+        if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.multiples), host, target):
             made.append(both)
             continue
-        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.divisible), host, target, earlier) for p in precisions]
+        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, target, earlier) for p in precisions]
         if len({entry.code for entry, _ in pair}) == 1:
             precisions, entry = ("ieee",), pair[0][0]
             pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
@@ -233,11 +235,11 @@ _known: dict[str, tuple[Entry, bytes]] = {}  #: what this process compiled; rows
 
 def _compiled(launch: Launch, build: Build, host: str, target: Target, earlier: Earlier) -> tuple[Entry, bytes]:
     constants = {k: plain(v) for k, v in build.constants.items()}
-    key = json.dumps([host, launch.kernel.__name__, target.name, build.types, constants, build.divisible, launch.options], sort_keys=True)
+    key = json.dumps([host, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)
     if key not in _known and (kept := earlier(launch, build, host, target)):
         _known[key] = kept
     if key not in _known:
-        compiled = compile_kernel(launch.kernel, build.types, build.constants, build.divisible, launch.options, target)
+        compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
         if compiled.metadata.shared > target.shared_bytes:
             raise BuildError(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {target.name} has {target.shared_bytes}")
         _known[key] = entry_of(compiled, host, target.arch), compiled.asm["cubin"]

@@ -17,7 +17,7 @@ import mmap
 import re
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from .table import Row, kind_text, write_whole
@@ -37,7 +37,7 @@ class Entry:
     """One compiled kernel and the arguments it may be launched with.
 
     ``types`` has every parameter, in the kernel's order: a type, or "constexpr" for one that is baked in, with its value in
-    ``constants``. ``divisible`` are those that must be multiples of 16.
+    ``constants``. ``divisible`` are those that must be multiples of 16, ``steps`` those of a smaller power of two.
     """
 
     kernel: str
@@ -53,10 +53,17 @@ class Entry:
     blocks: int = 1  #: of a cluster
     built: str = ""  #: the Triton that compiled it
     ir: str = ""  #: digest of the Triton IR it was compiled from
+    steps: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
         """The entry as JSON, always the same for the same entry."""
-        return json.dumps(asdict(self) | {"constants": dict(sorted(self.constants.items()))}, separators=(",", ":"))
+        plain = asdict(self) | {"constants": dict(sorted(self.constants.items()))}
+        return json.dumps({k: v for k, v in plain.items() if k != "steps" or v}, separators=(",", ":"))
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What each parameter must be a multiple of, where that is more than 1."""
+        return dict.fromkeys(self.divisible, 16) | self.steps
 
     @property
     def name(self) -> str:

@@ -109,8 +109,8 @@ def test_the_build_for_any_size_and_layout_compiles():
 
     (launch,) = launches(*CASES["causal"])
     widest = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)[-1]
-    assert set(widest.types.values()) >= {"i64", "constexpr"} and not widest.divisible
-    assert compile_kernel(launch.kernel, widest.types, widest.constants, widest.divisible, launch.options, H200).asm["cubin"]
+    assert set(widest.types.values()) >= {"i64", "constexpr"} and not widest.multiples
+    assert compile_kernel(launch.kernel, widest.types, widest.constants, widest.multiples, launch.options, H200).asm["cubin"]
 
 
 def test_a_store_replays_it_without_triton():

@@ -4,6 +4,7 @@ import ctypes
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,16 +13,22 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton.language as tl
 
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
+from dtkernels.lang.parser import parse
+from dtkernels.algebra.prepare import prepare
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime import dispatch, launch, prebuild
+from dtkernels.runtime.build import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.cache import load_module
 from dtkernels.runtime.choice import Candidate
 from dtkernels.runtime.decide import gpu_of
 from dtkernels.runtime.driver import LaunchConfig
 from dtkernels.runtime.library import op_table
-from dtkernels.runtime.match import builds, loses_alignment
+from dtkernels.runtime.match import builds, fits, loses_alignment, specialized
 from dtkernels.runtime.prebuild import known_labels
 from dtkernels.runtime.store import Entry, Store
 from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
@@ -88,12 +95,37 @@ def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for
     args = (torch.empty(4, 64, 32), torch.empty(4, 64), 64, 32, 2048, 32, 1, 64, 1)
     types = {"x_ptr": "*fp32", "s_ptr": "*fp32", **dict.fromkeys(names[2:], "i32"), "EVEN_m": "constexpr", "EVEN_n": "constexpr"}
     ragged = builds(names, args, {"EVEN_m": True, "EVEN_n": True}, types, "i64")[1]
-    assert {n for n in ragged.divisible if n not in ("x_ptr", "s_ptr")} == {"size_n", "x_stride_b", "x_stride_m"}
+    assert ragged.multiples == dict.fromkeys(("x_ptr", "s_ptr", "size_n", "x_stride_b", "x_stride_m"), 16)
     assert ragged.constants == {"EVEN_m": False, "EVEN_n": True, "x_stride_n": 1, "s_stride_m": 1}
-    entry = Entry("k", "", "", 90, {n: ragged.types.get(n, "i32") for n in names}, ragged.constants, ragged.divisible, 128, 0)
+    entry = Entry("k", "", "", 90, {n: ragged.types.get(n, "i32") for n in names}, ragged.constants, tuple(ragged.multiples), 128, 0)
     assert not loses_alignment(entry, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
     bare = replace(entry, divisible=("x_ptr", "s_ptr"))
     assert loses_alignment(bare, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
+
+
+ROWS = """
+Func f; In A; Var x, y;
+f[x, y] = A[x, y] * 2;
+f.block(x:1, y:1024); f.tensorize(y:1024); f.compile();
+"""
+
+
+@pytest.mark.parametrize("dtype, step", [(torch.bfloat16, 8), (torch.float32, 4)])
+def test_rows_of_1000_elements_are_loaded_16_bytes_at_once(dtype, step):
+    """1000 is no multiple of 16, which is all that Triton looks for; but of 8."""
+    module = load_module(emit(prepare(parse(ROWS)), "call", H200), "rows")
+    (launch,) = record_launches(module, "call", (torch.empty(512, 1000, dtype=dtype, device="meta"),))
+    names = tuple(launch.kernel.arg_names)
+    found = builds(names, launch.args, launch.constants, plain_types(launch), tl.int64)
+    known = [{n: s for n, s in b.multiples.items() if not n.endswith(("_ptr", "_out"))} for b in found]
+    pitches = ("size_y", "A_stride_x", "f_stride_x")
+    assert known[0] == dict.fromkeys(pitches, 8) and dict.fromkeys(pitches, step) in known and known[-2:] == [{}, {}]
+    wide = [len(re.findall(r"(?:ld|st)\.global\S*\.v4\.b32", compile_kernel(launch.kernel, b.types, b.constants, b.multiples, launch.options, H200).asm["ptx"])) for b in found]
+    assert wide[: known.index({})] == [2 * 8 // step] * known.index({}) and wide[-1] == 0
+    entry = entry_of(specialized(launch, H200), "", 90)
+    for columns, fitting in ((1000, True), (1004, False), (2048, True)):
+        args = (*launch.args[:2], columns, columns, 1, columns, 1)
+        assert fits(entry, tuple(entry.types), args, launch.constants) == fitting, columns
 
 
 def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
@@ -207,16 +239,21 @@ def test_a_strided_input_gets_the_kernel_for_any_layout(tables, noting):
 
 
 def test_a_kernel_that_knows_less_of_the_alignment_than_is_so_is_the_last_resort(tables, noting):
-    """Rows 48 elements apart start at multiples of 16, which the build for any row does not know; rows 40 apart do not."""
+    """Rows 40 or 48 float32 apart start at multiples of 16 bytes, which the build for any size does not know; rows 42 apart do not."""
     path = tables / "nvidia_h200" / "softmax.yaml"
     entries = [Store(path.with_suffix(".safetensors")).entry(n) for r in read_rows(path.read_text(), str(path)) for n in r.binaries]
     names = tuple(next(e for e in entries if e.kernel == "softmax_kernel").types)
-    loose = next(e for e in entries if tuple(e.types) == names and not any("_stride_x" in n for n in e.divisible) and e.types["A_stride_x"] != "constexpr")
-    args = [torch.empty(0) if n.endswith(("_ptr", "_out")) else 48 if n.endswith("_stride_x") else 1 for n in names]
-    assert loses_alignment(loose, names, tuple(args))
-    assert not loses_alignment(loose, names, tuple(40 if isinstance(v, int) and v == 48 else v for v in args))
-    tight = replace(loose, divisible=tuple(n for n in names if n.endswith("_stride_x")))
-    assert not loses_alignment(tight, names, tuple(args))
+    loose = next(e for e in entries if tuple(e.types) == names and not any("_stride_x" in n for n in e.multiples) and e.types["A_stride_x"] != "constexpr")
+
+    def args(stride: int) -> tuple:
+        return tuple(torch.empty(0) if n.endswith(("_ptr", "_out")) else stride if n.endswith("_stride_x") else 1 for n in names)
+
+    assert [loses_alignment(loose, names, args(stride)) for stride in (48, 40, 42)] == [True, True, False]
+    strides = [n for n in names if n.endswith("_stride_x")]
+    assert not loses_alignment(replace(loose, divisible=tuple(strides)), names, args(48))
+    fours = replace(loose, steps=dict.fromkeys(strides, 4))
+    assert not any(loses_alignment(fours, names, args(stride)) for stride in (48, 40, 42))
+    assert loses_alignment(replace(loose, steps=dict.fromkeys(strides, 2)), names, args(40))
 
 
 def test_numbers_may_differ_from_call_to_call(tables, noting):

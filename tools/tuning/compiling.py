@@ -142,7 +142,7 @@ class CpuWorker:
         artefact = Artefact(host_text(source), names, writes)
         module = load_module(source, "tuned")
         for launch, build in self._builds(module, works, names):
-            compiled = compile_kernel(launch.kernel, build.types, build.constants, build.divisible, launch.options, self.to)
+            compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, self.to)
             if compiled.metadata.shared > self.to.shared_bytes:
                 raise Refused(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {self.to.name} has {self.to.shared_bytes}")
             entry = entry_of(compiled, digest(artefact.host.encode()), self.to.arch)
