@@ -15,11 +15,11 @@ import pytest
 import torch
 import triton.language as tl
 
+from dtkernels.algebra.prepare import prepare
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import target
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.parser import parse
-from dtkernels.algebra.prepare import prepare
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime import dispatch, launch, prebuild
 from dtkernels.runtime.build import compile_kernel, entry_of, plain_types, record_launches
