@@ -26,6 +26,8 @@ FORMAT = "dtkernels 2"
 _LARGEST_HEADER = 1 << 27
 _SMALL = 1 << 15  #: bytes of machine code
 _XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
+_MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: the line before a text
+_LONGEST_MARK = 40
 
 
 class StoreError(ValueError):
@@ -136,7 +138,8 @@ class Store:
     def names(self, kind: str = "entry") -> tuple[str, ...]:
         """Names of all entries, or host texts (``host``)."""
         begin, end = self._texts
-        return tuple(sorted(m[1].decode() for m in re.finditer(rb"\n%b/(x[0-9a-f]{16}) \d+\n" % kind.encode(), self._data[begin:end])))
+        found = (m[1].decode().split("/") for m in _MARK.finditer(self._data, begin, end))
+        return tuple(sorted(name for of, name in found if of == kind))
 
     def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
         """The copied rows that agree with the key of a row but for numbers among its parameters; without a key all. Raises StoreError."""
@@ -156,17 +159,21 @@ class Store:
         return text.decode()
 
     def _text(self, key: str) -> bytes | None:
-        """A text by its name."""
-        begin, end = self._texts
-        mark = f"\n{key} ".encode()
-        at = self._data.find(mark, begin, end)
-        if at < 0:
-            return None
-        line = self._data.find(b"\n", at + 1, end)
-        length = self._data[at + len(mark) : line] if line > 0 else b""
-        if not length.isdigit() or line + 1 + int(length) > end:
-            raise StoreError(f"{self.path}: {key} is damaged")
-        return self._data[line + 1 : line + 1 + int(length)]
+        """A text by its name; they lie in the order of their names, so that a first call reads few pages of the file."""
+        (low, end), wanted = self._texts, key.encode()
+        high = end
+        while low < high:
+            middle = (low + high) // 2
+            mark = _MARK.search(self._data, middle, min(end, high + _LONGEST_MARK))
+            if mark is None or mark.start() >= high or mark[1] > wanted:
+                high = middle
+            elif mark[1] < wanted:
+                low = mark.end()
+            elif mark.end() + int(mark[2]) > end:
+                raise StoreError(f"{self.path}: {key} is damaged")
+            else:
+                return self._data[mark.end() : mark.end() + int(mark[2])]
+        return None
 
 
 def _packed(code: bytes) -> bytes:

@@ -188,6 +188,19 @@ def test_a_store_gives_back_what_was_put_in_and_keeps_the_order_of_parameters(tm
             take("x0")
 
 
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(st.text(alphabet="ab\n é", max_size=300), min_size=1, max_size=40, unique=True))
+def test_every_text_of_a_store_is_found_and_no_other(tmp_path, texts):
+    hosts = {digest(t.encode()): t for t in texts}
+    path = tmp_path / "f.safetensors"
+    write_store(path, [], {name: hosts[name] for name in list(hosts)[1:]}, {})
+    store = Store(path)
+    assert store.names("host") == tuple(sorted(list(hosts)[1:])) and store.names() == ()
+    assert all(store.host(name) == hosts[name] for name in list(hosts)[1:])
+    with pytest.raises(StoreError, match="is missing"):
+        store.host(next(iter(hosts)))
+
+
 def test_two_stores_of_the_same_kernels_are_the_same_bytes(tmp_path):
     codes = {digest(c): c for c in (b"a" * 100, b"b" * 99)}
     made = [entry(c) for c in codes.values()]
