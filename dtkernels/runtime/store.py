@@ -3,10 +3,11 @@
 The file is read by hand: the header once, the rest only when it is asked for. A name in the file is the checksum of what it
 stands for, so that equal kernels of several rows are stored once and a damaged one is noticed.
 
-Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one text behind another, each behind a line with its
-name and length: ``entry/<checksum>`` what one kernel takes (``Entry``), ``host/<checksum>`` the text that allocates and
-launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON. Metadata: ``table`` the checksum of the YAML that the rows
-are copied from.
+Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one packed text behind another, each behind a line with
+its name and length: ``entry/<checksum>`` what one kernel takes (``Entry``), ``host/<checksum>`` the text that allocates and
+launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON; ``dictionary`` some of the texts, which the others are
+packed with: they are much alike, and each can still be read alone. Metadata: ``table`` the checksum of the YAML that the rows are
+copied from.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from pathlib import Path
 
 from .table import Row, kind_text, write_whole
 
-FORMAT = "dtkernels 2"
+FORMAT = "dtkernels 3"
 _LARGEST_HEADER = 1 << 27
 _SMALL = 1 << 15  #: bytes of machine code
 _XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
 _MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: the line before a text
 _LONGEST_MARK = 40
+_ROOM = {"rows/": 3000, "host/": 8000, "entry/": 6000}  #: bytes of a dictionary
 
 
 class StoreError(ValueError):
@@ -100,8 +102,8 @@ class Store:
             header = json.loads(self._data[8 : 8 + length])
             metadata: dict[str, str] = header.pop("__metadata__")
             self._places = {name: (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for name, t in header.items()}
-            texts = self._places.pop("texts")
-            last = max([texts[1], *(end for _, end in self._places.values())])
+            texts, words = self._places.pop("texts"), self._places.pop("dictionary")
+            last = max(end for _, end in (texts, words, *self._places.values()))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: the header is damaged: {type(error).__name__}") from None
         if metadata.get("format") != FORMAT:
@@ -111,6 +113,7 @@ class Store:
         if self._start + last != size:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
+        self._dictionary = self._data[self._start + words[0] : self._start + words[1]]
 
     def entry(self, name: str) -> Entry:
         """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
@@ -172,8 +175,14 @@ class Store:
             elif mark.end() + int(mark[2]) > end:
                 raise StoreError(f"{self.path}: {key} is damaged")
             else:
-                return self._data[mark.end() : mark.end() + int(mark[2])]
+                return self._plain(self._data[mark.end() : mark.end() + int(mark[2])], key)
         return None
+
+    def _plain(self, packed: bytes, key: str) -> bytes:
+        try:
+            return zlib.decompressobj(-15, self._dictionary).decompress(packed)
+        except zlib.error:
+            raise StoreError(f"{self.path}: {key} is damaged") from None
 
 
 def _packed(code: bytes) -> bytes:
@@ -202,13 +211,30 @@ def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: 
     header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
     body = bytearray()
     parts = {name: _packed(code) for name, code in codes.items()}
-    parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in sorted((k, t.encode()) for k, t in texts.items()))
+    words = parts["dictionary"] = _dictionary(texts)
+    packed = {k: _with_words(texts[k].encode(), words) for k in sorted(texts)}
+    parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in packed.items())
     for name, part in sorted(parts.items()):
         header[name] = {"dtype": "U8", "shape": [len(part)], "data_offsets": [len(body), len(body) + len(part)]}
         body += part
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     write_whole(path, len(text).to_bytes(8, "little") + text + bytes(body))
+
+
+def _dictionary(texts: dict[str, str]) -> bytes:
+    """Some texts of each sort, evenly chosen; what is most often met stands last, where references to it are short."""
+    words = b""
+    for sort, room in _ROOM.items():
+        own = [texts[k].encode() for k in sorted(texts) if k.startswith(sort)]
+        every = max(1, sum(map(len, own)) // room)
+        words += b"".join(own[::every])[:room]
+    return words
+
+
+def _with_words(text: bytes, words: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, words)
+    return packer.compress(text) + packer.flush()
 
 
 def _row_texts(rows: Sequence[Row]) -> dict[str, str]:
