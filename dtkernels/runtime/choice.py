@@ -57,21 +57,16 @@ def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozense
     """Euclidean distance in log2 of sizes; labels of which a program takes one element count a quarter.
 
     ``pitches``: labels whose extent is the distance of one row of a tensor from the next. What is fast for rows that start at
-    multiples of 16 elements may be slow for others, where loads are narrower.
+    multiples of 16 bytes may be slow for others, where loads are narrower.
     """
-    tiled = _tiled_labels(row.schedule)
+    tiled, widest = _tiled_labels(row.schedule), 4 if row.dtype == "fp32" else 8
     total = 0.0
     for label, size in sizes.items():
         there = row.sizes.get(label, 1)
         step = math.log2(max(size, 1)) - math.log2(max(there, 1))
         total += (1.0 if label in tiled else LIGHT) * step * step
-        total += UNLIKE if label in pitches and _grain(size) != _grain(there) else 0.0
+        total += UNLIKE if label in pitches and math.gcd(size, widest) != math.gcd(there, widest) else 0.0
     return math.sqrt(total)
-
-
-def _grain(size: int) -> int:
-    """The largest power of two up to 16 that divides ``size``."""
-    return math.gcd(size, 16)
 
 
 _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
