@@ -29,6 +29,7 @@ from .nest import (
     statements,
 )
 from .orient import orient
+from .overlap import put_off
 from .ranges import cut_ranges
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
@@ -37,7 +38,7 @@ _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigm
 def finish(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
     """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents."""
     body = drop_guards(body, zero_outside)
-    body = orient(base_two(cut_ranges(share(body))))
+    body = put_off(orient(base_two(cut_ranges(share(body)))))
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]

@@ -17,8 +17,9 @@ into whole tiles and the last, where its extent guards a matrix product: the gua
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from . import nest
 from .affine import Affine, extreme, inequalities
@@ -212,10 +213,10 @@ def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statem
     return map_values(tuple(one(s) for s in body), lambda value: value.transform(in_tile))
 
 
-def without_aliases(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body without names for what has a name already."""
-    alias: dict[str, Tile] = {}
-    moving = {s.name for s in body if isinstance(s, nest.Assign)}
+def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = MappingProxyType({})) -> tuple[Statement, ...]:
+    """The body without names for what has a name already; ``known`` are those of the statements around it."""
+    moving = {s.name for s in statements(body) if isinstance(s, nest.Assign)}
+    alias = dict(known)
     result: list[Statement] = []
     rename: Callable[[Tile], Tile] = lambda n: alias.get(n.name, n) if isinstance(n, Local) else n  # noqa: E731
     for s in body:
@@ -223,7 +224,10 @@ def without_aliases(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
             s = replace(s, value=s.value.transform(rename))
             s = replace(s, value=s.value.transform(settle))
         if isinstance(s, Loop):
-            s = replace(s, body=map_values(s.body, lambda value: value.transform(rename)))
+            bounds = {side: bound.transform(rename) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+            s = replace(s, body=without_aliases(s.body, alias), **bounds)
+        if isinstance(s, Let):
+            alias.pop(s.name, None)
         if isinstance(s, Let) and _is_alias(s, moving):
             alias[s.name] = s.value
         else:

@@ -84,6 +84,7 @@ def test_tiles_are_skipped_inside_a_loop_over_heads_that_share_keys_too():
     text = emit(Program(variant.algorithm, formula(variant.algorithm, variant.outputs, sizes, 2, target("a100"))), "call")
     inner = text.split("for h_in in ")[1].split("for m_start in ")
     assert [loop.split(",")[0] for loop in inner[1:3]] == ["range(m_begin", "range(m_full"] and "tl.where(l[:, None] <= m" not in inner[2]
+    assert " seen = " in inner[1] and " seen = " not in inner[2] and "scores_unscaled = tl.dot(" in inner[2]  # a choice that is made needs no name
     q, k, v = (t.requires_grad_() for t in random((1, 8, 37, 16), (1, 2, 45, 16), (1, 2, 45, 16)))
     exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
     grad = random((1, 8, 37, 16))
