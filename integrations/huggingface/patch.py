@@ -70,12 +70,13 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     Under torch.compile the last six are left to Inductor, which fuses what the module computes itself.
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
-    ops       "auto" (those of DEFAULTS: what is measured to be faster), "all", one op's name, or several
+    ops       "auto" (those of DEFAULTS: what is measured to be faster), "all", one op's name, or several of all these
     strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 
-    With ops="auto" attention goes to sdpa on a GPU where gradients are wanted and there is no mask: its backward is faster
-    there (benchmarks/h200_bench_attention.json). Asked for by name it is always the kernel. Both are counted.
+    Where "auto" alone asks for it, as in ops="auto" and ops=["auto", "relu"], attention goes to sdpa on a GPU where gradients
+    are wanted and there is no mask: its backward is faster there (benchmarks/h200_bench_attention.json). Asked for by name, in
+    ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
 
     What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
     Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
@@ -90,9 +91,10 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
-    report = PatchReport(dry_run=dry_run, auto=ops == "auto")
+    chosen = _chosen(ops)
+    report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
     try:
-        for op in _chosen(ops):
+        for op in chosen:
             _PATCHERS[op](model, report)
     except BaseException:
         report.undo()
@@ -118,10 +120,12 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
         report.undo()
 
 
-def _chosen(ops: str | Iterable[str]) -> list[str]:
-    names = [ops] if isinstance(ops, str) else list(ops)
-    names = [name for entry in names for name in _SEVERAL.get(entry, (entry,))]
-    for name in names:
-        if name not in _PATCHERS:
-            raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, 'all', or 'auto' for {', '.join(DEFAULTS)}")
-    return list(dict.fromkeys(names))
+def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
+    """The ops, in the order asked for, and of each whether "auto" alone asked for it."""
+    chosen: dict[str, bool] = {}
+    for entry in [ops] if isinstance(ops, str) else ops:
+        for name in _SEVERAL.get(entry, (entry,)):
+            if name not in _PATCHERS:
+                raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, 'all', or 'auto' for {', '.join(DEFAULTS)}")
+            chosen[name] = entry == "auto" and chosen.get(name, True)
+    return chosen

@@ -22,7 +22,7 @@ class CallRecord:
     fallbacks   reason -> how many calls went to the original path for it
     original    the attention implementation the module had before ("sdpa", "eager", ...); None for activations
     eager       the modeling file's own eager attention function, where there is one
-    as_measured whether calls for which the original was measured to be faster go to it; so with ops="auto"
+    as_measured whether calls for which the original was measured to be faster go to it; so where "auto" alone asked for the op
 
     Calls inside a torch.compile graph are not counted: a count would be a side effect that the graph has to guard.
     """

@@ -29,7 +29,7 @@ class PatchReport:
 
     rows: list[Row] = field(default_factory=list)
     dry_run: bool = False
-    auto: bool = False  #: whether the ops were chosen by what is measured to be faster
+    as_measured: frozenset[str] = frozenset()  #: the ops that "auto" alone asked for: what is measured to be faster
     undone: bool = False
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 

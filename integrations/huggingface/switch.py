@@ -164,7 +164,7 @@ def _add_site(site: _Site, blocked: str | None, report: PatchReport) -> None:
         record = vars(site.module).get(ATTRIBUTE)
         if record is None and not report.dry_run:
             original = None if site.before == NAME else site.before
-            record = CallRecord(original=original, eager=eager_function(type(site.module)), as_measured=report.auto)
+            record = CallRecord(original=original, eager=eager_function(type(site.module)), as_measured="attention" in report.as_measured)
             report.on_undo(partial(_forget, weakref.ref(site.module), record))
             setattr(site.module, ATTRIBUTE, record)
         report.add(site.name, "attention", state, record=record)

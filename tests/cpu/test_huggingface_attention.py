@@ -350,7 +350,9 @@ def test_training_without_a_mask_goes_to_sdpa_where_that_was_measured_to_be_fast
 def test_only_what_auto_chose_goes_by_what_was_measured():
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    for asked, expected in (("auto", True), ("attention", False), ("all", False)):
+    cases = [("auto", True), (["auto", "relu"], True), (iter(["relu", "auto"]), True), ("attention", False), ("all", False)]
+    cases += [(["auto", "attention"], False), (["attention", "auto"], False), (["all", "auto"], False)]
+    for asked, expected in cases:
         config = LlamaConfig(hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, vocab_size=64)
         report = huggingface.apply_to(LlamaForCausalLM(config), asked)
         assert {row.record.as_measured for row in report.patched if row.op == "attention"} == {expected}
