@@ -2,8 +2,8 @@
 
     python tools/lora_training.py --steps 200 --json lora.json --plot lora.png
 
-The text is made up: sequences that repeat a random phrase, so that there is something to learn. Needs transformers and
-peft; the plot needs matplotlib.
+The text is made up: sequences that repeat a random phrase of a few of the tokens, so that there is something to learn. Needs
+transformers and peft; the plot needs matplotlib.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dtkernels.integrations.huggingface import patched
 import dtkernels
 
 TOKENS = 512
+USED = 32  #: tokens that the text has: which ones is learned in a few steps, that it repeats itself in more
 
 
 def build(options) -> torch.nn.Module:
@@ -34,6 +35,7 @@ def build(options) -> torch.nn.Module:
         num_hidden_layers=options.layers,
         num_attention_heads=options.hidden // 32,
         num_key_value_heads=options.hidden // 64,
+        initializer_range=0.1,  # the head is frozen: at the usual 0.02 its logits are too small for the loss to fall
     )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
@@ -46,7 +48,7 @@ def build(options) -> torch.nn.Module:
 def batch(options, step: int) -> torch.Tensor:
     """Sequences of a phrase that repeats."""
     generator = torch.Generator().manual_seed(step)
-    phrases = torch.randint(TOKENS, (options.batch, 8), generator=generator)
+    phrases = torch.randint(USED, (options.batch, 8), generator=generator)
     return phrases.repeat(1, options.length // 8).to(options.device)
 
 
