@@ -104,7 +104,7 @@ class Store:
             self._places = {name: (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for name, t in header.items()}
             texts, words = self._places.pop("texts"), self._places.pop("dictionary")
             last = max(end for _, end in (texts, words, *self._places.values()))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: the header is damaged: {type(error).__name__}") from None
         if metadata.get("format") != FORMAT:
             raise StoreError(f"{path}: its format is {metadata.get('format')!r}; allowed: {FORMAT!r}")
@@ -120,7 +120,7 @@ class Store:
         text = self._checked(f"entry/{name}", name)
         try:
             return Entry.parse(text)
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError) as error:
             raise StoreError(f"{self.path}: entry {name} is damaged: {type(error).__name__}") from None
 
     def host(self, name: str) -> str:
@@ -132,7 +132,7 @@ class Store:
         try:
             begin, end = self._places[name]
             data = _unpacked(self._data[self._start + begin : self._start + end])
-        except (KeyError, ValueError, TypeError, EOFError, ImportError, zlib.error) as error:
+        except (LookupError, ValueError, TypeError, EOFError, ImportError, zlib.error) as error:
             raise StoreError(f"{self.path}: kernel {name} is {'missing' if isinstance(error, KeyError) else 'damaged'}") from None
         if digest(data) != name:
             raise StoreError(f"{self.path}: kernel {name} is damaged")
@@ -152,7 +152,7 @@ class Store:
             for name in names:
                 found += json.loads(self._text(f"rows/{name}") or b"[]")
             return tuple(Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for _, row in sorted(found, key=lambda r: r[0]))
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
     def _checked(self, key: str, name: str) -> str:

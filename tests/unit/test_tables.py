@@ -230,6 +230,16 @@ def test_a_damaged_store_raises_its_own_error_or_gives_what_was_put_in(tmp_path,
         assert str(other) in str(error) and "\n" not in str(error)
 
 
+def test_a_header_of_one_offset_is_damaged(tmp_path):
+    path = tmp_path / "f.safetensors"
+    write_store(path, [], {}, {digest(b"a"): b"a"})
+    whole = path.read_bytes()
+    at = whole.index(b",", whole.index(b"data_offsets"))
+    path.write_bytes(whole[:at] + b"." + whole[at + 1 :])
+    with pytest.raises(StoreError, match="the header is damaged: IndexError"):
+        Store(path)
+
+
 # -- the library ------------------------------------------------------------------------------------------------------
 
 
