@@ -16,7 +16,7 @@ from ..lang.schedule_checks import reduction_labels
 from .backend import backend
 from .fit import fitted
 from .formula_crossing import crossing_tiles
-from .formula_products import product_tiles
+from .formula_products import NARROW, product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
 from .formula_warpgroups import warpgroup_tiles
@@ -41,9 +41,11 @@ def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, i
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Primitive(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
+        if f.stores_again(fused, tiles):
+            continue
         for root in roots:
             tiles[root] = f.through_warpgroups(root, fused, tiles, compiled) or tiles[root]
-        schedule = Schedule((*fused, *(p for found in tiles.values() for p in found), *compiled))
+        schedule = Schedule(tuple(dict.fromkeys((*fused, *(p for found in tiles.values() for p in found), *compiled))))
         for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in _OPTIONAL))):
             try:
                 lower(Program(algorithm, tried))
@@ -73,6 +75,8 @@ class _Fusion:
 
     def placements(self):
         """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
+        yield self._fused(streaming=True, within=True, storing=True)
+        yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
         yield self._fused(streaming=False)
         yield ()
@@ -108,12 +112,25 @@ class _Fusion:
             return ()
         return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
 
-    def _fused(self, streaming: bool) -> tuple[Primitive, ...]:
+    def stores_again(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
+        """Whether a product that is written is computed and stored anew by programs that differ in a label it does not have."""
+        written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
+        for func, (root, _) in Schedule(fused).fused().items():
+            if func in written and self.shape.dots(func) and root in tiles:
+                blocks = Schedule(tiles[root]).sizes(root, "block")
+                if any(size < self.sizes[label] for label, size in blocks.items() if label not in self.algorithm[func].labels):
+                    return True
+        return False
+
+    def _fused(self, streaming: bool, within: bool = False, storing: bool = False) -> tuple[Primitive, ...]:
+        """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
+        ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there."""
         joined = self._joined_outputs()
+        inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found = [Primitive(o, "fuse_at", place) for o, place in joined.items()]
         for d in reversed(self.algorithm.definitions):
-            if d.name in self.outputs:
+            if d.name in self.outputs and d.name not in inner:
                 continue
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
             roots = set().union(*(hosts.get(u, {u}) for u in users))
@@ -121,9 +138,16 @@ class _Fusion:
             again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots) and not self._compared(d.name)
             place = self._place(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
-            if place:
+            if not place and storing and (root := self._feeds(d.name, roots)):
+                hosts[d.name], shared = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
+                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, shared[-1]))]
+            elif place:
                 found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found) if streaming else place))
         return (*reversed(found), *self._stored({p.func for p in found}))
+
+    def _made_from(self, output: str) -> bool:
+        """Whether another output is a product of this one."""
+        return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
 
     # -- outputs that share a kernel ----------------------------------------------------------------------------------
 
@@ -213,6 +237,18 @@ class _Fusion:
         order = self.algorithm.needed_by(self.outputs)
         users = [u for u in order if any(a.tensor == func for a in ex.accesses(self.algorithm[u].expr))]
         return all(order.index(host) < order.index(u) for u in users)
+
+    def _feeds(self, func: str, roots: set[str]) -> str | None:
+        """The one of ``roots``, the first to run, that takes the product ``func`` as a narrow operand: then the two overlap, and
+        together they take what reading and writing takes. Blocks of rows alone must keep the GPU busy."""
+        order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
+        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._compared(func):
+            return None
+        carried = [label for label in reduction_labels(self.algorithm, order[0]) if label in self.algorithm[func].labels]
+        shared = [label for label in self.algorithm[order[0]].labels if label in self.algorithm[func].labels]
+        narrow = all(self.sizes[label] <= NARROW // 2 for label in carried) and self.shape.pitch(func) % 16 == 0
+        blocks = self._elements(tuple(shared)) // NARROW
+        return order[0] if shared and narrow and 2 * blocks >= self.shape.target.multiprocessors else None
 
     # -- what is fused where ------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from ..lang.schedule_checks import reduction_labels
 from .formula_shape import WHOLE_SIDE, Shape, pow2
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
+MERGED = 16  #: steps of a loop from which on cutting it over programs gains more than the kernel that merges the parts takes
 
 
 def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
@@ -24,6 +25,24 @@ def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitiv
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     return _Product(shape, root, members, main, dot, rows, columns).tiles()
+
+
+def loaded_ahead(shape: Shape, root: str, members: list[str], dot: ex.Dot, steps: int) -> tuple[Primitive, ...]:
+    """A small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
+    elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
+    sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access)]
+    if shape.itemsize != 2 or len(set(sides)) < 2 or not shape.target.has_tma or steps < MERGED:
+        return ()
+    for tensor, other in (sides, sides[::-1]):
+        small = 8 * shape.elements(tensor) <= shape.elements(other)
+        if small and tensor not in members and shape.pitch(tensor) % 16 and shape.pitch(other) % 16 == 0:
+            if shape.aligned({tensor}):
+                return (Primitive(root, "descriptor", (tensor,)),)
+            if tensor in shape.algorithm.inputs:
+                return Primitive(root, "stage", (tensor,)), Primitive(root, "descriptor", (tensor,))
+            if tensor not in shape.outputs:
+                return Primitive(tensor, "align"), Primitive(root, "descriptor", (tensor,))
+    return ()
 
 
 @dataclass
@@ -44,13 +63,16 @@ class _Product:
             batch *= 1 if label in self.rows[-1:] + self.columns[-1:] else shape.sizes[label]
         k = max((shape.sizes[label] for label in self.dot.labels), default=1)
         bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
+        alone = min(m, n) <= NARROW or self._streams(m, n, k, batch)
         tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
         block = dict(tile)
         for k in reduction_labels(shape.algorithm, self.main):
             longest = max(self.dot.labels, key=lambda label: shape.sizes[label])
             tile[k] = max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
-        share = 1 if min(m, n) <= NARROW or extra else 2
+        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main)), default=0)
+        share = 0 if steps < MERGED else 1 if alone or extra else 2
+        extra = (*extra, *loaded_ahead(shape, self.root, self.members, self.dot, steps)) if alone else extra
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
@@ -65,6 +87,10 @@ class _Product:
         if min(m, n) <= NARROW:
             bm, bn = min(bm, 64), min(bn, 64)  # each program streams alone: few, deep ones keep the most bytes in flight
             return (bm, bn, *self._fitting(bm, bn, 128, 5), ())
+        if self._streams(m, n, k, batch):
+            bm, bn = (64, bn) if n <= m else (bm, 64)
+            bm, bn = min(bm, 128), min(bn, 128)
+            return (bm, bn, *self._fitting(bm, bn, 128, 4), ())
         narrow_loads = not self._wide_loads()
         waves = self._blocks(m, n, bm, bn, batch) / shape.target.multiprocessors
         if (bm, bn) == (128, 256) and k >= 256 and (waves >= 1.5 or narrow_loads and waves >= 0.5):
@@ -82,6 +108,12 @@ class _Product:
         )  # one program a multiprocessor, with all of its shared memory
         deep = 128 if alone and (bm + bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
+
+    def _streams(self, m: int, n: int, k: int, batch: int) -> bool:
+        """Whether a product is bound by reading its longer operand, which is read once if a tile holds the narrower side whole:
+        blocks are then few, and the sum is cut over programs."""
+        few = 10 * self._blocks(m, n, 128, 128, batch) < 9 * self.shape.target.multiprocessors
+        return self.shape.itemsize == 2 and NARROW < min(m, n) <= 2 * NARROW < max(m, n) and few and k >= 2048
 
     def _fitting(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
         while depth > 32 and 3 * (bm + bn) * depth * self.shape.itemsize > self.shape.target.shared_bytes:
@@ -162,7 +194,17 @@ class _Chain:
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
         tile |= self._inner(tile, held, step)
-        return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=self._order())
+        extra = (*self._order(), *(self._descriptors_inside(tile) if self._narrow() else ()))
+        return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=extra)
+
+    def _descriptors_inside(self, tile: dict[str, int]) -> tuple[Primitive, ...]:
+        """Descriptors of operands of the products that are computed inside, in loops that would wait for them."""
+        found: list[Primitive] = []
+        for m in self.members[1:]:
+            longest = max((self.shape.sizes[k] // tile[k] for k in reduction_labels(self.shape.algorithm, m) if tile.get(k)), default=0)
+            for dot in self.shape.dots(m):
+                found += loaded_ahead(self.shape, self.root, self.members, dot, longest)
+        return tuple(found)
 
     def _order(self) -> tuple[Primitive, ...]:
         """Of several labels that are reduced together the longest goes innermost: its loop is the one that is pipelined."""

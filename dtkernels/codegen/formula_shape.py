@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..lang import expr as ex
@@ -40,6 +41,11 @@ class Shape:
         """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
         labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
         return self.sizes[labels[-1]] if labels and labels[-1] is not None else 1
+
+    def elements(self, tensor: str) -> int:
+        """Elements of an input or a Func; a dimension of unknown extent counts as 1."""
+        labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
+        return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
 
     def aligned(self, tensors: set[str]) -> bool:
         """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""

@@ -38,8 +38,12 @@ def lower(program: Program) -> tuple[Kernel, ...]:
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
-    """The kernels of one Func that is not fused, as ``lower`` makes them."""
-    return _Lowering(program, root, program.outputs()).kernels()
+    """The kernels of one Func that is not fused, as ``lower`` makes them, behind those that make copies for it."""
+    made = staged(program)
+    fused = made.schedule.fused()
+    read = {a.tensor for d in made.algorithm.definitions if host(d.name, fused) == root for a in ex.accesses(d.expr)}
+    copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm)
+    return tuple(kernel for func in (*copies, root) for kernel in _Lowering(made, func, made.outputs()).kernels())
 
 
 class _Lowering:

@@ -125,7 +125,9 @@ class CpuWorker:
     def _cost(self, work: Work, whole: Cut, root: str) -> float | None:
         _, variant = variants_of(work.group)
         try:
-            return cost(kernels_of(variant.algorithm, variant.outputs, whole, root), work.extents, data.itemsizes(work), self.to).seconds
+            kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
+            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+            return cost(kernels, work.extents, copies | data.itemsizes(work), self.to).seconds
         except (DTError, AssertionError, KeyError):
             return None
 

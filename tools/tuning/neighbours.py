@@ -119,7 +119,7 @@ def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:
     """Plans one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, Plan] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport):
+    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single):
         for new in step(tiling, around):
             if new.text() != tiling.text():
                 found.setdefault(new.text(), Plan(plan.fused, plan.root, new.text()))
@@ -257,3 +257,18 @@ def _transport(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     else:
         yield replace(t, descriptor=around.tensors)
         yield replace(t, descriptor=tuple(x for x in around.tensors if x != t.root))
+
+
+def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+    """A descriptor for one operand alone whose rows are no multiple of 16 elements, which pointers load by single elements; from a
+    copy where a descriptor's rows would not be aligned."""
+    algorithm, others = around.algorithm, tuple(p for p in t.rest if p.name != "stage")
+    for tensor in (x for x in around.tensors if around.tma and around.looped(t) and x != t.root):
+        labels = algorithm[tensor].labels if tensor in algorithm else algorithm.plain_labels(tensor)
+        length = around.sizes.get(labels[-1] or "", 0) if len(labels) > 1 else 0
+        if length % 16 == 0 or t.descriptor == (tensor,):
+            continue
+        if length % 8 == 0:
+            yield replace(t, descriptor=(tensor,), specialized=(), rest=others)
+        elif tensor in algorithm.inputs:
+            yield replace(t, descriptor=(tensor,), specialized=(), rest=(*others, Primitive(t.root, "stage", (tensor,))))

@@ -70,7 +70,7 @@ def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
     """The plans of the schedule ``text``; Funcs that it does not compile are compiled. Raises DTError where it is not legal."""
     schedule = _uncompiled(text) + compiled(outputs)
     check_schedule(schedule, algorithm)
-    roots = tuple(dict.fromkeys(k.func for k in lower(Program(algorithm, schedule))))
+    roots = tuple(dict.fromkeys(k.func for k in lower(Program(algorithm, schedule)) if k.func in algorithm))  # a copy is its reader's
     found = plans_of(text)
     joins = _joins(schedule)
     return Cut(tuple(found.get(root, Plan(joins, root, "")) for root in roots))
