@@ -10,6 +10,7 @@ from typing import Any
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
 from .algebra.gradient import gradient
+from .algebra.products import chained_products, kept_products
 from .codegen.fit import element_bytes
 from .codegen.formula import formula
 from .codegen.lower import lower
@@ -106,7 +107,9 @@ class Subject:
         for name in wanted:
             if name not in a.inputs + a.scalars:
                 raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
-        found = gradient(rules.differentiable_form(a, self.outputs), self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))))
+        form = rules.differentiable_form(a, self.outputs)
+        kept = kept_products(chained_products(form, self.outputs), self.sizes)
+        found = gradient(form, self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))), kept)
         if not found.grads:
             raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
         self.name, self.outputs = f"{self.name} backward", tuple(found.grads.values())

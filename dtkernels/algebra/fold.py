@@ -100,6 +100,16 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     return replace(algorithm, **kept)
 
 
+def with_plain_vars(algorithm: Algorithm) -> Algorithm:
+    """An RVar that nothing reduces any more, and that is a dimension, as a Var.
+
+    Before: ``RVar k; d_A[m, k] = d_y[m] * B[k];``  After: ``Var k; d_A[m, k] = d_y[m] * B[k];``
+    """
+    reduced = {label for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    plain = tuple(label for label in algorithm.rvars if label not in reduced)
+    return replace(algorithm, vars=algorithm.vars + plain, rvars=tuple(label for label in algorithm.rvars if label in reduced))
+
+
 def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
     """``after``, with an ``Extent`` for each label whose length only a removed access told.
 

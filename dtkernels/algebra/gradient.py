@@ -25,7 +25,7 @@ class Gradient:
 
     ``forward`` computes ``forward_outputs``: the outputs, then the saved extras. ``backward`` takes the inputs and saved
     values it mentions and the adjoint of each output (``adjoints``: output -> input name); it computes ``grads``
-    (input or scalar -> Func).
+    (input or scalar -> Func). ``products``: those of ``forward_outputs`` that are products, see products.py.
     """
 
     forward: Algorithm
@@ -33,22 +33,25 @@ class Gradient:
     backward: Algorithm
     adjoints: dict[str, str]
     grads: dict[str, str]
+    products: tuple[str, ...] = ()
 
 
-def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...]) -> Gradient:
+def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = ()) -> Gradient:
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
-    What does not enter the outputs differentiably is left out of ``grads``. Raises DTError for what has no derivative.
+    Forward hands over those of the Funcs ``products`` that backward would compute again. What does not enter the outputs
+    differentiably is left out of ``grads``. Raises DTError for what has no derivative.
     """
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
-    saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()))
+    saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()), products)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
-    return Gradient(saved.forward, outputs + saved.extra, share_operands(backward), r.adjoint_inputs, grads)
+    returned = outputs + saved.extra + saved.products
+    return Gradient(saved.forward, returned, share_operands(backward), r.adjoint_inputs, grads, saved.products)
 
 
 def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:

@@ -3,7 +3,8 @@
 Outputs are at hand anyway: a test of an input is asked of the output that the input went into, where it is the same test. So that
 no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used
 as the shift of those exponentials: by the degree argument of degree.py any shift leaves the gradients unchanged, and under this
-one the sum itself is 1. An expression that then equals an output is read instead of computed again.
+one the sum itself is 1. An expression that then equals an output is read instead of computed again. Products that enter further
+products are outputs too where the caller, who knows the sizes, asks for it: see products.py.
 """
 
 from __future__ import annotations
@@ -17,22 +18,25 @@ from ..lang.algorithm import Algorithm, Definition
 from .addends import addends, shifted_alike
 from .build import ONE, ZERO, simplify
 from .degree import Degree, degree_of, moved_terms
-from .fold import drop_unused, keep_extents, written_out_copies
+from .fold import drop_unused, keep_extents, with_plain_vars, written_out_copies
 from .normalize import fresh_name, written_out
 from .stability import matches, shift_exponent
 
 
 @dataclass(frozen=True)
 class Saved:
-    """The two programs, and the Funcs that forward returns besides its outputs."""
+    """The two programs, and the Funcs that forward returns besides its outputs: numbers of rows in float32, products as results are."""
 
     forward: Algorithm
     backward: Algorithm
     extra: tuple[str, ...]
+    products: tuple[str, ...] = ()
 
 
-def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...]) -> Saved:
-    """Replace in ``backward`` what forward can hand over: log-sum-exps, then outputs."""
+def choose_saved(
+    forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = ()
+) -> Saved:
+    """Replace in ``backward`` what forward can hand over: log-sum-exps, then outputs, then the Funcs ``products``."""
     extra: list[Definition] = []
     for d in forward.definitions:
         if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
@@ -56,10 +60,14 @@ def choose_saved(forward: Algorithm, outputs: tuple[str, ...], backward: Algorit
             name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
             extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32")))
             backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
-    backward = keep_extents(_needed(_read_outputs(backward, outputs), grads), forward)
+    backward = _needed(_read_outputs(backward, outputs), grads)
+    kept = tuple(p for p in products if p in backward and backward[p] == forward[p] and not _compared(p, backward))
+    backward = _needed(_read_outputs(backward, kept), grads)
+    kept = tuple(p for p in kept if p in backward.inputs)
+    backward = keep_extents(with_plain_vars(backward) if kept else backward, forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
-    return Saved(with_extra, backward, tuple(e.name for e in used))
+    return Saved(with_extra, backward, tuple(e.name for e in used), kept)
 
 
 def _is_small(d: Definition, algorithm: Algorithm) -> bool:

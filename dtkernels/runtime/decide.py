@@ -28,10 +28,11 @@ class Subject:
     wanted: tuple[str, ...] = ()
     saved: bool = False
     batched: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
     def key(self, dtype: str, labels: frozenset[str]) -> tuple:
         """The key of the rows that are for it, see ``Row.key``."""
-        return (self.op, self.direction, self.params, self.wanted, self.saved, self.batched, dtype, labels)
+        return (self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
 
 
 @dataclass(frozen=True)

@@ -60,11 +60,12 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
     values = {**call.fitted.tensors, **call.scalars}
     wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
     training = bool(wanted) and torch.is_grad_enabled()
-    variant = call.variant.pair(wanted).forward if training else call.variant
+    pair = call.variant.pair_for(wanted, call.fitted.tensors) if training else None
+    variant = pair.forward if pair else call.variant
     gpu = device_target(next(iter(call.fitted.tensors.values())).device)
     forward = _decision(variant, call.fitted.tensors, values)
     if forward.path == "reference":  # so is its backward; the table knows nothing of such tensors
-        backward = replace(forward, direction=call.variant.pair(wanted).backward.subject.direction) if training else None
+        backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
         return Explanation(operator.spec.op, gpu.name, None, forward, backward)
     backward = _backward(call, wanted, values) if training else None
     return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
@@ -72,7 +73,7 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
 
 def _backward(call: BoundCall, wanted: tuple[str, ...], values: dict) -> Decision:
     """Of the backward, on tensors without storage where it reads what forward has not made yet."""
-    pair = call.variant.pair(wanted)
+    pair = call.variant.pair_for(wanted, call.fitted.tensors)
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
     sizes = call.variant.dispatch.choose(call.fitted.tensors).sizes
     tensors = {}

@@ -51,7 +51,7 @@ def variant_of(operator: Operator, row: Row) -> tuple[Variant, Variant]:
         forward = operator.variant(tuple(sorted(row.params.items())), frozenset(row.batched), labels)
         found = forward
         if row.wanted:
-            pair = forward.pair(row.wanted)
+            pair = forward.pair(row.wanted, row.kept)
             found = pair.backward if row.direction == "backward" else pair.forward
         if found.subject.key(row.dtype, frozenset(known_labels(found.algorithm))) == row.key:
             return forward, found

@@ -29,8 +29,9 @@ class TableError(ValueError):
 class Row:
     """One schedule and the call it is for.
 
-    ``saved``: a forward that also returns what the backward for ``wanted`` reads. ``batched``: inputs that have more
-    leading dimensions than the op declares. ``sizes`` has every label of the algorithm that is lowered.
+    ``saved``: a forward that also returns what the backward for ``wanted`` reads. ``kept``: products that such a forward returns
+    and its backward reads, where sizes speak for it. ``batched``: inputs that have more leading dimensions than the op declares.
+    ``sizes`` has every label of the algorithm that is lowered.
     """
 
     op: str
@@ -42,6 +43,7 @@ class Row:
     params: dict[str, int | bool] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
     saved: bool = False
+    kept: tuple[str, ...] = ()
     batched: tuple[str, ...] = ()
     microseconds: float | None = None
     measured: bool = True
@@ -52,13 +54,19 @@ class Row:
     def key(self) -> tuple:
         """What must agree exactly; of the rows that agree the nearest in ``sizes`` is taken."""
         params = tuple(sorted(self.params.items()))
-        return (self.op, self.direction, params, self.wanted, self.saved, self.batched, self.dtype, frozenset(self.sizes))
+        return (self.op, self.direction, params, self.wanted, self.kept or self.saved, self.batched, self.dtype, frozenset(self.sizes))
 
     def title(self) -> str:
         """The row in a few words."""
-        words = [self.op, self.direction + (" (saving)" if self.saved else ""), self.dtype, " ".join(f"{k}={v}" for k, v in self.sizes.items())]
+        words = [self.op, self.direction + handing(self.saved, self.kept), self.dtype, " ".join(f"{k}={v}" for k, v in self.sizes.items())]
         words += [" ".join(f"{k}={str(v).lower()}" for k, v in self.params.items())] if self.params else []
         return ", ".join(words)
+
+
+def handing(saved: bool, kept: tuple[str, ...]) -> str:
+    """What is told of a kind of call whose forward hands something to its backward."""
+    words = [*(["saving"] if saved else []), *kept]
+    return f" ({' '.join(words)})" if words else ""
 
 
 def kind_of(key: tuple) -> tuple:
@@ -156,6 +164,7 @@ _RULES = (
     ("params", lambda v: isinstance(v, dict) and all(isinstance(k, str) and isinstance(n, (bool, int)) for k, n in v.items()), "name: value"),
     ("wanted", _names, "a list of inputs"),
     ("saved", lambda v: isinstance(v, bool), "true or false"),
+    ("kept", _names, "a list of Funcs"),
     ("batched", _names, "a list of inputs"),
     ("microseconds", lambda v: v is None or isinstance(v, (int, float)) and not isinstance(v, bool) and v > 0, "a time above 0"),
     ("measured", lambda v: isinstance(v, bool), "true or false"),
@@ -181,13 +190,13 @@ def read_gpu(folder: Path) -> Gpu:
 
 def rows_text(rows: Iterable[Row]) -> str:
     """The YAML of ``rows``, sorted by what they are for, defaults left out; ``read_rows`` gives the rows back."""
-    ordered = sorted(rows, key=lambda r: (r.op, r.direction, r.saved, r.wanted, json.dumps(r.params), r.batched, r.dtype, tuple(r.sizes.items())))
+    ordered = sorted(rows, key=lambda r: (r.op, r.direction, r.saved, r.wanted, r.kept, json.dumps(r.params), r.batched, r.dtype, tuple(r.sizes.items())))
     return "\n".join(_row_text(r) for r in ordered) if ordered else "[]\n"
 
 
 def _row_text(row: Row) -> str:
     lines = []
-    for name in ("op", "direction", "saved", "wanted", "params", "batched", "dtype", "sizes", "schedule", "microseconds", "measured", "spec", "by", "binaries"):
+    for name in ("op", "direction", "saved", "wanted", "kept", "params", "batched", "dtype", "sizes", "schedule", "microseconds", "measured", "spec", "by", "binaries"):
         value = getattr(row, name)
         if name == "schedule":
             lines += ["schedule: |", *(f"  {line}" for line in value.strip().splitlines())] if value.strip() else ['schedule: ""']

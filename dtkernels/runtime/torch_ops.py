@@ -228,7 +228,9 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
     wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
     params, batched, labels = call.key
-    kind = json.dumps({"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "numbers": numbers})
+    kept = call.variant.pair_for(wanted, call.fitted.tensors).gradient.products
+    told = {"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "kept": kept, "numbers": numbers}
+    kind = json.dumps(told)
     tensors = [v for n, v in values.items() if n not in numbers]
     results = _Recorded.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]
     results = tuple(call.fitted.restore(r) for r in results)
@@ -249,7 +251,7 @@ def _pair(name: str, kind: str):
 def _told(name: str, kind: str):
     told = json.loads(kind)
     variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
-    return variant.pair(tuple(told["wanted"])), tuple(told["numbers"])
+    return variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
 
 
 def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:

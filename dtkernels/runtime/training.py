@@ -85,7 +85,8 @@ class Training:
         values = {**call.fitted.tensors, **call.scalars}
         if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
             return None
-        pair = call.variant.pair(tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad))
+        wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
+        pair = call.variant.pair_for(wanted, call.fitted.tensors)
         forward = pair.forward.algorithm
         if (*forward.inputs, *forward.scalars) != tuple(values):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from .signature import Signature
 
 if TYPE_CHECKING:
     from ..algebra.gradient import Gradient
+    from ..algebra.products import Product
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
@@ -41,7 +42,7 @@ class Variant:
 
     def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Subject, signature: Signature | None = None):
         self._make, self.outputs, self.subject = make, outputs, subject
-        self._pairs: dict[tuple[str, ...], Pair] = {}
+        self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
         self.signature = signature or Signature.of(self.algorithm)
         self.dispatch = Dispatcher(subject, self.signature, lambda: self.algorithm, outputs, device_target)
 
@@ -56,6 +57,20 @@ class Variant:
         from ..algebra.prepare import prepare_algorithm
 
         return prepare_algorithm(self.plain, self.outputs)
+
+    @cached_property
+    def differentiated(self) -> Algorithm:
+        """The algorithm as gradients are derived of it."""
+        from ..algebra.prepare import differentiable_form
+
+        return differentiable_form(self.plain, self.outputs)
+
+    @cached_property
+    def products(self) -> tuple[Product, ...]:
+        """What forward may hand to backward where sizes speak for it."""
+        from ..algebra.products import chained_products
+
+        return chained_products(self.differentiated, self.outputs)
 
     def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
         """Raise ValueError, one line, where ranks or extents do not fit."""
@@ -78,28 +93,40 @@ class Variant:
             return self.forward(op, tensors, scalars)
         names = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor))
         plain = {n: v for n, v in given.items() if n not in names}
-        results = _Differentiable.apply(self.pair(wanted), op, names, plain, *(given[n] for n in names))
+        results = _Differentiable.apply(self.pair_for(wanted, tensors), op, names, plain, *(given[n] for n in names))
         return results[: len(self.outputs)]
 
-    def pair(self, wanted: tuple[str, ...]) -> Pair:
-        """Forward and backward for the gradients ``wanted``."""
-        if wanted not in self._pairs:
-            from ..algebra.gradient import gradient
-            from ..algebra.prepare import differentiable_form
+    def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Pair:
+        """Forward and backward for the gradients ``wanted`` of a call on ``tensors``."""
+        return self.pair_at(wanted, self.signature.extents(tensors) if self.products else {})
 
-            found = gradient(differentiable_form(self.plain, self.outputs), self.outputs, wanted)
+    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> Pair:
+        """Forward and backward at these extents: products that are no larger than one of their operands are handed over."""
+        from ..algebra.products import kept_products
+
+        return self.pair(wanted, kept_products(self.products, sizes, _surely))
+
+    def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Pair:
+        """Forward and backward for the gradients ``wanted``; forward hands over those of the products ``kept`` that backward needs."""
+        if (wanted, kept) not in self._pairs:
+            from ..algebra.gradient import gradient
+
+            found = gradient(self.differentiated, self.outputs, wanted, kept)
+            if found.products != kept:
+                self._pairs[wanted, kept] = self.pair(wanted, found.products)
+                return self._pairs[wanted, kept]
             forward = self
             if found.forward_outputs != self.outputs:
-                forward = Variant(lambda: found.forward, found.forward_outputs, replace(self.subject, saved=True, wanted=wanted))
-            backward = Variant(
-                lambda: found.backward, tuple(found.grads.values()), replace(self.subject, direction="backward", wanted=wanted)
-            )
-            self._pairs[wanted] = Pair(found, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
-        return self._pairs[wanted]
+                subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
+                forward = Variant(lambda: found.forward, found.forward_outputs, subject)
+            subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
+            backward = Variant(lambda: found.backward, tuple(found.grads.values()), subject)
+            self._pairs[wanted, kept] = Pair(found, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
+        return self._pairs[wanted, kept]
 
     def pairs(self) -> tuple[Pair, ...]:
         """The pairs derived so far."""
-        return tuple(self._pairs.values())
+        return tuple({id(pair): pair for pair in self._pairs.values()}.values())
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs by a generated kernel where one can run, else by the reference; counted."""
@@ -159,6 +186,16 @@ class _Differentiable(torch.autograd.Function):
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
+
+
+def _surely(condition: bool | torch.SymBool) -> bool:
+    """Whether a comparison is known to hold. Where it hangs on a size that is a symbol it is not: torch.compile then keeps a product,
+    as torch itself does, and need not compile anew for sizes on the other side."""
+    if isinstance(condition, bool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
 
 
 def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:

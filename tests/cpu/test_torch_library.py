@@ -141,7 +141,7 @@ def test_the_spec_says_what_the_compiler_sees(mine, policy, monkeypatch):
     assert ("dtkernels.blend.default" in seen) == (policy == "kernel") and ("aten.maximum.default" in seen) == (policy == "fuse")
 
 
-@pytest.mark.parametrize("op", ["softmax", "dyt", "mmsigmoid", "attention"])
+@pytest.mark.parametrize("op", ["softmax", "dyt", "mmsigmoid", "two_mm", "attention"])
 def test_dynamic_shapes_compile_once(op):
     counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
     case = case_of(op)
@@ -157,6 +157,41 @@ def test_dynamic_shapes_compile_once(op):
         result.sum().backward()
         assert inputs[0].grad.shape == inputs[0].shape
     assert counter.frame_count == 1
+
+
+@pytest.mark.parametrize("k, l", [(16, 5), (5, 16)])
+def test_a_product_that_is_kept_by_size_compiles_once(k, l):  # noqa: E741
+    """Rows are a symbol: with ``l > k`` it would hang on them whether the product is smaller than an operand, and it is kept as torch does."""
+    counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(dtkernels.ops.two_mm, fullgraph=True, backend=counter)
+    b, c = torch.randn(k, l, requires_grad=True), torch.randn(l, 6, requires_grad=True)
+    for rows in (4, 9, 30):
+        a = torch.randn(rows, k, requires_grad=True)
+        torch._dynamo.mark_dynamic(a, 0)
+        result = compiled(a, b, c)
+        found = torch.autograd.grad(result.square().sum(), (a, b, c))
+        for got, want in zip(found, torch.autograd.grad((a @ b @ c).square().sum(), (a, b, c))):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-3)
+    assert counter.frame_count == 1
+
+
+def test_static_sizes_decide_in_the_compiled_graph_as_they_do_in_eager():
+    for rows, k, inner, kept in ((12, 16, 5, True), (20, 3, 16, False)):
+        torch._dynamo.reset()
+        shapes = []
+
+        class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None, shapes=shapes):
+                found = func(*args, **(kwargs or {}))
+                shapes.extend(tuple(t.shape) for t in found) if func.name() == "dtkernels::two_mm_forward" else None
+                return found
+
+        inputs = [torch.randn(s, requires_grad=True) for s in ((rows, k), (k, inner), (inner, 6))]
+        compiled = torch.compile(lambda a, b, c: dtkernels.ops.two_mm(a, b, c) * 1, backend="aot_eager", dynamic=False)
+        compiled(*inputs)
+        with Watch():
+            compiled(*inputs).sum().backward()
+        assert ((rows, inner) in shapes) == kept and (rows, 6) in shapes
 
 
 def test_a_position_that_grows_compiles_once():

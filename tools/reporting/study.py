@@ -97,9 +97,8 @@ def read(folder: Path, benches: list[Path]) -> Study:
     peers = _peers(raw)
     kinds = []
     for n, told in groups.items():
-        group = Group(
-            told["op"], told["direction"], told["dtype"], tuple(sorted(told["params"].items())), tuple(told["wanted"]), told["saved"]
-        )
+        params, wanted, kept = tuple(sorted(told["params"].items())), tuple(told["wanted"]), tuple(told.get("kept", ()))
+        group = Group(told["op"], told["direction"], told["dtype"], params, wanted, told["saved"], kept)
         kind = _kind(group, told, matrices[n], _rows(folder, group), peers)
         kinds += [kind] if kind.sizes else []
     kinds.sort(key=lambda k: (k.group.op, k.group.direction != "forward", k.group.dtype, k.group.params, k.group.saved))

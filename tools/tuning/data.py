@@ -116,7 +116,7 @@ def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torc
 
 def _saved(group: Group, forward: Variant, variant: Variant, tensors: dict, scalars: dict, sizes: dict, generator: torch.Generator, device: str) -> dict:
     """What backward reads that forward computes; gradients that arrive stay random."""
-    pair = forward.pair(group.wanted)
+    pair = forward.pair(group.wanted, group.kept)
     a = pair.forward.algorithm
     wanted = [o for o in pair.forward.outputs if o in variant.algorithm.inputs]
     if not wanted:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from dtkernels.lang.families import Shapes
 from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.operator import Operator, Variant
 from dtkernels.runtime.prebuild import factors_of_products, known_labels, meta_tensors
-from dtkernels.runtime.table import Row, spec_hash
+from dtkernels.runtime.table import Row, handing, spec_hash
 
 from .journal import HALF
 
@@ -36,6 +36,7 @@ class Group:
     params: tuple[tuple[str, int | bool], ...] = ()
     wanted: tuple[str, ...] = ()
     saved: bool = False
+    kept: tuple[str, ...] = ()
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -47,12 +48,13 @@ class Group:
 
     def title(self) -> str:
         """In a few words."""
-        words = [Path(self.op).stem, self.direction + (" (saving)" if self.saved else ""), self.dtype, *(f"{k}={v}" for k, v in self.params)]
+        words = [Path(self.op).stem, self.direction + handing(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
         return " ".join(words).lower()
 
     def text(self) -> str:
         """As a key of the journal; changes with the algorithm."""
         kind = [self.op, self.direction, self.dtype, list(map(list, self.params)), list(self.wanted), self.saved]
+        kind += [list(self.kept)] if self.kept else []
         return json.dumps([*kind, algorithm_hash(self)], separators=(",", ":"))
 
 
@@ -95,7 +97,7 @@ def variants_of(group: Group) -> tuple[Variant, Variant]:
     forward = operator_of(group.op).variant(group.params, frozenset(), 0)
     if not group.wanted:
         return forward, forward
-    pair = forward.pair(group.wanted)
+    pair = forward.pair(group.wanted, group.kept)
     return forward, pair.backward if group.direction == "backward" else pair.forward
 
 
@@ -109,7 +111,7 @@ def row_of(work: Work, schedule: str, **more) -> Row:
     """A table's row for ``work``."""
     g = work.group
     operator = operator_of(g.op)
-    return Row(operator.spec.op, g.direction, g.dtype, work.extents, schedule, spec_hash(operator.spec.algorithm), dict(g.params), g.wanted, g.saved, **more)
+    return Row(operator.spec.op, g.direction, g.dtype, work.extents, schedule, spec_hash(operator.spec.algorithm), dict(g.params), g.wanted, g.saved, g.kept, **more)
 
 
 # -- from shapes to works -----------------------------------------------------------------------------------------------
@@ -139,7 +141,7 @@ def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) ->
                 continue
             for group in _groups(op, entry, dtype):
                 labels = known_labels(variants_of(group)[1].algorithm)
-                for sizes in entry.each():
+                for sizes in (s for s in entry.each() if not group.wanted or _kept(group, s) == group.kept):
                     extents = tuple((label, _extent(group, label, sizes)) for label in labels)
                     found.setdefault((group, extents), Work(group, extents, entry.held_out))
     return list(found.values())
@@ -157,10 +159,18 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
         yield plain
     if "backward" in entry.directions:
         wanted = entry.wanted or differentiable(forward)
-        pair = forward.pair(wanted)
-        if pair.forward is not forward:
-            yield Group(op, "forward", dtype, params, wanted, True)
-        yield Group(op, "backward", dtype, params, wanted)
+        for kept in dict.fromkeys(_kept(Group(op, "backward", dtype, params, wanted), sizes) for sizes in entry.each()):
+            if forward.pair(wanted, kept).forward is not forward:
+                yield Group(op, "forward", dtype, params, wanted, True, kept)
+            yield Group(op, "backward", dtype, params, wanted, False, kept)
+
+
+def _kept(group: Group, sizes: dict[str, int]) -> tuple[str, ...]:
+    """The products that forward hands to backward at these sizes."""
+    plain = replace(group, direction="forward", wanted=(), saved=False, kept=())
+    forward, _ = variants_of(plain)
+    extents = {label: _extent(plain, label, sizes) for label in known_labels(forward.algorithm)} if forward.products else {}
+    return forward.pair_at(group.wanted, extents).gradient.products
 
 
 def differentiable(variant: Variant) -> tuple[str, ...]:

@@ -172,11 +172,11 @@ def write_tables(folder: Path, gpu: Gpu, outcome: Outcome, groups: list[Group], 
     for op in dict.fromkeys(g.op for g in groups):
         operator = operator_of(op)
         path = folder / f"{operator.spec.op}.yaml"
-        mine = {(g.direction, g.dtype, g.params, g.wanted, g.saved) for g in groups if g.op == op}
+        mine = {(g.direction, g.dtype, g.params, g.wanted, g.saved, g.kept) for g in groups if g.op == op}
         new = [r for r in outcome.rows if r.op == operator.spec.op]
         places = {(r.key, tuple(r.sizes.items())) for r in new}
         current = [r for r in _existing(path) if r.spec == spec_hash(operator.spec.algorithm) and (r.key, tuple(r.sizes.items())) not in places]
-        kept = [r for r in current if not whole or (r.direction, r.dtype, tuple(sorted(r.params.items())), r.wanted, r.saved) not in mine]
+        kept = [r for r in current if not whole or (r.direction, r.dtype, tuple(sorted(r.params.items())), r.wanted, r.saved, r.kept) not in mine]
         write_rows(path, new + kept)
         written.append(path)
     return written
@@ -203,6 +203,7 @@ def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str]
                 cold[texts[w], places[p]], warm[texts[w], places[p]] = t.cold, t.warm
         tensors |= {f"cold/{i}": cold, f"warm/{i}": warm}
         kind = {"op": group.op, "direction": group.direction, "dtype": group.dtype, "params": dict(group.params), "wanted": group.wanted, "saved": group.saved}
+        kind |= {"kept": group.kept} if group.kept else {}
         header[f"group/{i}"] = json.dumps({**kind, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": plans})
     write_whole(path, save(tensors, header))
 
