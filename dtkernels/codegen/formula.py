@@ -126,6 +126,7 @@ class _Fusion:
         """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there."""
         joined = self._joined_outputs()
+        within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found = [Primitive(o, "fuse_at", place) for o, place in joined.items()]
@@ -152,8 +153,13 @@ class _Fusion:
     # -- outputs that share a kernel ----------------------------------------------------------------------------------
 
     def _joined_outputs(self) -> dict[str, tuple[str, str]]:
-        """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts."""
+        """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
+
+        None where an extent is 0: a kernel whose first output is empty is not launched, and others of its outputs may not be empty.
+        """
         found: dict[str, tuple[str, str]] = {}
+        if 0 in self.sizes.values():
+            return found
         for i, o in enumerate(self.outputs):
             for p in self.outputs[:i]:
                 if p not in found and o not in found and (label := self._joins(o, p)):
