@@ -25,6 +25,8 @@ GROUPS = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_r
 GPT2 = {"vocab_size": TOKENS, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
 BIRD = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
 T5 = {"vocab_size": TOKENS, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+BART = {f"{side}_{key}": n for side in ("encoder", "decoder") for key, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}
+SWIN = {"image_size": 16, "patch_size": 2, "embed_dim": 16, "depths": [2], "num_heads": [2], "window_size": 4}
 WHISPER = {side + key: n for side in ("encoder_", "decoder_") for key, n in (("layers", 2), ("attention_heads", 4), ("ffn_dim", 48))}
 AUDIO = {"num_mel_bins": 8, "max_source_positions": 12, "max_target_positions": 40, "suppress_tokens": None, "begin_suppress_tokens": None}
 
@@ -47,12 +49,18 @@ MODELS = {
     "t5": lambda: of("T5", "ForConditionalGeneration", **T5, pad_token_id=0, eos_token_id=1, decoder_start_token_id=0),
     "bigbird_pegasus": lambda: of("BigBirdPegasus", **BIRD, vocab_size=TOKENS, max_position_embeddings=64, **IDS),
     "bert": lambda: of("Bert", "Model", **SMALL),
+    "modernbert": lambda: of("ModernBert", "Model", **SMALL, local_attention=4, global_attn_every_n_layers=2, cls_token_id=1, sep_token_id=2),
+    "bart": lambda: of(
+        "Bart", "ForConditionalGeneration", vocab_size=TOKENS, d_model=32, **BART, max_position_embeddings=64, forced_eos_token_id=None, **IDS
+    ),
+    "swin": lambda: of("Swin", "ForImageClassification", **SWIN, num_labels=5),  # its position bias is a float mask
     "vit": lambda: of("ViT", "ForImageClassification", **SIZES, image_size=16, patch_size=4, num_labels=5),
     "whisper": lambda: of(
         "Whisper", "ForConditionalGeneration", vocab_size=TOKENS, d_model=32, **WHISPER, **AUDIO, decoder_start_token_id=1, **IDS
     ),
 }
-GENERATE = [name for name in MODELS if name not in ("bert", "vit")]
+IMAGES = ("vit", "swin")
+GENERATE = [name for name in MODELS if name not in ("bert", "modernbert", *IMAGES)]
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +83,7 @@ def made(name: str):
 def batch(name: str, padding: str, generating: bool = False) -> dict[str, torch.Tensor]:
     """Two sequences of nine tokens, padded as told: on the left, with holes on every side, or not."""
     generator = torch.Generator().manual_seed(1)
-    if name == "vit":
+    if name in IMAGES:
         return {"pixel_values": torch.randn(2, 3, 16, 16, generator=generator)}
     ids = torch.randint(3, TOKENS, (2, 9), generator=generator)
     if name == "whisper":
@@ -86,7 +94,7 @@ def batch(name: str, padding: str, generating: bool = False) -> dict[str, torch.
         mask[0, :3] = 0
     if padding == "holes":
         mask[0, :2], mask[1, 3], mask[1, 6:8] = 0, 0, 0
-    extra = {"decoder_input_ids": ids[:, :6]} if name == "t5" and not generating else {}
+    extra = {"decoder_input_ids": ids[:, :6]} if name in ("t5", "bart") and not generating else {}
     return {"input_ids": ids, "attention_mask": mask, **extra}
 
 
@@ -109,7 +117,7 @@ def agree(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> 
         torch.testing.assert_close(found[name], expected[name], atol=5e-5 * scale, rtol=1e-4, msg=named)
 
 
-PADDINGS = [(name, p) for name in MODELS for p in ("none", "left", "holes") if p == "none" or name not in ("vit", "whisper")]
+PADDINGS = [(name, p) for name in MODELS for p in ("none", "left", "holes") if p == "none" or name not in ("whisper", *IMAGES)]
 
 
 @pytest.mark.parametrize("name, padding", PADDINGS)
