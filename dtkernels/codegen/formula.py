@@ -177,11 +177,17 @@ class _Fusion:
         if reduced and root in self.algorithm.needed_by((output,)):
             return None
         if reduced:
-            narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra)
+            narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra) and self._held_together(output, root)
             return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
         parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
         made = parts and parts <= set(self.algorithm.needed_by((root,)))
         return own[-1] if own and not extra and (made or self._beside(output, root)) else None
+
+    def _held_together(self, output: str, root: str) -> bool:
+        """Whether one program has registers for both sums, where both are of products."""
+        widths = [pow2(self.sizes[self.algorithm[f].labels[-1]]) for f in (output, root)]
+        whole = sum(w for w in widths if w <= WHOLE_SIDE)  # wider ones are cut into blocks
+        return not (self.shape.dots(output) and self.shape.dots(root)) or whole <= WHOLE_SIDE
 
     def _beside(self, output: str, root: str) -> bool:
         """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""

@@ -194,7 +194,7 @@ class _Chain:
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
         tile |= self._inner(tile, held, step)
-        extra = (*self._order(), *(self._descriptors_inside(tile) if self._narrow() else ()))
+        extra = (*self._order(), *self._walk(block, packed), *(self._descriptors_inside(tile) if self._narrow() else ()))
         return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=extra)
 
     def _descriptors_inside(self, tile: dict[str, int]) -> tuple[Primitive, ...]:
@@ -212,8 +212,15 @@ class _Chain:
         longest_last = tuple(sorted(own, key=lambda label: self.shape.sizes[label]))
         return (Primitive(self.root, "reorder", longest_last),) if len(own) > 1 and longest_last != own else ()
 
+    def _walk(self, block: dict[str, int], packed: dict) -> tuple[Primitive, ...]:
+        """Under a mask the same rows of all heads together: blocks of one length run beside each other, the last ones too."""
+        rest = tuple(label for label in block if label not in self.rows[-1:])
+        if packed or not rest or not self.rows or self.rows[-1] not in block or not self._masked():
+            return ()
+        return (Primitive(self.root, "map", (self.rows[-1], *rest)),)
+
     def _figures(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
-        """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64 and 128 columns.
+        """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
 
         Under a mask tiles are smaller, since on its edge they are work for nothing.
         """
@@ -227,7 +234,7 @@ class _Chain:
         if wide <= 64 or wide <= 128 and products == 2:
             rows, step, warps, stages = 64, 64, 4, 3
         elif wide > 128:
-            rows, step, warps, stages = 64, 32, 4, 3
+            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self._sums() == 1 else (64, 64, 8, 2)
         elif self._sums() == 1:
             rows, step, warps, stages = 128, 64, 8, 3
         else:

@@ -1,6 +1,6 @@
 """Schedules for the form that the Gluon backend prints: consumers of 64 rows fed by a producer, on compute capability 9.0.
 
-Measured on an H200 for 64 and 128 columns in 16 bits: two consumers, tiles of the intermediate as wide as registers hold
+Measured on an H200 for 64, 128 and 256 columns in 16 bits: two consumers, tiles of the intermediate as wide as registers hold
 beside the accumulators, and as many stages as shared memory holds.
 """
 
@@ -12,7 +12,7 @@ from ..lang.schedule_checks import reduction_labels
 from .formula_shape import Shape, pow2
 
 ROWS = 128  #: of a block, for two consumers
-COLUMNS = (64, 128)  #: widths of an accumulator that leave registers for the rest
+COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = ("tanh", "erf", "sigmoid", "log", "log2")
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
 
@@ -48,7 +48,8 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
         return ()  # measured: 729 us against 694 by Triton's text, attention of 4096 with 64 columns under a causal mask
     step = _step(shape, dots, members, {rows, loop}, widest)
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
-    deep = 2 if widest > 64 and step == 128 else 3
+    deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
+    written = written if widest <= 128 else []  # no room to gather what is stored
     return (
         Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())),
         Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
@@ -85,7 +86,8 @@ def _step(shape: Shape, dots: list[ex.Dot], members: list[str], inner: set[str],
     nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
     sums = 1 + sum(1 for m in members[1:] if m in shape.outputs and shape.dots(m))
     tiles = {n.tensor for n in nodes if isinstance(n, ex.Access) and n.tensor in shape.algorithm.inputs and inner <= ex.free_labels(n)}
-    fresh = len(dots) - sums + len(tiles) + any(isinstance(n, ex.Call) and n.fn in _LONG for n in nodes)
+    long = any(isinstance(n, ex.Call) and n.fn in _LONG and inner <= ex.free_labels(n) for n in nodes)
+    fresh = len(dots) - sums + len(tiles) + long
     room = 200 - sums * wide // 2  # of a thread: half a column of 64 rows each
     step = 128
     while step > 16 and fresh * step // 2 + sums * step // 4 > room:

@@ -1,4 +1,4 @@
-"""The order of products in a loop: those whose result is waited for are begun before sums that can wait.
+"""The order of products in a loop inside another: those whose result is waited for are begun before sums that can wait.
 
 Before::
 
@@ -14,7 +14,9 @@ After::
     d_V         += dot(e, d_out)                 runs while d_e * e is computed
     d_K         += dot(d_e * e, Q)
 
-Each sum adds up as before, so no bit of a result changes.
+Each sum adds up as before, so no bit of a result changes. Measured on an H200, the kernel of d_K and d_V in 16 bits, causal, 64
+columns, four heads that share one: 1520 us, before 1661. Without the loop over heads it is 0 to 9% slower so, since more is held at
+once, and stays as it was written.
 """
 
 from __future__ import annotations
@@ -24,9 +26,17 @@ from dataclasses import replace
 from .nest import Accumulator, Assign, Let, Local, Loop, Put, Statement, Store, TileDot
 
 
-def put_off(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with each product that a loop sums placed behind the later products of its step that do not read the sum."""
-    return tuple(replace(s, body=_reordered(put_off(s.body))) if isinstance(s, Loop) else s for s in body)
+def put_off(body: tuple[Statement, ...], within: bool = False) -> tuple[Statement, ...]:
+    """The body with each product that an inner loop sums placed behind the later products of its step that do not read the sum.
+
+    ``within``: the body is a loop's.
+    """
+
+    def step(loop: Loop) -> tuple[Statement, ...]:
+        inner = put_off(loop.body, within=True)
+        return _reordered(inner) if within else inner
+
+    return tuple(replace(s, body=step(s)) if isinstance(s, Loop) else s for s in body)
 
 
 def _reordered(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
