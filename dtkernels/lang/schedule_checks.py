@@ -74,10 +74,14 @@ def reduction_labels(algorithm: Algorithm, func: str) -> tuple[str, ...]:
 
 
 def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tuple[str, ...]:
-    """Labels that loops may run over where ``func`` is computed: its own and those of Funcs fused into it."""
+    """Labels that loops may run over where ``func`` is computed: its own, those of Funcs fused into it, and those of Funcs that
+    are fused elsewhere, kept nowhere, and so computed here once more."""
     fused, members = schedule.fused(), [func]
+    kept = {p.func for p in schedule.primitives if p.name in ("store", "compile", "compile_to_kernel")}
+    again = {f for f in fused if f in algorithm and f not in kept}
     for member in members:
         members += [g for g, (consumer, _) in fused.items() if consumer == member and g in algorithm and g not in members]
+        members += [g for g in dict.fromkeys(a.tensor for a in ex.accesses(algorithm[member].expr)) if g in again and g not in members]
     found = [label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m))]
     return tuple(dict.fromkeys(found))
 

@@ -222,3 +222,15 @@ def test_names_of_the_emitted_file_are_those_that_are_refused():
 
     ours = {n for n in HELPERS if n not in ("tanh", "sigmoid")}  # words of the language, which are refused for that
     assert {*SUPPORT, *ours} <= TAKEN
+
+
+AGAIN = """Func s, a, b; In A, B, C; Var x, y; RVar k, j;
+s[x, j] = rdot(A[x, k], B[k, j], k); a[x, y] = rdot(s[x, j], C[j, y], j); b[x] = rsum(s[x, j], j);
+s.fuse_at(a, j); a.block(x:16, y:16); a.tensorize(x:16, y:16, j:16, k:16);
+b.block(x:16); b.tensorize(x:16, j:16, k:32); a.compile(); b.compile();"""
+
+
+def test_a_kernel_may_tile_the_labels_of_what_it_computes_once_more():
+    """s is fused into a, and b, which reads it too, computes it anew; where it is stored b loads it, and has no loop over k."""
+    assert emit(prepare(parse(AGAIN))).count("tl.dot(") == 3
+    assert "tensorize names a label of b: found 'k'; allowed: x, j" in refusal(AGAIN.replace("s.fuse_at", "s.store(); s.fuse_at"))
