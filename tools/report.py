@@ -18,7 +18,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("tables", nargs="*", type=Path, help="folders with measurements.safetensors; default: all under schedule_tables/")
     parser.add_argument(
-        "--bench", action="append", default=[], type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated"
+        "--bench", action="append", type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated; default: those of benchmarks/ of that GPU"
     )
     parser.add_argument("--dtypes", default="bf16,fp32,fp16", help="which to show")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: docs/report/<table>")
@@ -33,11 +33,14 @@ def main(argv: list[str] | None = None) -> int:
         print(f"report: {error}; pip install 'dtkernels[report]'", file=sys.stderr)
         return 2
     from reporting.page import page
-    from reporting.study import read
+    from reporting.study import measured_on, read
+
+    from dtkernels.runtime.table import read_gpu
 
     for table in tables:
         try:
-            study = read(table, options.bench)
+            benches = measured_on(read_gpu(table).name, ROOT / "benchmarks") if options.bench is None else options.bench
+            study = read(table, benches)
         except (OSError, ValueError, KeyError) as error:
             print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
             return 2
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
         for drawn in (*general, *of_kind.values(), *maps.values()):
             drawn.write(out)
         command = "python tools/report.py " + " ".join(
-            map(str, (_short(table), *(x for b in options.bench for x in ("--bench", _short(b)))))
+            map(str, (_short(table), *(x for b in benches for x in ("--bench", _short(b)))))
         )
         (out / "index.html").write_text(page(study, general, of_kind, maps, command))
         print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")

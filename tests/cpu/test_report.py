@@ -111,9 +111,25 @@ def test_costs_are_those_of_the_algorithm(table):
 
 
 @pytest.mark.parametrize("op, shape, extents", [("relu", "64x8", {"x": 512}), ("mmsigmoid", "2x3x4", {"x": 2, "y": 3, "k": 4}), ("two_mm", "2x3x4r5", {"m": 2, "n": 3, "k": 4, "l": 5}),
-                                                ("attention", "B1H2M3S4D5 causal", {"b": 1, "h": 2, "m": 3, "l": 4, "d": 5, "n": 5}), ("unknown", "3x4", None)])  # fmt: skip
+                                                ("attention", "B1H2M3S4D5 causal", {"b": 1, "h": 2, "m": 3, "l": 4, "d": 5, "n": 5}), ("unknown", "3x4", None),
+                                                ("attention", "B1H8/2M3S4D5", {"b": 1, "h": 8, "m": 3, "l": 4, "d": 5, "n": 5}),
+                                                ("rope", "B1H8/2S4D6", {"b": 1, "h": 8, "g": 2, "s": 4, "d": 6})])  # fmt: skip
 def test_shapes_of_the_benchmark(op, shape, extents):
     assert study.extents_of(op, shape) == extents
+
+
+def test_parameters_of_the_benchmark():
+    assert study.params_of("attention", "B1H8/2M3S4D5 causal") == (("causal", True), ("group", 4))
+    assert study.params_of("attention", "B1H8M3S4D5") == study.params_of("rope", "B1H8/2S4D6") == ()
+
+
+@pytest.mark.parametrize("changed, taken", [({}, True), ({"gpu": "GPU Y"}, False), ({"command": "tools/host_time.py"}, False), ({"figures": []}, False)])
+def test_peers_are_those_of_whole_runs_on_the_same_gpu(bench, changed, taken):
+    data = json.loads(bench.read_text())
+    data |= {"gpu": "GPU X", "command": "tools/bench.py --ops softmax", "figures": [{**f, "direction": d} for f in data["figures"] for d in ("forward", "backward")]}
+    bench.write_text(json.dumps(data | changed))
+    (bench.parent / "other.json").write_text("[]")
+    assert study.measured_on("GPU X", bench.parent) == [bench] * taken
 
 
 def test_the_page_stands_alone(table, bench, tmp_path, capsys):

@@ -25,7 +25,10 @@ COLOURS = {
     "#8a5fbf": "var(--four)",
 }
 TEXT, FAINT, ONE, TWO, THREE, FOUR = COLOURS
-WHOS = {"eager": FAINT, "compile": FOUR, "compile-max": FOUR, "liger": THREE, "cudnn": TWO, "sdpa": TWO}
+#: peer -> colour, line
+WHOS = {"eager": (FAINT, "-"), "compile": (FOUR, "-"), "compile-max": (FOUR, ":"), "liger": (THREE, "-"), "cudnn": (TWO, "-"), "sdpa": (FAINT, "-"),
+        "flex": (FOUR, "-"), "fa2": (THREE, "-")}  # fmt: skip
+OTHER = (FOUR, "--")
 plt.rcParams.update({
     "svg.fonttype": "none", "svg.hashsalt": "dtkernels", "font.family": "sans-serif", "font.size": 9, "text.color": TEXT, "axes.labelcolor": TEXT, "axes.edgecolor": FAINT,
     "xtick.color": TEXT, "ytick.color": TEXT, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10, "axes.titlelocation": "left",
@@ -72,15 +75,17 @@ def distribution(kind: Kind, name: str) -> Drawn:
             2 ** edges[:-1][full], height, width=np.diff(2**edges)[full], bottom=y - 0.4, align="edge", color=ONE, alpha=0.75, linewidth=0
         )
         for who, time in s.peers.items():
-            axes.plot([min(max(time / s.best, 0.4), 64)] * 2, [y - 0.42, y + 0.42], color=WHOS.get(who, FOUR), linewidth=1.4)
+            colour, line = WHOS.get(who, OTHER)
+            axes.plot([min(max(time / s.best, 0.4), 64)] * 2, [y - 0.42, y + 0.42], color=colour, linestyle=line, linewidth=1.4)
         if s.runs:
             axes.plot(s.runs / s.best, y - 0.4, marker="^", markersize=5, color=TWO, clip_on=False)
     for who in dict.fromkeys(w for s in sizes for w in s.peers):
-        axes.plot([], [], color=WHOS.get(who, FOUR), label=who)
+        colour, line = WHOS.get(who, OTHER)
+        axes.plot([], [], color=colour, linestyle=line, label=who)
     axes.plot([], [], marker="^", linestyle="", color=TWO, label="what a call runs")
     axes.set_xscale("log", base=2)
     right = max(4.0, min(64.0, max(float(s.times[-1] / s.best) for s in sizes)))
-    left = min([1.0, *(t / s.best for s in sizes for t in s.peers.values())])
+    left = min([1.0, *(t / s.best for s in sizes for t in (*s.peers.values(), s.runs or s.best))])
     axes.set_xlim(max(0.4, 0.93 * left), right * 1.05)
     ticks = [t for t in (0.5, 1, 1.05, 1.5, 2, 4, 8, 16, 32, 64) if 0.93 * left <= t <= right * 1.05 and t != 1.05]
     axes.set_xticks(ticks, [f"{t:g}x" for t in ticks])

@@ -13,7 +13,7 @@ STYLE = """
   :root { --back: #14181d; --text: #e6eaef; --faint: #97a1ad; --line: #333b45; --one: #7aa7e9; --two: #ff9257; --three: #6fcf7f; --four: #c3a2f2; } }
 body { background: var(--back); color: var(--text); font: 15px/1.5 system-ui, sans-serif; margin: 0 auto; max-width: 62rem; padding: 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.2rem; margin-top: 2.2rem; border-bottom: 1px solid var(--line); } h3 { font-size: 1rem; margin: 1.4rem 0 .3rem; }
-p.small, td, th { font-size: .85rem; } p.small { color: var(--faint); }
+code { overflow-wrap: anywhere; } p.small, td, th { font-size: .85rem; } p.small { color: var(--faint); }
 .wide { overflow-x: auto; } table { border-collapse: collapse; min-width: 100%; } td, th { padding: .15rem .6rem; text-align: right; white-space: nowrap; border-bottom: 1px solid var(--line); }
 td:first-child, th:first-child { text-align: left; } svg { width: 100%; height: auto; max-width: 50rem; display: block; }
 figure { margin: .4rem 0; min-width: 0; overflow-x: auto; }

@@ -126,7 +126,7 @@ def _kind(group: Group, told: dict, matrix: np.ndarray, rows: list[Row], peers: 
         plans = {p: float(t) for p, t in zip(told["schedules"], times) if math.isfinite(t)}
         found, count = _whole(plans, needed)
         if count:
-            size = Size(work, np.sort(found), count, peers.get(_key(group, extents), {}))
+            size = Size(work, np.sort(found), count, _peers_at(peers, work))
             size.bytes, size.flops = _costs(work)
             size.runs = _runs(rows, work, plans)
             sizes.append(size)
@@ -205,31 +205,54 @@ def _costs(work: Work) -> tuple[float, float]:
 # -- peers ------------------------------------------------------------------------------------------------------------
 
 
-def _key(group: Group, extents: dict[str, int]) -> tuple:
-    return group.op, group.direction, group.dtype, group.params, tuple(sorted(extents.items()))
+def measured_on(gpu: str, folder: Path) -> list[Path]:
+    """What tools/bench.py wrote of this GPU into ``folder``, of whole runs: forward and backward."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        data = json.loads(path.read_text())
+        if isinstance(data, dict) and data.get("gpu") == gpu and str(data.get("command", "")).startswith("tools/bench.py "):
+            found += [path] if {"forward", "backward"} <= {f.get("direction") for f in data["figures"]} else []
+    return found
+
+
+def _peers_at(peers: dict, work: Work) -> dict[str, float]:
+    """Peer -> microseconds, where a size of the benchmark is this one; a backward has labels of its own beside the benchmark's."""
+    g, extents = work.group, set(work.sizes)
+    of_kind = peers.get((g.op, g.direction, g.dtype, g.params), {})
+    return next((found for sizes, found in of_kind.items() if sizes <= extents), {})
 
 
 _DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-def _peers(raw: list[dict]) -> dict[tuple, dict[str, float]]:
-    """(op, direction, dtype, params, sizes) -> peer -> microseconds, from the output of tools/bench.py."""
-    found: dict[tuple, dict[str, float]] = {}
+def _peers(raw: list[dict]) -> dict[tuple, dict[frozenset, dict[str, float]]]:
+    """(op, direction, dtype, params) -> sizes -> peer -> microseconds, from the output of tools/bench.py."""
+    found: dict[tuple, dict[frozenset, dict[str, float]]] = {}
     for f in (f for data in raw for f in data["figures"]):
         time = f["microseconds"]
         sizes = extents_of(f["op"], f["shape"])
         if f["who"] == "dtkernels" or sizes is None or time is None or not math.isfinite(time):
             continue
-        params = (("causal", True),) if f["shape"].endswith("causal") else ()
-        key = f["op"], f.get("direction", "forward"), _DTYPES.get(f["dtype"], f["dtype"]), params, tuple(sorted(sizes.items()))
-        found.setdefault(key, {})[f["who"]] = time
+        key = f["op"], f.get("direction", "forward"), _DTYPES.get(f["dtype"], f["dtype"]), params_of(f["op"], f["shape"])
+        found.setdefault(key, {}).setdefault(frozenset(sizes.items()), {})[f["who"]] = time
     return found
+
+
+def params_of(op: str, shape: str) -> tuple[tuple[str, int | bool], ...]:
+    """The parameters of a call from the benchmark's name of a shape: those that are not the default."""
+    causal = (("causal", True),) if shape.endswith("causal") else ()
+    heads = re.search(r"H(\d+)/(\d+)", shape) if op == "attention" else None
+    return causal + ((("group", int(heads[1]) // int(heads[2])),) if heads else ())
 
 
 def extents_of(op: str, shape: str) -> dict[str, int] | None:
     """The extents of an op's labels from the benchmark's name of a shape; None where it has another form."""
+    if op == "attention":
+        shape = re.sub(r"/\d+", "", shape)  # the heads of keys are a parameter's
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
-    if op == "attention" and "/" not in shape and len(numbers) == 5:
+    if op == "rope" and len(numbers) == 5:
+        return dict(zip("bhgsd", numbers))
+    if op == "attention" and len(numbers) == 5:
         b, h, m, s, d = numbers
         return {"b": b, "h": h, "m": m, "l": s, "d": d, "n": d}
     if op == "two_mm" and len(numbers) == 4:
