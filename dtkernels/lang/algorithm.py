@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from .errors import Position
 from .expr import Access, Expr, Label, Scalar, accesses
@@ -39,14 +40,15 @@ class Algorithm:
     #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
 
+    @cached_property
+    def _by_name(self) -> dict[str, Definition]:
+        return {d.name: d for d in reversed(self.definitions)}  # of two under one name, which checks refuse, the first
+
     def __getitem__(self, func: str) -> Definition:
-        for d in self.definitions:
-            if d.name == func:
-                return d
-        raise KeyError(func)
+        return self._by_name[func]
 
     def __contains__(self, func: str) -> bool:
-        return any(d.name == func for d in self.definitions)
+        return func in self._by_name
 
     @property
     def labels(self) -> tuple[str, ...]:
@@ -104,10 +106,9 @@ class Algorithm:
 
     def tied_labels(self, label: str) -> frozenset[str]:
         """Labels with the extent of ``label``: both index one dimension, of an input or of a Func defined over one of them."""
-        pairs = set(self._plain_pairs())
         group, grown = {label}, True
         while grown:
-            more = {name for pair in pairs if group & set(pair) for name in pair} - group
+            more = {name for pair in self._pairs if group & set(pair) for name in pair} - group
             group |= more
             grown = bool(more)
         return frozenset(group)
@@ -122,6 +123,10 @@ class Algorithm:
         if not found and told:
             found = [None] * (1 + max(told))
         return tuple(label or told.get(dim) for dim, label in enumerate(found))
+
+    @cached_property
+    def _pairs(self) -> frozenset[tuple[str, str]]:
+        return frozenset(self._plain_pairs())
 
     def _plain_pairs(self) -> Iterator[tuple[str, str]]:
         """Pairs of labels that stand for the same dimension of something."""

@@ -70,22 +70,32 @@ class Expr:
     def _accesses(self) -> tuple[Access, ...]:
         return tuple(node for node in self._nodes if isinstance(node, Access))
 
+    @cached_property
+    def _free_labels(self) -> frozenset[str]:
+        if isinstance(self, Label):
+            return frozenset({self.name})
+        below = frozenset[str]().union(*(c._free_labels for c in ((self.arg,) if isinstance(self, Reshape) else self._children)))
+        return below - frozenset(self.labels) if isinstance(self, (Reduce, Dot)) else below
+
     def __getstate__(self) -> dict[str, Any]:
         """The fields alone: what is kept beside them is found anew."""
         return {name: getattr(self, name) for name in field_names(type(self))}  # type: ignore[arg-type]
 
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
-        """The same node with ``change`` applied to each direct child."""
+        """The node with ``change`` applied to each direct child: itself, with all that it has found out, where none changes."""
+        if not self._children:
+            return self
         new: dict[str, Any] = {}
         for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
             value = getattr(self, name)
             if isinstance(value, Expr):
-                new[name] = change(value)
-            elif isinstance(value, tuple) and any(isinstance(v, Expr) for v in value):
-                new[name] = tuple(change(v) if isinstance(v, Expr) else v for v in value)
-        if all(value is getattr(self, name) for name, value in new.items()):
-            return self
-        return replace(self, **new)
+                if (changed := change(value)) is not value:
+                    new[name] = changed
+            elif isinstance(value, tuple):
+                several = tuple(change(v) if isinstance(v, Expr) else v for v in value)
+                if any(a is not b for a, b in zip(several, value)):
+                    new[name] = several
+        return replace(self, **new) if new else self
 
     def transform(self, change: Callable[[Expr], Expr]) -> Expr:
         """Rewrite bottom-up: children first, then ``change`` on the node itself."""
@@ -208,12 +218,7 @@ NEG_INF = Unary("-", INF)
 
 def free_labels(expr: Expr) -> frozenset[str]:
     """Labels the value of ``expr`` varies with (labels bound by a reduction inside are not free)."""
-    if isinstance(expr, Label):
-        return frozenset({expr.name})
-    below = frozenset().union(*(free_labels(c) for c in expr.children())) if not isinstance(expr, Reshape) else free_labels(expr.arg)
-    if isinstance(expr, (Reduce, Dot)):
-        return below - frozenset(expr.labels)
-    return below
+    return expr._free_labels
 
 
 def accesses(expr: Expr) -> Iterator[Access]:
