@@ -185,9 +185,10 @@ class _Fusion:
 
     def _held_together(self, output: str, root: str) -> bool:
         """Whether one program has registers for both sums, where both are of products."""
-        widths = [pow2(self.sizes[self.algorithm[f].labels[-1]]) for f in (output, root)]
-        whole = sum(w for w in widths if w <= WHOLE_SIDE)  # wider ones are cut into blocks
-        return not (self.shape.dots(output) and self.shape.dots(root)) or whole <= WHOLE_SIDE
+        if not (self.shape.dots(output) and self.shape.dots(root)):
+            return True
+        widths = [pow2(self.sizes[label]) for f in (output, root) for label in self.algorithm[f].labels[-1:]]
+        return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 
     def _beside(self, output: str, root: str) -> bool:
         """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
