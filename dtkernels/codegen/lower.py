@@ -203,14 +203,17 @@ class _Lowering:
     # -- Funcs ----------------------------------------------------------------------------------------------------
 
     def tile_size(self, func: str, label: str) -> int:
-        """How many elements ``label`` advances by in the loops of ``func``: its own word, else its consumers', else 1."""
-        while True:
-            sizes = self.schedule.sizes(func, "tensorize")
-            if label in sizes:
-                return sizes[label]
-            if func == self.root:
-                return 1
-            func = self.fused[func][0] if func in self.fused else self.root
+        """How many elements ``label`` advances by in the loops of ``func``: its own word, else its consumers', else 1.
+
+        The root's comes before those of consumers in another kernel, where ``func`` is computed there and here once more.
+        """
+        chain = [func]
+        while chain[-1] in self.fused:
+            chain.append(self.fused[chain[-1]][0])
+        if self.root not in chain:
+            chain.insert(1, self.root)
+        said = (self.schedule.sizes(f, "tensorize") for f in chain)
+        return next((sizes[label] for sizes in said if label in sizes), 1)
 
     def whole_axis(self, label: str) -> Axis:
         """The axis over the whole extent of ``label``; one for the kernel."""
