@@ -160,7 +160,7 @@ class _Triton:
     __version__ = "99.0"  # kernels that are already compiled need no particular one
 
     def __init__(self, language: object, module: types.ModuleType | None, jit):
-        self.language, self.jit = language, jit
+        self.language, self.jit, self._module = language, jit, module
         self._real = module.triton if module else None  # type: ignore[attr-defined]
         if self._real:
             self.__version__ = self._real.__version__
@@ -179,6 +179,6 @@ class _Triton:
         return self._real.runtime
 
     def set_allocator(self, allocator) -> None:
-        """A bound call brings the memory itself."""
+        """A bound call brings the memory itself. Triton keeps what it is given, and this namespace is emptied: it gets the module's own."""
         if self._real:
-            self._real.set_allocator(allocator)
+            self._real.set_allocator(getattr(self._module, allocator.__name__, allocator))

@@ -68,3 +68,24 @@ def test_what_a_wrapper_allocates_is_freed_with_the_record_of_it():
         assert all(ref() is None for ref in held)
     finally:
         gc.enable()
+
+
+SETS = """
+import torch
+import triton
+def memory(size, alignment, stream):
+    return torch.empty(size, dtype=torch.int8)
+def call(x):
+    triton.set_allocator(memory)
+    y = torch.empty((2,), device=x.device)
+    return y
+"""
+
+
+def test_the_memory_that_triton_is_told_of_can_still_be_had_when_the_wrapper_has_run():
+    """Triton keeps the function; another kernel's launch may call it."""
+    given, space = [], {}
+    exec(SETS, space)
+    module = SimpleNamespace(tl=triton.language, triton=SimpleNamespace(set_allocator=given.append, __version__="3.6.0"), memory=space["memory"])
+    record(SETS, (torch.zeros(3),), module)
+    assert [allocate(16, 1, 0).numel() for allocate in given] == [16]

@@ -1,5 +1,7 @@
 """Attention holds no row of scores: the memory of forward and backward grows with the sequence, not with its square."""
 
+import gc
+
 import pytest
 import torch
 from op_cases import normal
@@ -14,6 +16,7 @@ def peak(length: int, backward: bool, causal: bool, heads: int = 1) -> int:
     shapes = [(1, h, length, 64) for h in (heads, 1, 1)]
     q, k, v = (normal(*shape, dtype=torch.bfloat16, device="cuda", seed=i).requires_grad_(backward) for i, shape in enumerate(shapes))
     adjoint = torch.ones_like(q) if backward else None
+    gc.collect()  # what an earlier call left may otherwise go during this one, and its peak seem lower than it is
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
