@@ -7,7 +7,6 @@ accumulated by that loop (streaming.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import lru_cache
 
 from ..lang import expr as ex
@@ -195,10 +194,6 @@ class _Lowering:
         axes = tuple(i.axis for i in index if isinstance(i, Position) and not i.axis.scalar)
         scope.body.append(Store(definition.name, index, value, axes, str(definition)))
         self.stored.append(definition.name)
-
-    def splits(self, labels: Iterable[str]) -> bool:
-        """Whether the loop over ``labels`` is one that several programs share."""
-        return self.split is not None and self.split.label in labels
 
     # -- Funcs ----------------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from .plans import Cut, Plan
 from .spots import Knowledge, Spot
 from .works import Group, Work
 
-SEED_LIMIT, EXPAND_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 120.0, 60.0, 30.0  #: seconds of one task
+SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds of one task
 FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
 
 

@@ -12,7 +12,6 @@ from .plans import Cut, Plan, adapted, cut
 from .works import Group, Work, far
 
 NEAR = 3.0  #: works further apart than this, in log2 of sizes, do not learn from one another
-CLOSE = 1.3  #: plans up to so many times as slow as the best have neighbours worth a look
 LAGGING = 1.35  #: ways to fuse that take so many times as long as the best are given up
 
 
