@@ -9,7 +9,7 @@ import torch
 from .choice import Candidate
 from .decide import Choice, program_for
 from .dispatch import DTYPE_NAMES
-from .operator import BoundCall, Operator, Variant, choose_path, device_target
+from .operator import BoundCall, Operator, Pair, Variant, choose_path, device_target
 from .reference import result_dtype
 
 SHOWN = 5  #: alternatives
@@ -59,21 +59,19 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
     call = operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
-    training = bool(wanted) and torch.is_grad_enabled()
-    pair = call.variant.pair_for(wanted, call.fitted.tensors) if training else None
+    pair = call.variant.pair_for(wanted, call.fitted.tensors) if wanted and torch.is_grad_enabled() else None
     variant = pair.forward if pair else call.variant
     gpu = device_target(next(iter(call.fitted.tensors.values())).device)
     forward = _decision(variant, call.fitted.tensors, values)
     if forward.path == "reference":  # so is its backward; the table knows nothing of such tensors
         backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
         return Explanation(operator.spec.op, gpu.name, None, forward, backward)
-    backward = _backward(call, wanted, values) if training else None
+    backward = _backward(call, pair, values) if pair else None
     return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
 
 
-def _backward(call: BoundCall, wanted: tuple[str, ...], values: dict) -> Decision:
+def _backward(call: BoundCall, pair: Pair, values: dict) -> Decision:
     """Of the backward, on tensors without storage where it reads what forward has not made yet."""
-    pair = call.variant.pair_for(wanted, call.fitted.tensors)
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
     sizes = call.variant.dispatch.choose(call.fitted.tensors).sizes
     tensors = {}

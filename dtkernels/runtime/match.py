@@ -49,17 +49,14 @@ def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     """
     pitches: dict[str, tuple[int, str]] = {}
     ranks = Counter(name.split("_stride_")[0] for name in names if "_stride_" in name)
-    tensors = {name.removesuffix("_ptr"): value for name, value in zip(names, args) if isinstance(value, torch.Tensor)}
+    askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
     for name, value in zip(names, args):
         tensor = name.split("_stride_")[0]
-        if tensor != name and ranks[tensor] == max(ranks.values()) and isinstance(value, int) and value > 1:
+        if tensor != name and ranks[tensor] == max(ranks.values()) and tensor not in askew and isinstance(value, int) and value > 1:
             pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
-    known = entry.multiples
-    for tensor, (value, name) in pitches.items():
-        wide = _WIDEST // tensors[tensor].element_size() if tensor in tensors else 16
-        if entry.types[name] != "constexpr" and value % wide == 0 and known.get(name, 1) % wide and (tensor not in tensors or tensors[tensor].data_ptr() % 16 == 0):
-            return True
-    return False
+    known, loads = entry.multiples, _loads(dict(zip(names, args)))
+    aligned = ((name, loads.get(tensor, _WIDEST)) for tensor, (value, name) in pitches.items() if value % loads.get(tensor, _WIDEST) == 0)
+    return any(known.get(name, 1) % step and entry.types[name] != "constexpr" for name, step in aligned)
 
 
 def _constant(name: str, built: object, asked: object, single: bool) -> bool:
@@ -115,7 +112,9 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
     regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
     kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
     kept = {n: step for n, step in kept.items() if step > 1}
-    stepped = {n: _step_of(n, given) for n, s in kept.items() if s >= _step_of(n, given)}
+    loads = _loads(given)
+    steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
+    stepped = {n: step for n, step in steps.items() if kept[n] >= step}
     evens = {n for n in constants if n.startswith("EVEN_")}
     steady_evens = {f"EVEN_{label}" for label in close}
     ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
@@ -142,8 +141,6 @@ def specialized(launch: Launch, target: Target):
     return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
 
 
-def _step_of(name: str, given: dict[str, object]) -> int:
-    """Elements in the widest load: of a stride's tensor, for a size of the narrowest dtype."""
-    widths = {n.removesuffix("_ptr"): v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}
-    tensor = name.split("_stride_")[0]
-    return _WIDEST // (widths[tensor] if tensor in widths else min(widths.values(), default=1))
+def _loads(given: dict[str, object]) -> dict[str, int]:
+    """Tensor -> elements in the widest load of it."""
+    return {n.removesuffix("_ptr"): _WIDEST // v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}
