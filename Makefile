@@ -53,6 +53,7 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py
+	@$(BIN)/python tools/outlines.py
 
 lint: $(STAMP) ## ruff, types, and that the figures of the README are those of their files
 	@$(BIN)/python -m ruff check .

@@ -10,7 +10,8 @@ from typing import Any
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
 from .algebra.gradient import gradient
-from .algebra.products import chained_products, kept_products
+from .algebra.kept import kept_products
+from .algebra.products import chained_products
 from .codegen.fit import element_bytes
 from .codegen.formula import formula
 from .codegen.lower import lower

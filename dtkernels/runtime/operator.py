@@ -16,9 +16,9 @@ from torch.autograd import forward_ad
 from . import torch_ops
 from .decide import Subject
 from .once import refuse_forward_mode
+from .outline import Outline, read_outline
 from .quick import QuickCalls
 from .shapes import Fitted, fit
-from .signature import Outline, read_outline
 from .variant import KERNEL_DTYPES, Pair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class Operator:
         if key not in self._variants:
             subject = Subject(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
             make = lambda: self._algorithm(params, batched, labels)  # noqa: E731
-            self._variants[key] = Variant(make, self.outline.outputs, subject, self.outline.signature(*key))
+            self._variants[key] = Variant(make, self.outline.outputs, subject, self.outline.facts(*key))
         return self._variants[key]
 
     def _algorithm(self, params: tuple, batched: frozenset[str], labels: int):

@@ -49,8 +49,8 @@ class Training:
         self.views = {n: (call.given[n].stride(), tuple(t.shape), t.stride()) for n, t in call.fitted.tensors.items()}
         self.public = len(results)
         known = (*self.names, *pair.forward.outputs)
-        algorithm = pair.backward.algorithm
-        self.inputs, self.scalars = algorithm.inputs, algorithm.scalars
+        signature = pair.backward.signature
+        self.inputs, self.scalars = tuple(signature.inputs), signature.scalars
         #: where backward's inputs and scalars come from: a place among values and results, None for what arrives as a gradient
         self.sources = [known.index(n) if n in known else None for n in (*self.inputs, *self.scalars)]
         adjoints = [pair.gradient.adjoints[o] for o in pair.public]
@@ -87,7 +87,7 @@ class Training:
             return None
         wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
         pair = call.variant.pair_for(wanted, call.fitted.tensors)
-        forward = pair.forward.algorithm
+        forward = pair.forward.signature
         if (*forward.inputs, *forward.scalars) != tuple(values):
             return None
         bound = bound_of(pair.forward, tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in values.values()))

@@ -14,12 +14,13 @@ from ..codegen.target import Target, target
 from .decide import Subject
 from .dispatch import Dispatcher
 from .once import without_derivative
+from .outline import Facts
 from .paths import count
-from .signature import Signature
+from .signature import Halves, Signature
 
 if TYPE_CHECKING:
     from ..algebra.gradient import Gradient
-    from ..algebra.products import Product
+    from ..algebra.kept import Product
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
@@ -30,7 +31,7 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 class Pair:
     """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
 
-    gradient: Gradient
+    gradient: Halves
     public: tuple[str, ...]
     forward: Variant
     backward: Variant
@@ -38,12 +39,13 @@ class Pair:
 
 
 class Variant:
-    """One algorithm with the kernels emitted for it so far. Where its signature is known, it is made when something wants it."""
+    """One algorithm with the kernels emitted for it so far. Where ``facts`` are known, it is made when something wants it."""
 
-    def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Subject, signature: Signature | None = None):
+    def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Subject, facts: Facts | None = None):
         self._make, self.outputs, self.subject = make, outputs, subject
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
-        self.signature = signature or Signature.of(self.algorithm)
+        self._facts = facts or Facts(Signature.of(self.algorithm))
+        self.signature = self._facts.signature
         self.dispatch = Dispatcher(subject, self.signature, lambda: self.algorithm, outputs, device_target)
 
     @cached_property
@@ -68,6 +70,8 @@ class Variant:
     @cached_property
     def products(self) -> tuple[Product, ...]:
         """What forward may hand to backward where sizes speak for it."""
+        if self._facts.products is not None:
+            return self._facts.products
         from ..algebra.products import chained_products
 
         return chained_products(self.differentiated, self.outputs)
@@ -98,31 +102,35 @@ class Variant:
 
     def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Pair:
         """Forward and backward for the gradients ``wanted`` of a call on ``tensors``."""
-        return self.pair_at(wanted, self.signature.extents(tensors) if self.products else {})
+        return self.pair_at(wanted, self.signature.extents(tensors)) if self.products else self.pair(wanted)
 
     def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> Pair:
         """Forward and backward at these extents: products that are no larger than one of their operands are handed over."""
-        from ..algebra.products import kept_products
+        from ..algebra.kept import kept_products
 
         return self.pair(wanted, kept_products(self.products, sizes, _surely))
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Pair:
         """Forward and backward for the gradients ``wanted``; forward hands over those of the products ``kept`` that backward needs."""
         if (wanted, kept) not in self._pairs:
-            from ..algebra.gradient import gradient
-
-            found = gradient(self.differentiated, self.outputs, wanted, kept)
-            if found.products != kept:
-                self._pairs[wanted, kept] = self.pair(wanted, found.products)
-                return self._pairs[wanted, kept]
-            forward = self
-            if found.forward_outputs != self.outputs:
-                subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
-                forward = Variant(lambda: found.forward, found.forward_outputs, subject)
-            subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
-            backward = Variant(lambda: found.backward, tuple(found.grads.values()), subject)
-            self._pairs[wanted, kept] = Pair(found, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
+            derived = lru_cache(maxsize=None)(lambda: self._derived(wanted, kept))
+            known = self._facts.halves(wanted, kept) or Halves.of(derived())
+            self._pairs[wanted, kept] = self.pair(wanted, known.products) if known.products != kept else self._paired(wanted, known, derived)
         return self._pairs[wanted, kept]
+
+    def _paired(self, wanted: tuple[str, ...], known: Halves, derived: Callable[[], Gradient]) -> Pair:
+        forward, kept = self, known.products
+        if known.outputs != self.outputs:
+            subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
+            forward = Variant(lambda: derived().forward, known.outputs, subject, known.forward and Facts(known.forward))
+        subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
+        backward = Variant(lambda: derived().backward, tuple(known.grads.values()), subject, known.backward and Facts(known.backward))
+        return Pair(known, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
+
+    def _derived(self, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Gradient:
+        from ..algebra.gradient import gradient
+
+        return gradient(self.differentiated, self.outputs, wanted, kept)
 
     def pairs(self) -> tuple[Pair, ...]:
         """The pairs derived so far."""
@@ -161,10 +169,10 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def forward(ctx, pair: Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
         given = {**plain, **dict(zip(names, values))}
-        forward = pair.forward
-        results = forward.forward(op, {n: given[n] for n in forward.algorithm.inputs}, {n: given[n] for n in forward.algorithm.scalars})
+        forward, a, b = pair.forward, pair.forward.signature, pair.backward.signature
+        results = forward.forward(op, {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars})
         known = {**given, **dict(zip(forward.outputs, results))}
-        kept = [n for n in (*pair.backward.algorithm.inputs, *pair.backward.algorithm.scalars) if n in known]
+        kept = [n for n in (*b.inputs, *b.scalars) if n in known]
         ctx.pair, ctx.op, ctx.names = pair, op, names
         ctx.kept = tuple(n for n in kept if isinstance(known[n], torch.Tensor))
         ctx.plain = {n: known[n] for n in kept if n not in ctx.kept}
@@ -180,9 +188,9 @@ class _Differentiable(torch.autograd.Function):
         saved = ctx.saved_tensors  # once: checkpointing gives them once
         known = {**ctx.plain, **dict(zip(ctx.kept, saved))}
         known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
-        inputs = {n: known[n] for n in backward.algorithm.inputs}
+        a = backward.signature
         with torch.no_grad():
-            results = backward.forward(f"{ctx.op} backward", inputs, {n: known[n] for n in backward.algorithm.scalars})
+            results = backward.forward(f"{ctx.op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))

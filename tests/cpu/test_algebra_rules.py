@@ -272,7 +272,7 @@ def test_derived_gradients_are_those_of_autograd(case):
         got = ours.get(name, torch.zeros_like(want))
         wrong = want.isfinite() & ~((got - want).abs() <= bound) & ~noise.isnan()
         counts["gradients"] += int(want.isfinite().sum())
-        assert not wrong.any(), f"{name}: {got} not {want}\n{variant.pair(tuple(used)).gradient.backward}"
+        assert not wrong.any(), f"{name}: {got} not {want}\n{variant.pair(tuple(used)).backward.plain}"
 
 
 def test_gradients_were_compared():

@@ -4,8 +4,9 @@ import pytest
 from command_line import run
 
 from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.kept import kept_products
 from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm
-from dtkernels.algebra.products import chained_products, kept_products
+from dtkernels.algebra.products import chained_products
 from dtkernels.codegen.formula import formula, schedules
 from dtkernels.codegen.lower import lower, lower_one
 from dtkernels.codegen.nest import Store, statements

@@ -1,0 +1,30 @@
+"""A driver that is not there: in a process that calls ``use()`` tensors in main memory are taken for those of an H200, its table and binaries
+are read as there, and a launch does nothing.
+
+For what a process does in its first calls: which modules it imports, what it reads, how long that takes.
+"""
+
+import contextlib
+import ctypes
+from types import SimpleNamespace
+
+import torch
+
+from dtkernels.runtime import dispatch, launch
+
+
+def use() -> None:
+    """From here on, for good."""
+
+    def function(device: int, name: str, code, kernel: str, shared: int) -> ctypes.c_void_p:
+        assert code()
+        return ctypes.c_void_p(1)
+
+    driver = SimpleNamespace(launch=lambda *args: 0, function=function)
+    torch.Tensor.is_cuda = True
+    torch.cuda.device_of, torch.cuda.device_count = lambda tensor: contextlib.nullcontext(), lambda: 1
+    torch.cuda.get_device_capability = lambda device=None: (9, 0)
+    dispatch.driver = launch.driver = lambda: driver
+    launch.raw_stream = lambda index: 0
+    recorded = dispatch.record
+    dispatch.record = lambda host, *rest: recorded(host.replace('.device.type != "cpu"', ".is_cuda"), *rest)
