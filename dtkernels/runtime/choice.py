@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from .table import Gpu, Row, kind_of
 
@@ -36,9 +37,10 @@ def candidates(
     """
     found, kind = [], kind_of(key)
     for row in rows:
-        if row.key == key or kind_of(row.key) == kind:
+        own = row.key
+        if own == key or kind_of(own) == kind:
             d = distance(row, sizes, pitches)
-            found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), row.key == key))
+            found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), own == key))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
 
 
@@ -59,13 +61,14 @@ def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozense
     ``pitches``: labels whose extent is the distance of one row of a tensor from the next. What is fast for rows that start at
     multiples of 16 bytes may be slow for others, where loads are narrower.
     """
-    tiled, widest = _tiled_labels(row.schedule), 4 if row.dtype == "fp32" else 8
+    tiled, widest = _labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
     total = 0.0
     for label, size in sizes.items():
         there = row.sizes.get(label, 1)
-        step = math.log2(max(size, 1)) - math.log2(max(there, 1))
-        total += (1.0 if label in tiled else LIGHT) * step * step
-        total += UNLIKE if label in pitches and math.gcd(size, widest) != math.gcd(there, widest) else 0.0
+        if there != size:
+            step = math.log2(max(size, 1)) - math.log2(max(there, 1))
+            total += (1.0 if label in tiled else LIGHT) * step * step
+            total += UNLIKE if label in pitches and math.gcd(size, widest) != math.gcd(there, widest) else 0.0
     return math.sqrt(total)
 
 
@@ -73,14 +76,16 @@ _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
 _TILING = re.compile(r"\.(?:block|tensorize)\(([^)]*)\)")
 
 
-def _tiled_labels(schedule: str) -> frozenset[str]:
-    """Labels cut in tiles of more than one element, or held whole."""
-    return frozenset(label for inside in _TILING.findall(schedule) for label, size in _SIZED.findall(inside) if size != "1")
+@lru_cache(maxsize=4096)
+def _labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(labels cut in tiles of more than one element, or held whole; those held whole)"""
+    sized = [found for inside in _TILING.findall(schedule) for found in _SIZED.findall(inside)]
+    return frozenset(label for label, size in sized if size != "1"), tuple(dict.fromkeys(label for label, size in sized if size == "0"))
 
 
 def whole_labels(schedule: str) -> tuple[str, ...]:
     """Labels that a schedule holds whole, ``tensorize(y:0)``: it fits sizes of the same power of two only."""
-    return tuple(dict.fromkeys(label for inside in _TILING.findall(schedule) for label, size in _SIZED.findall(inside) if size == "0"))
+    return _labels(schedule)[1]
 
 
 def _power(size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -127,12 +127,11 @@ class Dispatcher:
 
     def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
         try:
-            entries = [store.entry(name) for name in candidate.row.binaries]
-            if not entries:
+            entries = _Read(store, candidate.row.binaries)
+            if not candidate.row.binaries:
                 return None
-            host = store.host(entries[0].host)
             values = _apart(tensors, scalars)
-            notes = record(host, values)
+            notes = record(store.host(next(iter(entries)).host), values)
             device = values[0].device
             arch = self.device_target(device).arch
             kernels = []
@@ -225,6 +224,20 @@ class Dispatcher:
         except (NotBound, DriverError, OSError, AttributeError, KeyError, TypeError) as error:
             log.debug("dtkernels: %s is launched by Triton: %s: %s", self.subject.op, type(error).__name__, error)
             return None
+
+
+class _Read:
+    """The entries of a store with these names, in their order, each read when it is reached: the first is often the one."""
+
+    def __init__(self, store: Store, names: tuple[str, ...]):
+        self.store, self.names = store, names
+        self.read: list[Entry] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        for i, name in enumerate(self.names):
+            if i == len(self.read):
+                self.read.append(self.store.entry(name))
+            yield self.read[i]
 
 
 def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:

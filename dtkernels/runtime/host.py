@@ -10,9 +10,12 @@ import ast
 import builtins
 import types
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
+
+from ..codegen.triton_support import SUPPORT
+from .host_support import READY
 
 ENTRY = "call"  #: the wrapper that returns all outputs
 
@@ -114,8 +117,20 @@ _ALLOWED = (
 
 
 @lru_cache(maxsize=256)
-def _compiled(host: str) -> types.CodeType:
-    return compile(host, "<host>", "exec")
+def _compiled(host: str) -> tuple[types.CodeType, tuple[types.FunctionType, ...]]:
+    """(the code of a host text, functions that it leaves to host_support)"""
+    found = []
+    for text, function in _ready().items():
+        if f"\n{text}" in host:
+            host, found = host.replace(text, ""), [*found, function]
+    return compile(host, "<host>", "exec"), tuple(found)
+
+
+@cache
+def _ready() -> dict[str, types.FunctionType]:
+    """Functions by the texts that stand for them in host texts: those that are printed, without the line for readers."""
+    texts = {f: SUPPORT[f.__name__].strip().split("\n") for f in READY}
+    return {"\n".join([head, *rest, ""]): f for f, (head, _, *rest) in texts.items()}
 
 
 def _load(host: str, notes: Record, module: types.ModuleType | None):
@@ -131,7 +146,9 @@ def _load(host: str, notes: Record, module: types.ModuleType | None):
         return known[name]
 
     space = {"__builtins__": {**{n: getattr(builtins, n) for n in _ALLOWED}, "__import__": find}, "__name__": "dtkernels_host"}
-    exec(_compiled(host), space)  # what the compiler printed; that of a store is checked against its checksum
+    code, ready = _compiled(host)
+    space |= {f.__name__: types.FunctionType(f.__code__, space) for f in ready}
+    exec(code, space)  # what the compiler printed; that of a store is checked against its checksum
     return space[ENTRY]
 
 

@@ -48,11 +48,13 @@ def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     are small beside them, and of one that itself starts elsewhere nothing is lost.
     """
     pitches: dict[str, tuple[int, str]] = {}
-    ranks = Counter(name.split("_stride_")[0] for name in names if "_stride_" in name)
+    strided = [name.split("_stride_")[0] for name in names if "_stride_" in name]
+    ranks = {tensor: strided.count(tensor) for tensor in strided}
+    most = {tensor for tensor, rank in ranks.items() if rank == max(ranks.values())}
     askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
     for name, value in zip(names, args):
         tensor = name.split("_stride_")[0]
-        if tensor != name and ranks[tensor] == max(ranks.values()) and tensor not in askew and isinstance(value, int) and value > 1:
+        if tensor != name and tensor in most and tensor not in askew and isinstance(value, int) and value > 1:
             pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
     known, loads = entry.multiples, _loads(dict(zip(names, args)))
     aligned = ((name, loads.get(tensor, _WIDEST)) for tensor, (value, name) in pitches.items() if value % loads.get(tensor, _WIDEST) == 0)

@@ -29,6 +29,11 @@ _SMALL = 1 << 15  #: bytes of machine code
 _XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
 _MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: the line before a text
 _LONGEST_MARK = 40
+_METADATA = b'{"__metadata__":'  #: what a header begins with
+_TENSOR = re.compile(rb'"\w+":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d+),(\d+)\]\}')
+_LAST = re.compile(rb",(\d+)\]\}\} *\Z")  #: the end of the last tensor, with which a header ends
+_LONGEST_END = 40
+_TUPLES = {"wanted", "kept", "batched", "binaries"}  #: lists of a row as JSON
 _ROOM = {"rows/": 3000, "host/": 8000, "entry/": 6000}  #: bytes of a dictionary
 
 
@@ -98,22 +103,28 @@ class Store:
         length = int.from_bytes(self._data[:8], "little")
         if size < 8 or not 2 <= length <= min(size - 8, _LARGEST_HEADER):
             raise StoreError(f"{path}: cut short: {size} bytes")
+        self._header, self._start = self._data[8 : 8 + length], 8 + length
         try:
-            header = json.loads(self._data[8 : 8 + length])
-            metadata: dict[str, str] = header.pop("__metadata__")
-            self._places = {name: (int(t["data_offsets"][0]), int(t["data_offsets"][1])) for name, t in header.items()}
-            texts, words = self._places.pop("texts"), self._places.pop("dictionary")
-            last = max(end for _, end in (texts, words, *self._places.values()))
+            metadata = json.loads(self._header[len(_METADATA) : self._header.index(b"}") + 1])
+            found, self.table = metadata.get("format"), metadata.get("table")
+            words, texts = self._place("dictionary"), self._place("texts")
+            last = int(_LAST.search(self._header, len(self._header) - _LONGEST_END)[1])  # type: ignore[index]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: the header is damaged: {type(error).__name__}") from None
-        if metadata.get("format") != FORMAT:
-            raise StoreError(f"{path}: its format is {metadata.get('format')!r}; allowed: {FORMAT!r}")
-        self.table = metadata.get("table")
-        self._start = 8 + length
+        if found != FORMAT:
+            raise StoreError(f"{path}: its format is {found!r}; allowed: {FORMAT!r}")
         if self._start + last != size:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
         self._dictionary = self._data[self._start + words[0] : self._start + words[1]]
+
+    def _place(self, name: str) -> tuple[int, int]:
+        """Where a tensor lies. A first call asks for a few of hundreds: the header is searched for them, and not read."""
+        at = self._header.find(b'"%b":{' % name.encode())
+        match = _TENSOR.match(self._header, at) if at >= 0 else None
+        if match is None:
+            raise KeyError(name)
+        return int(match[1]), int(match[2])
 
     def entry(self, name: str) -> Entry:
         """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
@@ -130,7 +141,7 @@ class Store:
     def code(self, name: str) -> bytes:
         """The machine code called ``name``. Raises StoreError where it is missing or not what it was."""
         try:
-            begin, end = self._places[name]
+            begin, end = self._place(name)
             data = _unpacked(self._data[self._start + begin : self._start + end])
         except (LookupError, ValueError, TypeError, EOFError, ImportError, zlib.error) as error:
             raise StoreError(f"{self.path}: kernel {name} is {'missing' if isinstance(error, KeyError) else 'damaged'}") from None
@@ -151,7 +162,7 @@ class Store:
         try:
             for name in names:
                 found += json.loads(self._text(f"rows/{name}") or b"[]")
-            return tuple(Row(**{k: tuple(v) if isinstance(v, list) else v for k, v in row.items()}) for _, row in sorted(found, key=lambda r: r[0]))
+            return tuple(_row(row) for _, row in sorted(found, key=lambda r: r[0]))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
@@ -183,6 +194,12 @@ class Store:
             return zlib.decompressobj(-15, self._dictionary).decompress(packed)
         except zlib.error:
             raise StoreError(f"{self.path}: {key} is damaged") from None
+
+
+def _row(plain: dict) -> Row:
+    for name in _TUPLES & plain.keys():
+        plain[name] = tuple(plain[name])
+    return Row(**plain)
 
 
 def _packed(code: bytes) -> bytes:

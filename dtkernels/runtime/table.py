@@ -92,7 +92,7 @@ class Gpu:
     @property
     def folder(self) -> str:
         """``NVIDIA H200`` -> ``nvidia_h200``"""
-        return re.sub(r"[^a-z0-9]+", "_", self.name.lower()).strip("_")
+        return "_".join("".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split())
 
 
 def spec_hash(algorithm: object) -> str:

@@ -1,14 +1,17 @@
 """The host half of an emitted file, recorded while kernels are launched."""
 
 import gc
+import inspect
 import weakref
 from types import SimpleNamespace
 
+import pytest
 import torch
 import triton
 
 from dtkernels.codegen.triton_support import SUPPORT
-from dtkernels.runtime.host import record
+from dtkernels.runtime.host import _compiled, host_text, record
+from dtkernels.runtime.host_support import READY
 
 TEXT = f"""
 import torch
@@ -89,3 +92,18 @@ def test_the_memory_that_triton_is_told_of_can_still_be_had_when_the_wrapper_has
     module = SimpleNamespace(tl=triton.language, triton=SimpleNamespace(set_allocator=given.append, __version__="3.6.0"), memory=space["memory"])
     record(SETS, (torch.zeros(3),), module)
     assert [allocate(16, 1, 0).numel() for allocate in given] == [16]
+
+
+def test_functions_that_are_ready_are_what_the_compiler_prints():
+    printed = {f: host_text(SUPPORT[f.__name__]) for f in READY}
+    assert all(inspect.getsource(f) == text for f, text in printed.items())
+
+
+@pytest.mark.parametrize("change, ready", [(lambda text: text, 1), (lambda text: text.replace("got shape", "given"), 0)])
+def test_a_ready_function_stands_in_for_its_very_text_only(change, ready):
+    """And a host text runs the same either way, refusing what it refuses."""
+    text = change(host_text("import torch\n" + SUPPORT["extents"] + "\ndef call(A):\n    extents('call', [('A', A, ('x',))])\n    return torch.empty((3,))\n"))
+    assert len(_compiled(text)[1]) == ready
+    assert record(text, (torch.zeros(2),)).results[0].shape == (3,)
+    with pytest.raises(ValueError, match="got shape" if ready else "given"):
+        record(text, (torch.zeros(2, 2),))

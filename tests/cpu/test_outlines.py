@@ -129,5 +129,5 @@ def test_a_first_forward_and_backward_reads_no_algorithm_and_derives_nothing(op)
     assert not done.returncode, done.stderr
     loaded, routes = done.stdout.splitlines()
     kept = ("mm",) if op == "two_mm" else ()
-    needed = [*(["dtkernels.algebra.kept"] if kept else []), "dtkernels.codegen.target", "dtkernels.lang.errors"]
+    needed = [*(["dtkernels.algebra.kept"] if kept else []), "dtkernels.codegen.target", "dtkernels.codegen.triton_support", "dtkernels.lang.errors"]
     assert loaded == f"{needed} []" and routes == f"{[('prebuilt', kept)] * 2}"
