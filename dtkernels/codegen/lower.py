@@ -37,12 +37,15 @@ def lower(program: Program) -> tuple[Kernel, ...]:
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
-    """The kernels of one Func that is not fused, as ``lower`` makes them, behind those that make copies for it."""
+    """The kernels of one Func that is not fused, as ``lower`` makes them: those that make copies for it first, those that add up
+    what it makes parts of last."""
     made = staged(program)
     fused = made.schedule.fused()
     read = {a.tensor for d in made.algorithm.definitions if host(d.name, fused) == root for a in ex.accesses(d.expr)}
-    copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm)
-    return tuple(kernel for func in (*copies, root) for kernel in _Lowering(made, func, made.outputs()).kernels())
+    copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
+    parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
+    sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
+    return tuple(kernel for func in (*copies, root, *sums) for kernel in _Lowering(made, func, made.outputs()).kernels())
 
 
 class _Lowering:
@@ -60,6 +63,8 @@ class _Lowering:
         self.blocks = self.schedule.sizes(root, "block")
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
+        self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
         self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
         self.options = Options(program, root)
@@ -186,6 +191,7 @@ class _Lowering:
             self.top.take(name)
             self.top.open(axis)
             self.top.body.append(Index(axis, "block"))
+            self.blocked[label] = axis
             return axis, ""
         return axis, "block"
 
@@ -246,11 +252,18 @@ class _Lowering:
         for label in d.labels:
             if label in env:
                 index.append(env[label])
+            elif (number := self._block_number(label)) is not None:
+                index.append(number)
             elif self.tile_size(d.name, label) == WHOLE:
                 index.append(Position(self.whole_axis(label)))
             else:
                 return None
         return tuple(index)
+
+    def _block_number(self, label: str) -> Tile | None:
+        """The value of a label that numbers the blocks of another one, where this kernel has these."""
+        other, size = self.counted.get(label, ("", 0))
+        return Op("//", (Start(self.blocked[other]), nest.Const(size))) if other in self.blocked else None
 
     def realize(self, func: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
         """The value of a fused Func at ``index``, computed here unless it is known already."""
@@ -260,7 +273,7 @@ class _Lowering:
         definition = self.algorithm[func]
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
-        if not all(isinstance(i, Position) for i in index):
+        if not all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index)):
             value = self._inside(definition, index, value)
         return self.keep(definition, index, value, scope)
 

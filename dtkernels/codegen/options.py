@@ -33,6 +33,8 @@ class Options:
     ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split.py
     ``g.store()``                    a Func ``g`` fused into one kernel and      the kernel it is fused into writes ``g``, others read it
                                      read by another is computed in both
+    ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: parts.py
+                                     the same
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
 

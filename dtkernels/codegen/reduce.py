@@ -61,21 +61,27 @@ class Reducer:
         results: dict[ex.Expr, Tile] = {}
         for labels, nodes in groups.items():
             nodes = list(dict.fromkeys(nodes))
-            if all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
-                results |= self._at_once(d, labels, nodes, env, scope)
+            if part := self._own_block(d, labels):
+                results |= self._at_once(d, (part,), nodes, env, scope)
+            elif all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
+                results |= self._at_once(d, tuple(self.l.whole_axis(label) for label in labels), nodes, env, scope)
             else:
                 results |= self._by_loop(d, labels, tuple(nodes), env, scope)
         return results
 
+    def _own_block(self, d: Definition, labels: tuple[str, ...]) -> Axis | None:
+        """The block's axis of what is reduced, where ``d`` is the part that each block makes (parts.py)."""
+        counts = [self.l.counted[x] for x in d.labels if x in self.l.counted]
+        return self.l.blocked.get(labels[0]) if any(labels == (other,) for other, _ in counts) else None
+
     # -- at once --------------------------------------------------------------------------------------------------
 
     def _at_once(
-        self, d: Definition, labels: tuple[str, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope
+        self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope
     ) -> dict[ex.Expr, Tile]:
-        axes = tuple(self.l.whole_axis(label) for label in labels)
         env = {**env, **{a.label: Position(a) for a in axes}}
-        for label in labels:
-            self.l.place(d.name, label, env, scope)
+        for axis in axes:
+            self.l.place(d.name, axis.label, env, scope)
         found = {}
         for node in nodes:
             terms = self._terms(node, env, scope, axes)

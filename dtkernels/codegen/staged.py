@@ -21,11 +21,13 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from ..lang.schedule import Named, Primitive, Program, Schedule, Sized
 from ..lang.schedule_checks import labels_in_kernel
+from .parts import in_parts
 from .roots import host
 
 
 def staged(program: Program) -> Program:
     """``program`` with a Func for each input that ``stage`` names, and without ``stage``."""
+    program = in_parts(program)
     asked = [p for p in program.schedule.primitives if p.name == "stage"]
     for p in asked:
         for tensor in p.args:
@@ -75,6 +77,7 @@ def _stage(program: Program, p: Primitive, tensor: str) -> Program:
             algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)
         ),
         new,
+        program.counted,
     )
 
 

@@ -27,6 +27,7 @@ class Wrapper:
         several: bool = False,
     ):
         self.algorithm: Algorithm = program.algorithm
+        self.counted = {label: (other, size) for label, other, size in program.counted}
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.name, self.outputs, self.several = name, outputs, several
         self.texts, self.described = texts, described
@@ -80,6 +81,9 @@ class Wrapper:
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
         for label in self._labels():
+            if label in self.counted:
+                lines.append(f"    size_{label} = triton.cdiv(size_{self.counted[label][0]}, {self.counted[label][1]})")
+                continue
             if (constant := self.algorithm.constant_extent(label)) is not None:
                 lines.append(f"    size_{label} = {constant}")
                 continue
@@ -93,7 +97,9 @@ class Wrapper:
 
     def _labels(self) -> dict[str, None]:
         """Labels whose extents the launches need."""
-        return dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
+        found = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
+        later = {label: other for label, (other, _) in self.counted.items() if label in found}
+        return dict.fromkeys([*(x for x in found if x not in later), *later.values(), *later])
 
     def _told_elsewhere(self) -> tuple[str, ...]:
         """Inputs that no kernel reads, and that alone tell the extent of a label."""

@@ -52,6 +52,7 @@ PRIMITIVES = {
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*", "stage": "tensor*", "align": "",
+    "parts_at": "func, label",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
@@ -110,6 +111,7 @@ class Program:
 
     algorithm: Algorithm
     schedule: Schedule = Schedule()
+    counted: tuple[tuple[str, str, int], ...] = ()  #: (label, other, size): labels that number the other's blocks of that size
 
     def outputs(self) -> tuple[str, ...]:
         """The Funcs to compile, in the order of their ``compile()``; the last Func where none says so."""

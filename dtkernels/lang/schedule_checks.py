@@ -98,6 +98,11 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
         tensor = a.name if isinstance(a, Named) else a
         if p.name in ("descriptor", "evict", "stage") and tensor not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(tensor), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
+    if p.name == "parts_at":
+        if p.args[0] not in algorithm:
+            raise DTError("parts_at names a Func", found=repr(p.args[0]), allowed=", ".join(algorithm.funcs), at=p.pos)
+        if p.args[1] not in algorithm[p.args[0]].labels:
+            raise DTError(f"parts_at names a label of {p.args[0]}", found=repr(p.args[1]), allowed=", ".join(algorithm[p.args[0]].labels), at=p.pos)
     if p.name == "map":
         _check_map(p, [a.label if isinstance(a, Grouped) else a for a in p.args], inner)
 

@@ -23,14 +23,14 @@ from tuning.data import make, wrong  # noqa: E402
 from tuning.journal import Journal, Time  # noqa: E402
 from tuning.measuring import GpuWorker  # noqa: E402
 from tuning.neighbours import Surroundings, Tiling, neighbours  # noqa: E402
-from tuning.plans import Cut, Plan, cut  # noqa: E402
+from tuning.plans import Cut, Plan, cut, kernels_of  # noqa: E402
 from tuning.works import row_of, variants_of, works_of  # noqa: E402
 
 from dtkernels.codegen.formula import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
-from dtkernels.lang.parser import parse_schedule  # noqa: E402
+from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
 from dtkernels.runtime.host import record  # noqa: E402
 from dtkernels.runtime.match import fits  # noqa: E402
 from dtkernels.runtime.table import read_gpu, read_rows  # noqa: E402
@@ -376,3 +376,13 @@ def test_a_wrong_command_is_refused_in_one_line(arguments, said, capsys):
         tune_tool.main(["--dry-run", *arguments])
     told = [*capsys.readouterr().err.splitlines(), str(refused.value.code)]
     assert refused.value.code and any(said in line for line in told)
+
+
+def test_a_sum_is_tuned_with_its_parts():
+    algorithm = parse("""Func g, e, f; In B, C, X, W; Var m, n, k; RVar l; g[m, l] = rdot(X[m, n], C[l, n], n);
+    e[m, k] = rdot(g[m, l], B[k, l], l); f[l, n] = rdot(W[m, l], X[m, n], m); e.compile(); f.compile();""").algorithm
+    text = """g.parts_at(f, n); g.block(m:16); g.tensorize(m:16, l:0); f.block(n:32); f.tensorize(l:0, n:32, m:16); f.split(m:2);
+    e.block(m:16, k:16); e.tensorize(m:16, k:16, l:16);"""
+    whole = cut(algorithm, ("e", "f"), text)
+    assert whole.roots == ("f", "e") and "g.block(m:16);" in whole.plans[0].tiles
+    assert [k.name for k in kernels_of(algorithm, ("e", "f"), whole, "f")] == ["f_part", "f", "g"]

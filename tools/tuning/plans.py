@@ -70,7 +70,9 @@ def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
     """The plans of the schedule ``text``; Funcs that it does not compile are compiled. Raises DTError where it is not legal."""
     schedule = _uncompiled(text) + compiled(outputs)
     check_schedule(schedule, algorithm)
-    roots = tuple(dict.fromkeys(k.func for k in lower(Program(algorithm, schedule)) if k.func in algorithm))  # a copy is its reader's
+    hosts = _hosts(schedule)
+    found_in = (k.func for k in lower(Program(algorithm, schedule)))
+    roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # a copy is its reader's, a sum its parts'
     found = plans_of(text)
     joins = _joins(schedule)
     return Cut(tuple(found.get(root, Plan(joins, root, "")) for root in roots))
@@ -79,12 +81,12 @@ def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
 def plans_of(text: str) -> dict[str, Plan]:
     """The plan of each kernel that the schedule ``text`` speaks of, as it stands; nothing is checked."""
     schedule = _uncompiled(text)
-    fused = schedule.fused()
+    hosts = _hosts(schedule)
 
     def root_of(func: str) -> str:
         seen = {func}
-        while func in fused and fused[func][0] not in seen:
-            func = fused[func][0]
+        while func in hosts and hosts[func] not in seen:
+            func = hosts[func]
             seen.add(func)
         return func
 
@@ -99,11 +101,16 @@ def _uncompiled(text: str) -> Schedule:
     return Schedule(tuple(p for p in parse_schedule(text).primitives if p.name not in ("compile", "compile_to_kernel")))
 
 
+def _hosts(schedule: Schedule) -> dict[str, str]:
+    """Funcs that another one's kernel computes, whole or in parts, and that one."""
+    return {p.func: p.args[0] for p in schedule.primitives if p.name in ("fuse_at", "parts_at")}
+
+
 def _joins(schedule: Schedule) -> str:
     return "\n".join(str(p) for p in schedule.primitives if p.name in _FUSING)
 
 
-_FUSING = ("fuse_at", "store")  #: what says which kernels there are
+_FUSING = ("fuse_at", "store", "parts_at")  #: what says which kernels there are
 _LAST = ("num_warps", "num_stages")
 
 
