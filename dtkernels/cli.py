@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import __version__, doctor, show
 from .codegen.target import TARGETS, target
+from .codegen.triton_grid import pieces
 from .lang.errors import DTError
 
 _SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
@@ -149,6 +150,7 @@ def _explain(args: argparse.Namespace) -> None:
         lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
         estimate = subject.resources(k)
         lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
+        lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {pieces(t)} programs of {t.num_warps} warps each" for t in k.tail]
         for name, compiled in made.items():
             if name == f"{k.name}_kernel":
                 lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]

@@ -55,7 +55,7 @@ def pointed(kernel: Kernel) -> Kernel:
     """
 
     stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
-    return replace(unspecialized(kernel), persistent=stays)
+    return replace(unspecialized(kernel), persistent=stays, tail=())
 
 
 def unspecialized(kernel: Kernel) -> Kernel:

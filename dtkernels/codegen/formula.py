@@ -23,7 +23,7 @@ from .formula_warpgroups import warpgroup_tiles
 from .lower import lower
 from .target import Target
 
-_OPTIONAL = ("descriptor", "persistent", "stage", "align")  #: primitives that a form of accesses may refuse
+_OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
 
 
 def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..lang import expr as ex
-from ..lang.schedule import Primitive
+from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
 from .formula_shape import WHOLE_SIDE, Shape, pow2
 
@@ -95,6 +96,7 @@ class _Product:
         waves = self._blocks(m, n, bm, bn, batch) / shape.target.multiprocessors
         if (bm, bn) == (128, 256) and k >= 256 and (waves >= 1.5 or narrow_loads and waves >= 0.5):
             through = self._descriptors(batch)
+            through += self._tail(bm, bn, waves) if through and narrow_loads else ()
             return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
         bn = min(bn, 128)
         for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
@@ -144,6 +146,15 @@ class _Product:
         extra += [Primitive(root, "stage", copied)] if (copied := tuple(t for t in loose if t in shape.algorithm.inputs)) else []
         names = (*sides, *([root] if shape.aligned({root}) else []))
         return Primitive(root, "persistent"), Primitive(root, "descriptor", names), *extra
+
+    def _tail(self, bm: int, bn: int, waves: float) -> tuple[Primitive, ...]:
+        """The blocks of a last wave that is up to half full in quarters, so that it does not take as long as the others."""
+        rest = waves - math.floor(waves)
+        if waves < 1 or not 0 < rest <= 0.5:
+            return ()
+        pieces = [Sized(self.rows[-1], bm // 2), Sized(self.columns[-1], bn // 2)]
+        longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
+        return (Primitive(self.root, "tail", (*pieces, Sized(longest, 128))),)
 
     def _tiles_read(self, side: ex.Expr) -> int:
         """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""

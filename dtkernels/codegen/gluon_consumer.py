@@ -93,7 +93,7 @@ class Consumer:
         steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
         k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
         if axis in k.masked:
-            k.line(depth, f"{axis.name}_ok = ({axis.name} < {k.size(axis.label)}) | {k._even(axis)}")
+            k.line(depth, f"{axis.name}_ok = ({axis.name} < {k.size(axis.label)}) | {k.even_constant(axis)}")
 
     def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
         mask = self._mask(load.buffer, load.index, load.checked, axes)

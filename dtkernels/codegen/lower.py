@@ -27,13 +27,20 @@ from .scope import Scope
 from .split import split_reduction
 from .staged import staged
 from .walk import grid_order
+from .waves import ended
 
 
 @lru_cache(maxsize=16)  # the formula, the fit and the printer each ask for the kernels of one program
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
     program = staged(program)
-    return tuple(kernel for root in kernel_roots(program) for kernel in _Lowering(program, root, program.outputs()).kernels())
+    return tuple(kernel for root in kernel_roots(program) for kernel in _kernels(program, root))
+
+
+def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
+    """The kernels of one root, of a program whose copies are made."""
+    outputs = program.outputs()
+    return ended(program, root, _Lowering(program, root, outputs).kernels(), lambda p: _Lowering(p, root, outputs).kernels())
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
@@ -45,7 +52,7 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
     parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
     sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
-    return tuple(kernel for func in (*copies, root, *sums) for kernel in _Lowering(made, func, made.outputs()).kernels())
+    return tuple(kernel for func in (*copies, root, *sums) for kernel in _kernels(made, func))
 
 
 class _Lowering:

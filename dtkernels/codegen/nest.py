@@ -120,11 +120,13 @@ class Put(Statement):
 
 @dataclass(frozen=True)
 class GridLabel:
-    """A label whose blocks are programs; or the ``parts`` that a reduction is cut into."""
+    """A label whose blocks are programs; or the ``parts`` that a reduction is cut into. In the kernel of a tail, ``inside`` blocks
+    make one of the kernel that it ends."""
 
     label: str
     block: int
     parts: int = 0
+    inside: int = 1
 
 
 @dataclass(frozen=True)
@@ -169,6 +171,8 @@ class Kernel:
     block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
     approximate: tuple[str, ...] = ()  #: functions by the GPU's own instruction, less exact
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
+    tail: tuple[Kernel, ...] = ()  #: what computes the blocks of the last wave of programs, cut finer; at most one
+    aligned: tuple[str, ...] = ()  #: buffers that it writes whose rows are as long as a multiple of 16 elements
 
 
 def names_in(body: tuple[Statement, ...]) -> set[str]:
@@ -222,6 +226,7 @@ def nest_text(kernel: Kernel) -> str:
     extra += [f"descriptor {', '.join(kernel.descriptors)}"] if kernel.descriptors else []
     lines = ["; ".join([f"kernel {kernel.name}: grid {grid}", f"num_warps {kernel.num_warps}, num_stages {kernel.num_stages}", *extra])]
     _lines(kernel.body, 1, lines)
+    lines += [nest_text(t).replace("kernel ", "last wave by ", 1) for t in kernel.tail]
     return "\n".join(lines)
 
 

@@ -35,6 +35,7 @@ class Options:
                                      read by another is computed in both
     ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: parts.py
                                      the same
+    ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: waves.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
 
@@ -81,6 +82,7 @@ class Options:
             "evict": tuple((t, evict[t]) for t in reads if t in evict),
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
             "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
+            "aligned": tuple(w for w in writes if w in self.algorithm and self.schedule.of(w, "align")),
         }
 
     def _block_stages(self) -> list[int]:

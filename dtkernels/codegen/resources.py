@@ -63,6 +63,8 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
 
     Where tiles are whole extents of unknown size the wrapper takes fewer stages than were asked for, so one has to fit.
     """
+    for tail in kernel.tail:
+        check_resources(tail, sizes, itemsizes, target, tf32)
     r = resources(kernel, sizes, itemsizes, target, tf32)
     if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_labels((kernel,)):
         r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)

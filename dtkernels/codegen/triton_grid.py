@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from .nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
@@ -22,13 +23,34 @@ def grid_size(kernel: Kernel) -> str:
 
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
-    counts = [
-        str(g.parts) if g.parts else f"size_{g.label}" if g.block == 1 else f"triton.cdiv(size_{g.label}, {g.block})" for g in kernel.grid
-    ]
-    blocks = " * ".join(counts) or "1"
+    blocks = block_count(kernel)
+    if pieces(kernel) > 1:
+        return f"(({blocks} - {BEFORE}) * {pieces(kernel)},)"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
-    return f"(min({blocks}, programs({kernel.writes[0]}_out, {programs_at_once(kernel)})),)"
+    return f"(min({blocks}, {programs_held(kernel)}),)"
+
+
+BEFORE = "tiles_before"  #: blocks before those of the last wave, in the wrapper and in the kernels
+
+
+def block_count(kernel: Kernel) -> str:
+    """The number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
+    counts = [
+        str(g.parts) if g.parts else f"size_{g.label}" if g.block * g.inside == 1 else f"triton.cdiv(size_{g.label}, {g.block * g.inside})"
+        for g in kernel.grid
+    ]
+    return " * ".join(counts) or "1"
+
+
+def pieces(kernel: Kernel) -> int:
+    """Programs that take one block of the kernel that a tail ends."""
+    return math.prod(g.inside for g in kernel.grid)
+
+
+def programs_held(kernel: Kernel) -> str:
+    """The number of programs that the GPU runs at once, as an expression in the wrapper."""
+    return f"programs({kernel.writes[0]}_out, {programs_at_once(kernel)})"
 
 
 def programs_at_once(kernel: Kernel) -> int:
@@ -52,7 +74,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
     for label in dict.fromkeys(counted):
         lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
-        blocks = " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
+        blocks = BEFORE if kernel.tail else " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
         flatten = ", flatten=True" if _one_loop(kernel) else ""
         pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
         if pairs:
@@ -65,6 +87,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
         inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer, pairs and kernel.persistent)
+    inner += _inside(kernel, names)
     depth = 1 + kernel.persistent + (pairs and kernel.persistent)
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
 
@@ -73,7 +96,18 @@ def _count(label: GridLabel, names: Names) -> str:
     if label.parts:
         return str(label.parts)
     size = names.size(label.label)
-    return size if label.block == 1 else f"tl.cdiv({size}, {names.block(label.label)})"
+    inside = f" * {label.inside}" if label.inside > 1 else ""
+    return size if label.block * label.inside == 1 else f"tl.cdiv({size}, {names.block(label.label)}{inside})"
+
+
+def _inside(kernel: Kernel, names: Names) -> list[str]:
+    """From the block that a program of a tail takes a piece of to that piece."""
+    lines, rest = [], pieces(kernel)
+    for g in (g for g in kernel.grid if g.inside > 1):
+        block, rest = names.block_index(g.label), rest // g.inside
+        piece = f"tl.program_id(0) // {rest} % {g.inside}" if rest > 1 else f"tl.program_id(0) % {g.inside}"
+        lines.append(f"{block} = {block} * {g.inside} + {piece}")
+    return lines
 
 
 def _one_loop(kernel: Kernel) -> bool:
@@ -104,6 +138,8 @@ def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
 
 
 def _program(kernel: Kernel) -> str:
+    if pieces(kernel) > 1:
+        return f"({BEFORE} + tl.program_id(0) // {pieces(kernel)}).to(INDEX)"
     return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
 
 

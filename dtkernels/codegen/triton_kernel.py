@@ -35,7 +35,7 @@ from .nest import (
     statements,
 )
 from .triton_expr import ExpressionPrinter
-from .triton_grid import grid_lines, grid_size
+from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter, inexact
 from .triton_offsets import steady_loads
 
@@ -153,6 +153,7 @@ class _KernelPrinter:
         text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
+        text.arguments += [(BEFORE, BEFORE)] if k.tail or pieces(k) > 1 else []
         text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
@@ -268,9 +269,9 @@ class _KernelPrinter:
                 depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})"
             )
         elif axis in self.masked:
-            self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self._even(axis)}")
+            self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self.even_constant(axis)}")
 
-    def _even(self, axis: Axis) -> str:
+    def even_constant(self, axis: Axis) -> str:
         """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
@@ -291,7 +292,7 @@ class _KernelPrinter:
         extra = "".join(f", {name}={value}" for name, value in loop.options)
         self._before(loop, depth)
         if loop.tail:
-            self.line(depth, f"if not {self._even(axis)}:")
+            self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
@@ -303,12 +304,12 @@ class _KernelPrinter:
         axis = loop.axis
         loads = [s for s in loop.body if self.steady_axes.get(id(s)) == axis]
         for s in loads:
-            tile = self._named(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
+            tile = self.name_value(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
             offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
-            at = self._named(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
+            at = self.name_value(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
             self.steady[s.name] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
 
-    def _named(self, wish: str, value: str, depth: int) -> str:
+    def name_value(self, wish: str, value: str, depth: int) -> str:
         """The name of a value that is computed here, unless it is known already; another value never gets that name."""
         name, count = wish, 0
         while name in self.taken or self.named.get(name, value) != value:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from .triton_kernel import _KernelPrinter
 
 LINE = 120
+ROW = 16  #: elements that rows of an aligned buffer are a multiple of: 16 bytes in any dtype
 
 
 class MemoryPrinter:
@@ -45,8 +46,22 @@ class MemoryPrinter:
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
             return self.k.line(depth, f"{self._descriptor(s)}.store({self._starts(s)}, {value})")
-        mask = self._mask(s.buffer, s.index, (), s.axes)
+        mask = self._mask(s.buffer, s.index, (), s.axes, self._filled(s, depth))
         return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
+
+    def _filled(self, s: Store, depth: int) -> dict[Axis, str]:
+        """The mask of a row that is stored up to the multiple of 16 elements that it has in memory.
+
+        A mask that ends at an odd extent would have each element stored by itself. What lies behind the extent nobody reads.
+        """
+        last = s.index[-1] if s.index else None
+        if s.buffer not in self.k.kernel.aligned or not isinstance(last, Position) or last.axis not in self.k.masked or last.axis.scalar:
+            return {}
+        axis = last.axis
+        if axis.exact or axis.padded:
+            return {}
+        whole = f"({axis.name} < tl.cdiv({self.k.size(axis.label)}, {ROW}) * {ROW}) | {self.k.even_constant(axis)}"
+        return {axis: self.k.name_value(f"{axis.name}_in_row", whole, depth)}
 
     # -- descriptors ------------------------------------------------------------------------------------------------
 
@@ -112,9 +127,11 @@ class MemoryPrinter:
         strides = [f"{load.buffer}_stride_{d}" for i, d in zip(load.index, self.k.dimensions(load.buffer)) if i == Position(axis)]
         return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
 
-    def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
+    def _mask(
+        self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...], filled: dict[Axis, str] | None = None
+    ) -> str:
         involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
-        tiles = [arrange(f"{a.name}_ok", (a,), axes) for a in involved if not a.scalar]
+        tiles = [arrange((filled or {}).get(a, f"{a.name}_ok"), (a,), axes) for a in involved if not a.scalar]
         single = [f"{a.name}_ok" for a in involved if a.scalar]
         for d in checked:
             self.k.bounds[(buffer, d)] = None

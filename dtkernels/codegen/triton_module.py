@@ -26,7 +26,8 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     program = staged(program)
     kernels = lower(program)
     texts = {k.name: print_kernel(pointed(k), program.algorithm) for k in kernels}
-    described_texts = {k.name: print_described(k, program.algorithm, target) for k in kernels if k.descriptors}
+    reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
+    described_texts = {k.name: print_described(k, program.algorithm, target) for k in reached}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]

@@ -41,6 +41,17 @@ def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""
     return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
 ''',
+    "whole_waves": '''
+def whole_waves(blocks, programs, tensor):
+    """How many of ``blocks`` are left to programs that take one after the other: whole waves of them, and a last one that is more than half full.
+
+    For a tensor without storage one block less than there are: so is recorded what a launch may need.
+    """
+    if tensor.is_meta:
+        return blocks - 1
+    rest = blocks % programs
+    return blocks - rest if blocks > programs and 2 * rest <= programs else blocks
+''',
     "nvidia_only": '''
 def nvidia_only(**options):
     """Launch options that only NVIDIA GPUs have."""

@@ -10,6 +10,7 @@ from ..lang.errors import DTError
 from ..lang.schedule import Program
 from .nest import Kernel, any_product, unrolled_product
 from .resources import MOST_UNROLLED
+from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText, operands_only
 
 
@@ -112,7 +113,7 @@ class Wrapper:
         return [
             *(label for w in kernel.writes for label in self._shape(kernel, w)),
             *self.texts[kernel.name].labels,
-            *(self.described[kernel.name].labels if kernel.name in self.described else ()),
+            *(label for k in (kernel, *kernel.tail) if k.name in self.described for label in self.described[k.name].labels),
         ]
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
@@ -181,7 +182,15 @@ class Wrapper:
         small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
         more = f" and {text.condition}" if text.condition else ""
         lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
-        return lines + self._call(kernel, text, pad + "    ") + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+        ways = self._waves(kernel, text, pad + "    ") if kernel.tail else self._call(kernel, text, pad + "    ")
+        return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+
+    def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
+        """Whole waves of blocks, then what is left in smaller ones."""
+        (tail,), blocks = kernel.tail, block_count(kernel)
+        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {programs_held(kernel)}, {kernel.writes[0]}_out)"]
+        lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
+        return lines + self._call(tail, self.described[tail.name], pad + "    ")
 
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """One launch, filled to the width of a line."""

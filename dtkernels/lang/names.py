@@ -13,7 +13,7 @@ TAKEN = frozenset(
     {
         *keyword.kwlist, "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "ON_GPU", "STAGES",
-        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "nvidia_only", "cluster", "unrolled", "described",
+        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "whole_waves", "tiles_before", "nvidia_only", "cluster", "unrolled", "described",
         "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh",
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
     }
@@ -39,12 +39,12 @@ def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
     for t in (*algorithm.inputs, *algorithm.funcs):
         yield t, (f"{t}_ptr", f"{t}_desc", f"{t}_at")
     for f in algorithm.funcs:
-        yield f, (f"{f}_out", f"{f}_kernel", f"{f}_part_kernel", f"{f}_descriptor_kernel", f"{f}_acc_part")
+        yield f, (f"{f}_out", f"{f}_kernel", f"{f}_part_kernel", f"{f}_descriptor_kernel", f"{f}_tail_descriptor_kernel", f"{f}_acc_part")
     for s in algorithm.scalars:
         yield s, (f"{s}_on_device",)
     for x in algorithm.labels:
         yield x, tuple(f"{word}_{x}" for word in ("size", "BLOCK", "TILE", "EVEN", "GROUP", "block", "blocks", "first", "in_group"))
-        yield x, tuple(f"{x}_{word}" for word in ("ok", "start", "first", "tile", "part", "piece", "chunk", "from", "to"))
+        yield x, tuple(f"{x}_{word}" for word in ("ok", "start", "first", "tile", "part", "piece", "chunk", "from", "to", "in_row"))
 
 
 def _part_of(name: str, algorithm: Algorithm) -> str:

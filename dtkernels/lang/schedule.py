@@ -52,7 +52,7 @@ PRIMITIVES = {
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*", "stage": "tensor*", "align": "",
-    "parts_at": "func, label",
+    "parts_at": "func, label", "tail": "label:size*",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for

@@ -8,7 +8,7 @@ from .errors import DTError
 from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, Grouped, Named, Primitive, Schedule, Sized
 
 MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
-_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split")
+_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
@@ -47,10 +47,10 @@ def _check_form(p: Primitive) -> None:
                 allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""),
                 at=p.pos,
             )
-        most = MOST_ELEMENTS if p.name == "tensorize" else 2**31 - 1
+        most = MOST_ELEMENTS if p.name in ("tensorize", "tail") else 2**31 - 1
         if size > most:
             raise DTError(f"a size in {p.name}", found=str(a), allowed=f"at most {most}", at=p.pos)
-        if p.name == "tensorize" and size & (size - 1):
+        if p.name in ("tensorize", "tail") and size & (size - 1):
             raise DTError(
                 "a tile is a power of two",
                 found=str(a),

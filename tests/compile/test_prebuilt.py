@@ -22,7 +22,7 @@ from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.parser import parse
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime import dispatch, launch, prebuild
-from dtkernels.runtime.build import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.build import compile_kernel, entry_of, plain, plain_types, record_launches, split_multiples
 from dtkernels.runtime.cache import load_module
 from dtkernels.runtime.choice import Candidate
 from dtkernels.runtime.decide import gpu_of
@@ -126,6 +126,39 @@ def test_rows_of_1000_elements_are_loaded_16_bytes_at_once(dtype, step):
     for columns, fitting in ((1000, True), (1004, False), (2048, True)):
         args = (*launch.args[:2], columns, columns, 1, columns, 1)
         assert fits(entry, tuple(entry.types), args, launch.constants) == fitting, columns
+
+
+ODD = """
+Func f; In A, B; Var x, y; RVar k;
+f[x, y] = rdot(A[x, k], B[k, y], k);
+f.block(x:128, y:256); f.tensorize(x:128, y:256, k:64); f.map(x:x1/4, y, x1); f.persistent(); f.descriptor(A, B); f.stage(A, B);
+f.tail(x:64, y:128, k:128); f.num_warps(8); f.compile();
+"""
+
+
+@pytest.mark.parametrize("m, n, k", [(5001, 3003, 4501), (4097, 4097, 4099), (777, 4999, 8191), (128, 255, 4097)])
+def test_kernels_built_for_rows_of_an_odd_length_serve_any_other(m, n, k):
+    """Copies have rows of a multiple of 16 elements whatever the sizes: what reads them is never compiled at a call. The copies
+    themselves, and stores of results, are of odd rows here and there."""
+    module = load_module(emit(prepare(parse(ODD)), "call", H200), "odd")
+
+    def launches(*sizes):
+        m, n, k = sizes
+        return record_launches(module, "call", (torch.empty(m, k, dtype=torch.bfloat16, device="meta"), torch.empty(k, n, dtype=torch.bfloat16, device="meta")))
+
+    built = {}
+    for one in launches(4097, 4097, 4097):
+        names, product = tuple(one.kernel.arg_names), "tl.dot" in one.kernel.src
+        found = builds(names, one.args, one.constants, plain_types(one), tl.int64, product=product)
+        built[one.kernel.__name__] = [
+            Entry("f", "", "", 90, b.types, {c: plain(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)[:1], 128, 0, steps=split_multiples(b.multiples)[1])
+            for b in found
+        ]
+    assert sorted(built) == ["A_rows_kernel", "B_rows_kernel", "f_descriptor_kernel", "f_tail_descriptor_kernel"]
+    for one in launches(m, n, k):
+        names, constants = tuple(one.kernel.arg_names), {c: plain(v) for c, v in one.constants.items()}
+        fitting = [e for e in built[one.kernel.__name__] if fits(e, names, one.args, constants)]
+        assert fitting and not loses_alignment(fitting[0], names, one.args), one.kernel.__name__
 
 
 def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):

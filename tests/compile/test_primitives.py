@@ -73,3 +73,25 @@ def test_specialized_warps(gpu):
 def test_cluster():
     (binary,) = binaries(MM + "mm.cluster(2);", [(256, 256), (256, 256)], "h200")
     assert binary.metadata.num_ctas == 2
+
+
+ODD = "mm.persistent(); mm.stage(A, B); mm.descriptor(A, B); "
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_product_of_odd_rows_is_loaded_by_descriptors_from_copies_stored_16_bytes_at_a_time(gpu):
+    found = {b.metadata.name: b for b in binaries(MM + ODD + "mm.tail(y:32, k:64);", [(201, 257), (257, 203)], gpu)}
+    if gpu != "h200":  # by pointers, and all blocks by one kernel
+        return
+    assert set(found) == {"A_rows_kernel", "B_rows_kernel", "mm_descriptor_kernel", "mm_tail_descriptor_kernel"}
+    for name in ("A_rows_kernel", "B_rows_kernel"):
+        assert "st.global.v4.b32" in found[name].asm["ptx"] and "st.global.b16" not in found[name].asm["ptx"]
+    for name in ("mm_descriptor_kernel", "mm_tail_descriptor_kernel"):
+        text = found[name].asm["ptx"]
+        assert "cp.async.bulk.tensor" in text and "ld.global.b16" not in text and "wgmma" in text
+
+
+def test_what_feeds_a_product_is_stored_16_bytes_at_a_time_whatever_its_length():
+    text = "Func a, mm; In A, B; Var x, y, k; a[x, k] = A[x, k] + 1; mm[x, y] = rdot(a[x, k], B[k, y], k); mm.block(x:64, y:64); mm.tensorize(x:64, y:64, k:32); mm.descriptor(a); a.block(x:1, k:1024); a.tensorize(k:1024); a.align(); mm.compile();"
+    stored = next(b.asm["ptx"] for b in binaries(text, [(201, 257), (257, 203)], "h200") if b.metadata.name == "a_kernel")
+    assert "st.global.v4.b32" in stored and "st.global.b16" not in stored

@@ -92,6 +92,16 @@ def test_neighbours_step_by_two_and_know_products():
     assert any(t.descriptor == ("A", "B", "mmsigmoid") for t in found)
 
 
+def test_the_last_wave_of_programs_that_stay_is_cut_finer_or_not():
+    (work, *_) = works("mmsigmoid", "bf16", sizes={"x": 2048, "y": 2048, "k": 4096})
+    text = "mmsigmoid.block(x:128, y:256);\nmmsigmoid.tensorize(x:128, y:256, k:64);\nmmsigmoid.persistent();\nmmsigmoid.descriptor(A, B);\n{}mmsigmoid.num_warps(8);\nmmsigmoid.num_stages(3);"
+    tail = "mmsigmoid.tail(x:64, y:128);"
+    around = Surroundings.of(variants_of(work.group)[1].algorithm, Plan("", "mmsigmoid", text.format("")), work.extents, True)
+    without, cut_finer = ([p.tiles for p in neighbours(Plan("", "mmsigmoid", text.format(t)), around)] for t in ("", tail + "\n"))
+    assert [t for t in without if tail in t] and text.format("") in cut_finer
+    assert not [t for t in cut_finer if "tail" in t and (".persistent" not in t or ".descriptor" not in t or ".split" in t)]
+
+
 def test_every_family_of_the_package_gives_legal_schedules_somewhere():
     for op in sorted(SMALL):
         for work in works(op, "bf16"):

@@ -76,7 +76,8 @@ class Tiling:
             say("descriptor", self.descriptor)
         if self.specialized:
             say("specialize_warps", self.specialized)
-        before = [p for p in self.rest if p.name not in ("num_warps", "num_stages")]
+        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail",))
+        before = [p for p in self.rest if p.name not in left_out]
         return "\n".join(map(str, (*found, *before, Primitive(self.root, "num_warps", (self.warps,)), Primitive(self.root, "num_stages", (self.stages,)))))
 
 
@@ -119,7 +120,7 @@ def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:
     """Plans one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, Plan] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single):
+    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave):
         for new in step(tiling, around):
             if new.text() != tiling.text():
                 found.setdefault(new.text(), Plan(plan.fused, plan.root, new.text()))
@@ -272,3 +273,15 @@ def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
             yield replace(t, descriptor=(tensor,), specialized=(), rest=others)
         elif tensor in algorithm.inputs:
             yield replace(t, descriptor=(tensor,), specialized=(), rest=(*others, Primitive(t.root, "stage", (tensor,))))
+
+
+def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+    """The blocks of the last wave in quarters, by a kernel of its own, or like the others."""
+    others = tuple(p for p in t.rest if p.name != "tail")
+    if len(others) < len(t.rest):
+        yield replace(t, rest=others)
+    elif t.persistent and t.descriptor and around.products == 1 and not t.split:
+        row, column = _sides(t, around)
+        if row and column and min(t.block[row], t.block[column]) >= 128:
+            pieces = tuple(Sized(label, t.block[label] // 2) for label in (row, column))
+            yield replace(t, rest=(*others, Primitive(t.root, "tail", pieces)))

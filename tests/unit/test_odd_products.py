@@ -1,0 +1,62 @@
+"""What the formula makes of products whose rows start at no multiples of 16 bytes. Without torch."""
+
+import pytest
+
+from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm
+from dtkernels.codegen.fit import first_too_large
+from dtkernels.codegen.formula import formula
+from dtkernels.codegen.lower import lower
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program
+
+H200 = target("h200")
+TEXT = "Func f; In A, B; Var x, y; RVar k;\nf[x, y] = sigmoid(rdot(A[x, k], B[k, y], k));"
+
+
+def forward(x, y, k, itemsize=2):
+    algorithm = prepare_algorithm(parse(TEXT).algorithm, ("f",))
+    return Program(algorithm, formula(algorithm, ("f",), {"x": x, "y": y, "k": k}, itemsize, H200))
+
+
+def backward(x, y, k):
+    found = gradient(differentiable_form(parse(TEXT).algorithm, ("f",)), ("f",), ("A", "B"))
+    outputs = tuple(found.grads.values())
+    algorithm = prepare_algorithm(found.backward, outputs)
+    return Program(algorithm, formula(algorithm, outputs, {"x": x, "y": y, "k": k}, 2, H200))
+
+
+@pytest.mark.parametrize("sizes, staged", [((4097, 4097, 4097), ("A", "B")), ((4095, 4097, 1000), ("B",)), ((4095, 4096, 1001), ("A",))])
+def test_operands_without_aligned_rows_are_read_from_copies(sizes, staged):
+    program = forward(*sizes)
+    assert program.schedule.names("f", "stage") == staged and set(program.schedule.names("f", "descriptor")) >= {"A", "B"}
+    assert [k.name for k in lower(program)] == [*(f"{t}_rows" for t in staged), "f"]
+
+
+def test_what_both_products_of_a_backward_read_is_stored_once_with_aligned_rows():
+    kernels = {k.name: k for k in lower(backward(4097, 4097, 4097))}
+    assert list(kernels) == ["operand", "B_rows", "d_A", "A_rows", "d_B"]
+    assert all(kernels[name].aligned == (name,) for name in ("operand", "A_rows", "B_rows"))
+    assert "operand" in kernels["d_A"].descriptors and "operand" in kernels["d_B"].descriptors
+
+
+@pytest.mark.parametrize("x, blocks, tail", [(4097, 561, True), (4095, 544, True), (4225, 578, True), (4353, 595, False), (3841, 527, False)])
+def test_a_last_wave_that_is_up_to_half_full_is_cut_finer(x, blocks, tail):
+    program = forward(x, 4097, 4097)
+    (kernel,) = (k for k in lower(program) if k.name == "f")
+    assert -(-x // kernel.grid[0].block) * -(-4097 // kernel.grid[1].block) == blocks
+    assert bool(kernel.tail) == tail == (0 < blocks % 132 <= 66)
+    if tail:
+        assert [g.block * g.inside for g in kernel.tail[0].grid] == [g.block for g in kernel.grid]
+        assert kernel.tail[0].name == "f_tail" and not kernel.tail[0].persistent and kernel.tail[0].num_warps == 4
+
+
+def test_the_room_that_a_tail_takes_is_checked():
+    program = forward(4097, 4097, 4097)
+    kernels, sizes = lower(program), {"x": 4097, "y": 4097, "k": 4097}
+    assert first_too_large(kernels, sizes, dict.fromkeys(("A", "B", "A_rows", "B_rows", "f"), 2), H200) is None
+    deep = str(program.schedule).replace("tail(x:64, y:128, k:128)", "tail(x:64, y:256, k:128)")
+    too_large = Program(program.algorithm, parse(TEXT + deep).schedule)
+    assert deep != str(program.schedule)
+    assert first_too_large(lower(too_large), sizes, dict.fromkeys(("A", "B", "A_rows", "B_rows", "f"), 2), H200).name == "f"
