@@ -38,9 +38,7 @@ def lower(program: Program) -> tuple[Kernel, ...]:
 
 
 def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
-    """The kernels of one root, of a program whose copies are made."""
-    outputs = program.outputs()
-    return ended(program, root, _Lowering(program, root, outputs).kernels(), lambda p: _Lowering(p, root, outputs).kernels())
+    return ended(program, root, lambda p: _Lowering(p, root, program.outputs()).kernels())
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:

@@ -29,9 +29,9 @@ FEWEST_WARPS = 4  #: that the matrix units of compute capability 9.0 take
 _REPLACED = ("persistent", "tail", "num_warps", "num_stages", "stages")
 
 
-def ended(program: Program, root: str, kernels: tuple[Kernel, ...], lowered: Callable[[Program], tuple[Kernel, ...]]) -> tuple[Kernel, ...]:
-    """``kernels`` of ``root``, the last with its tail where the schedule wants one; ``lowered`` makes kernels of another schedule."""
-    asked = program.schedule.of(root, "tail")
+def ended(program: Program, root: str, lowered: Callable[[Program], tuple[Kernel, ...]]) -> tuple[Kernel, ...]:
+    """The kernels of ``root`` as ``lowered`` makes them, with a tail where the schedule wants one."""
+    asked, kernels = program.schedule.of(root, "tail"), lowered(program)
     if not asked:
         return kernels
     kernel, sizes = kernels[-1], program.schedule.sizes(root, "tail")
@@ -59,6 +59,8 @@ def _check(kernel: Kernel, kernels: tuple[Kernel, ...], sizes: dict[str, int], p
     blocks = {g.label: g.block for g in kernel.grid}
     if len(kernels) > 1:
         raise DTError("tail is for a kernel that is not split", found=f"{kernel.func}.split(...)", allowed="one of the two", at=p.pos)
+    if len(kernel.writes) > 1:  # parts of sums (parts.py) are counted by blocks
+        raise DTError("tail is for a kernel with one result", found=", ".join(kernel.writes), allowed=kernel.func, at=p.pos)
     if not (kernel.persistent and kernel.descriptors):
         found = f"{kernel.func} without {'descriptors' if kernel.persistent else 'persistent()'}"
         raise DTError("tail is for programs that stay and read through descriptors", found=found,

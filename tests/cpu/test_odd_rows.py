@@ -61,8 +61,17 @@ def test_the_form_with_pointers_takes_every_block():
     ("mm.persistent(); mm.descriptor(A, B); mm.split(k:2); mm.tail(x:16);", "tail is for a kernel that is not split"),
 ])  # fmt: skip
 def test_what_has_no_tail_is_refused(more, rule):
+    """Nor has what makes parts of another sum, which are counted by blocks: the test after this."""
     with pytest.raises(dtkernels.DTError, match=rule):
         dtkernels.compile(MM + "mm.block(x:32, y:64); mm.tensorize(x:32, y:64, k:32); " + more)
+
+
+def test_a_kernel_with_several_results_has_no_tail():
+    text = "Func mm, f; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = mm[x, y] * 2; mm.fuse_at(f, y); mm.store(); mm.compile(); f.compile(); "
+    text += "f.block(x:32, y:64); f.tensorize(x:32, y:64, k:32); f.persistent(); f.descriptor(A, B); "
+    check(text, *random((35, 40), (40, 72)))
+    with pytest.raises(dtkernels.DTError, match="tail is for a kernel with one result: found f, mm; allowed: f"):
+        dtkernels.compile(text + "f.tail(x:16);")
 
 
 # -- aligned rows -----------------------------------------------------------------------------------------------------
