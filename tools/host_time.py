@@ -4,8 +4,9 @@
     python tools/host_time.py --json out.json      and the figures as JSON
     python tools/host_time.py --first softmax      one first call in this process, in milliseconds
 
-Calls are issued in bursts that the GPU keeps up with; a figure is the median burst over its calls. DTKERNELS_TABLES
-names the tables as usual; without a prebuilt kernel for a call the first one compiles, and its line says so.
+Calls are issued in bursts that the GPU keeps up with, ours and torch's in turn, so that both meet the same machine; a figure is the
+median burst over its calls. Before a first call torch has computed a gradient of its own, whose first one takes it long.
+DTKERNELS_TABLES names the tables as usual; without a prebuilt kernel for a call the first one compiles, and its line says so.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,35 +26,43 @@ ROUNDS, BURST = 60, 100
 ROWS, COLUMNS = 256, 2048
 FIRST = """
 import sys, time, torch
-x = torch.randn({rows}, {columns}, device="cuda").bfloat16()
+x = torch.randn({rows}, {columns}, device="cuda").bfloat16().requires_grad_({gradients})
+w = torch.ones(2, 2, device="cuda", requires_grad=True)
+torch.autograd.grad(torch.softmax(w, -1), w, w.detach())
 torch.cuda.synchronize()
 begin = time.perf_counter()
 import dtkernels
 imported = time.perf_counter()
-y = dtkernels.ops.{op}(x)
+def call(x):
+    y = dtkernels.ops.{op}(x)
+    if {gradients}:
+        torch.autograd.grad(y, x, y.detach())
+call(x)
 called = time.perf_counter()
 torch.cuda.synchronize()
-dtkernels.ops.{op}(x)
+call(x)
 known = time.perf_counter()
-dtkernels.ops.{op}(x[: {rows} // 2])
+call(x[: {rows} // 2])
 other = time.perf_counter()
 print((imported - begin) * 1e3, (called - imported) * 1e3, (other - known) * 1e3, "triton" in sys.modules)
 """
 
 
-def microseconds(call) -> float:
-    """Median host time of one call, the GPU having caught up before each burst."""
-    for _ in range(BURST):
-        call()
-    times = []
-    for _ in range(ROUNDS):
-        torch.cuda.synchronize()
-        begin = time.perf_counter()
+def microseconds(*calls) -> list[float]:
+    """Median host time of each call, in bursts by turns, the GPU having caught up before each burst."""
+    for call in calls:
         for _ in range(BURST):
             call()
-        times.append((time.perf_counter() - begin) / BURST * 1e6)
+    times: list[list[float]] = [[] for _ in calls]
+    for _ in range(ROUNDS):
+        for call, found in zip(calls, times):
+            torch.cuda.synchronize()
+            begin = time.perf_counter()
+            for _ in range(BURST):
+                call()
+            found.append((time.perf_counter() - begin) / BURST * 1e6)
     torch.cuda.synchronize()
-    return statistics.median(times)
+    return [statistics.median(found) for found in times]
 
 
 def calls(dtype: torch.dtype):
@@ -87,14 +97,13 @@ def eager_calls(dtype: torch.dtype) -> list[dict]:
     found, trained = calls(dtype)
     figures = []
     x = found["relu"][2][0]
-    base = microseconds(lambda: torch.relu(x))
     with torch.no_grad():
         for name, (ours, theirs, inputs) in found.items():
-            pair = [microseconds(lambda f=f, inputs=inputs: f(*inputs)) for f in (ours, theirs)]
+            *pair, base = microseconds(partial(ours, *inputs), partial(theirs, *inputs), partial(torch.relu, x))
             figures.append({"what": f"{name} forward", "us": pair[0], "torch_us": pair[1], "relu_us": base})
             show(figures[-1])
     for name, (ours, theirs, inputs) in trained.items():
-        pair = [microseconds(both_ways(f, inputs)) for f in (ours, theirs)]
+        pair = microseconds(both_ways(ours, inputs), both_ways(theirs, inputs))
         figures.append({"what": f"{name} forward + backward 1024x4096", "us": pair[0], "torch_us": pair[1], "relu_us": base})
         show(figures[-1])
     return figures
@@ -107,20 +116,20 @@ def show(figure: dict) -> None:
     )
 
 
-def first_call(op: str, runs: int = 3) -> dict:
-    """Median of fresh processes."""
-    found = []
+def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
+    """Median of fresh processes; with ``gradients`` of a forward and its backward."""
+    what, found = f"first {op}{' forward + backward' if gradients else ''}", []
     for _ in range(runs):
         done = subprocess.run(
-            [sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS)], capture_output=True, text=True, timeout=300
+            [sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS, gradients=gradients)], capture_output=True, text=True, timeout=300
         )
         if done.returncode:
-            return {"what": f"first {op}", "failed": (done.stderr.strip().splitlines() or ["?"])[-1]}
+            return {"what": what, "failed": (done.stderr.strip().splitlines() or ["?"])[-1]}
         *times, triton = done.stdout.split()
         found.append([float(t) for t in times] + [triton == "True"])
     medians = [statistics.median(column) for column in list(zip(*found))[:3]]
     return {
-        "what": f"first {op}",
+        "what": what,
         "import_ms": medians[0],
         "first_ms": medians[1],
         "other_shape_ms": medians[2],
@@ -139,8 +148,9 @@ def main() -> int:
         return 2
     figures = [] if options.first else eager_calls(getattr(torch, options.dtype))
     for op in [options.first] if options.first else ["softmax", "relu"]:
-        figures.append(first_call(op))
-        show(figures[-1])
+        for gradients in (False, True):
+            figures.append(first_call(op, gradients))
+            show(figures[-1])
     if options.json:
         write_figures(options.json, figures)
     return 0

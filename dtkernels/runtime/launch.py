@@ -87,6 +87,7 @@ class Bound:
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._strides = [row_major(shape) for shape, _ in self.allocations]
         self._free: list[_Frame] = []
+        self._taken: list[tuple] = []  #: the same for ``alone``
         self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
         self._launch = driver().launch
@@ -159,7 +160,7 @@ class Bound:
     def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> Bound:
         """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
         other = copy.copy(self)
-        other.allocations, other._free = list(self.allocations), []
+        other.allocations, other._free, other._taken = list(self.allocations), [], []
         for j, shape in zip(self.results, shapes):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])
         other._strides = [row_major(shape) for shape, _ in other.allocations]
@@ -181,37 +182,44 @@ class Bound:
         if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
             return None
         (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
-        strides, several, index, free = row_major(shape), self._several, self.index, self._free
-        empty, launch, stream_of = self._empty, self._launch, raw_stream
+        strides, several, index = row_major(shape), self._several, self.index
+        empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._taken
 
         def run(values: tuple) -> torch.Tensor | None:
             try:
-                frame = free.pop()  # another thread may take the last one between a test and this
+                taken = free.pop()  # another thread may take the last one between a test and this
             except IndexError:
-                frame = self._frame()
-            slots, bits = frame.slots, 0
+                taken = self._take()
+            slots, floats, reference, function, params, frame = taken
+            bits = 0
             for i, place in pointers:
                 slots[place] = pointer = values[i].data_ptr()
                 bits |= pointer
             if bits & grain:
-                free.append(frame)
+                free.append(taken)
                 return None
             if several and current_device() != index:
-                free.append(frame)
+                free.append(taken)
                 return self(values)[0]
             made = empty(shape, strides, dtype)
             slots[slot] = made.data_ptr()
-            for i, number in frame.floats:
-                number.value = values[i]
+            if floats:
+                for i, number in floats:
+                    number.value = values[i]
             if (stream := stream_of(index)) != frame.stream:
                 frame.move(stream)
-            _, reference, function, params, _ = frame.launches[0]
             if code := launch(reference, function, params, None):
                 self._again(code, reference, function, params)
-            free.append(frame)
+            free.append(taken)
             return made
 
         return run
+
+    def _take(self) -> tuple:
+        """A new frame, with what one launch needs of it at hand."""
+        frame = self._frame()
+        _, reference, function, params, _ = frame.launches[0]
+        return frame.slots, frame.floats, reference, function, params, frame
 
     def run(self, values: tuple, made: list[torch.Tensor]) -> list[torch.Tensor]:
         """Launch on ``values`` into ``made``."""

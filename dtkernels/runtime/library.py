@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from .choice import nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
 from .store import Store, StoreError, digest
-from .table import Gpu, Row, TableError, kind_text, read_gpu, read_rows
+from .table import Gpu, Row, TableError, kind_of, kind_text, read_gpu, read_rows
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -24,6 +24,7 @@ class OpTable:
     written: tuple[Row, ...] = ()  #: the rows, if they were read from the table itself
     store: Store | None = None
     packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
+    _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -32,7 +33,12 @@ class OpTable:
 
     def like(self, key: tuple) -> tuple[Row, ...]:
         """The rows that agree with ``key`` but for numbers among the parameters, if not more."""
-        return self.written if self.packed is None else self._copied(key)
+        if self.packed is None:
+            return self.written
+        kind = kind_of(key)
+        if kind not in self._read:  # of each kind once: every new shape asks
+            self._read[kind] = self._copied(key)
+        return self._read[kind]
 
     def _copied(self, key: tuple | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None

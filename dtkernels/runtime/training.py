@@ -26,6 +26,10 @@ def bound_of(variant, values: tuple) -> Bound | None:
     return route.launch if route is not None and isinstance(route.launch, Bound) else None
 
 
+class Elsewhere(Exception):
+    """A tensor does not lie at a multiple of 16 bytes, as all did when the kernels were bound; nothing was launched."""
+
+
 class Backward:
     """Bound kernels of a backward: ``run`` takes what was kept, gradients and numbers, and gives the gradients of the arguments.
 
@@ -65,6 +69,8 @@ class Training:
         # Public results in the shapes that the caller sees.
         extra = [bound.shape_of(j) for j in range(self.public, len(bound.results))]
         self.forward = bound.shaped([*(tuple(r.shape) for r in results), *extra])
+        #: the one kernel, which looks by itself where tensors lie; None where there are several
+        self.one = self.forward.alone()
         self.apply = _function(self)
 
     def _plan_saving(self, values: dict[str, object]) -> None:
@@ -153,12 +159,13 @@ class Training:
 
 
 def _function(call: Training) -> Callable:
-    """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up."""
-    one, kept, numbers, public, count = call.forward.alone(), call.kept, call.numbers, call.public, call.counter
+    """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up. Raises Elsewhere."""
+    one, kept, numbers, public, count = call.one, call.kept, call.numbers, call.public, call.counter
     only_result = one is not None and kept == [len(call.names)] and not numbers
 
     def forward_one(ctx, *values):
-        result = one(values)
+        if (result := one(values)) is None:
+            raise Elsewhere
         ctx.save_for_backward(result)
         return result
 
@@ -166,6 +173,8 @@ def _function(call: Training) -> Callable:
         if numbers:
             ctx.numbers = [values[i] for i in numbers]
         results = call.forward(values) if one is None else (one(values),)
+        if results[0] is None:
+            raise Elsewhere
         known = (*values, *results)
         ctx.save_for_backward(*[known[i] for i in kept])
         return results[0] if public == 1 else tuple(results[:public])
