@@ -108,10 +108,9 @@ class _Lowering:
 
     def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
         body, reads, scalars = finish(body, self.options.descriptors())
-        blocked = {s.axis.label: s.axis.tile for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
-        grid = tuple(
-            GridLabel(label, self.blocks.get(label, blocked[label])) for label in self.algorithm[self.root].labels if label in blocked
-        )
+        blocked = {s.axis.label: s for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
+        whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
+        grid = tuple(GridLabel(x, whole.get(x) or self.blocks[x]) for x in self.algorithm[self.root].labels if x in blocked)
         order = grid_order(self.schedule.of(self.root, "map"), grid)
         part = next((w for w in spaces if w.name in writes), None)
         if part is not None:

@@ -1,4 +1,4 @@
-"""Cutting the merge of a split reduction over programs, where the programs before it hold whole rows.
+"""Cutting the merge of a split reduction over programs, where those before it hold whole rows, or blocks too large to be few.
 
 Before, one program for everything::
 
@@ -11,6 +11,9 @@ After, one for every 32 columns, each taking 32 parts at a time::
     y = 32 of a block
     for part in 0 .. 256 by 32:              acc[part, y] <- acc[part, y] + acc_part[part, y]
     f[y] := sum(acc[part, y], part)
+
+A merge in blocks takes smaller ones than the kernel before it, down to ``ELEMENTS``: that one's blocks are large so that each
+reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
 
 The order is fixed as before: which parts meet in which element, and the tree that ``sum`` adds them up by.
 """
@@ -25,6 +28,8 @@ from .ranges import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
 PARTS = 32  #: most parts that one step takes
+ELEMENTS = 2048  #: of a program's block, at most if that leaves COLUMNS of each label
+LENGTH = 64  #: what a whole extent beside blocks is taken to be
 
 
 def at_once(body: tuple[Statement, ...], parts: int) -> int:
@@ -39,13 +44,38 @@ def at_once(body: tuple[Statement, ...], parts: int) -> int:
 def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with blocks along whole extents, if it has no blocks and does the same along every element of them."""
     if _has_blocks(body):
-        return body
+        return _finer(body)
     for axis in [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]:
         reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
         if not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store)):
             block = replace(axis, tile=COLUMNS)
             body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
     return body
+
+
+def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body in smaller blocks, if all it does is along each element of them."""
+    stored = [s for s in nest.statements(body) if isinstance(s, Store)]
+    over = {a for v in nest.values(body) for n in v.walk() if isinstance(n, (TileReduce, nest.TileDot)) for a in n.axes}
+    if over or any(isinstance(s, nest.Put) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
+        return body
+    while stored:
+        blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
+        wide = [a for a in blocks if a.tile > COLUMNS and all(Position(a) in s.index for s in stored)]
+        if not wide or max(_elements(s) for s in stored) <= ELEMENTS:
+            break
+        axis = max(wide, key=lambda a: a.tile)
+        body = swap_axis(body, axis, replace(axis, tile=axis.tile // 2))
+        stored = [s for s in nest.statements(body) if isinstance(s, Store)]
+    return body
+
+
+def _elements(s: Store) -> int:
+    """How many elements a store writes, as far as the text tells."""
+    count = 1
+    for axis in s.axes:
+        count *= LENGTH if axis.tile == WHOLE else axis.tile
+    return count
 
 
 def _has_blocks(body: tuple[Statement, ...]) -> bool:
