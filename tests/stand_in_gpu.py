@@ -70,7 +70,8 @@ def use(monkeypatch) -> None:
     """Run kernels so until the test ends."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "device_of", lambda t: contextlib.nullcontext())
-    for name, value in {"driver": lambda: SimpleNamespace(launch=None), "raw_stream": lambda index: 0}.items():
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    for name, value in {"driver": lambda: SimpleNamespace(launch=None, overlaps=True), "raw_stream": lambda index: 0}.items():
         monkeypatch.setattr(launch, name, value)
 
     def first(self, tensors: dict, scalars: dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..lang.algorithm import Algorithm
+from .dependent import Link
 from .descriptors import described, unspecialized
 from .gluon_form import Refused
 from .gluon_kernel import print_gluon
@@ -23,11 +24,11 @@ def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
     return "gluon", f"{found.consumers} consumers of {found.share} rows of {found.rows.label}"
 
 
-def print_described(kernel: Kernel, algorithm: Algorithm, target: Target | None) -> KernelText:
-    """The text of the form with descriptors, by the backend that ``backend`` names."""
+def print_described(kernel: Kernel, algorithm: Algorithm, target: Target | None, link: Link | None = None) -> KernelText:
+    """The text of the form with descriptors, by the backend that ``backend`` names; for ``link`` see ``print_kernel``."""
     if backend(kernel, target)[0] == "gluon":
         return print_gluon(plan(described(kernel)), algorithm)
-    return print_kernel(plain(described(kernel)), algorithm)
+    return print_kernel(plain(described(kernel)), algorithm, link)
 
 
 def plain(kernel: Kernel) -> Kernel:

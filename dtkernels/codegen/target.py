@@ -27,6 +27,11 @@ class Target:
     def has_tma(self) -> bool:
         return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
 
+    @property
+    def has_dependent_launch(self) -> bool:
+        """Whether a kernel may be launched before the one that it waits for has ended (compute capability 9.0 on)."""
+        return self.has_tma
+
 
 TARGETS = {
     t.name: t

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ..lang.algorithm import Algorithm
 from ..lang.expr import Access, Cast, Dot, Label, accesses
 from . import nest
+from .dependent import Link
 from .nest import (
     WHOLE,
     Accumulator,
@@ -54,6 +55,7 @@ class KernelText:
     boxes: list[tuple[str, str]] = field(default_factory=list)  #: (buffer, its box) for each descriptor
     warps: int = 0  #: to launch with, where they are not the schedule's
     condition: str = ""  #: what the wrapper must ask before a launch, beside descriptors
+    dependent: bool = False  #: waits by itself for the kernel launched before it
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
@@ -92,9 +94,9 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
     return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
 
 
-def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
-    """The Triton text of ``kernel``."""
-    return _KernelPrinter(kernel, algorithm).run()
+def print_kernel(kernel: Kernel, algorithm: Algorithm, link: Link | None = None) -> KernelText:
+    """The Triton text of ``kernel``, with its ``link`` to others of a call that overlap."""
+    return _KernelPrinter(kernel, algorithm).run(link)
 
 
 class _KernelPrinter:
@@ -128,19 +130,25 @@ class _KernelPrinter:
         self.vectors = {n.axis for n in self._nodes(steady=False) if isinstance(n, Position)} | self.masked
         self.memory = MemoryPrinter(self)
 
-    def run(self) -> KernelText:
+    def run(self, link: Link | None = None) -> KernelText:
         lines, depth = grid_lines(self.kernel, self)
         self.lines += lines
-        self._body(self.kernel.body, depth)
+        body = self.kernel.body
+        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and depth == 1 else 0
+        self._body(body[:stores], depth)
+        self.lines += link.before_stores() if link and stores else []
+        self._body(body[stores:], depth)
         descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
         name = f"{self.kernel.name}_kernel"
-        text = KernelText(name, "", helpers=frozenset(self.expr.helpers))
+        text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
         self._parameters(text)
+        text.constants += [("DEPENDENT", "bool(dependent)")] if link else []
         code = "\n".join(self.lines)
-        prologue = [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
+        prologue = link.head() if link else []
+        prologue += [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
-        text.source = jit_function("triton", name, names, [*prologue, code])
+        text.source = jit_function("triton", name, names, [*prologue, code, *(link.tail() if link else [])])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text

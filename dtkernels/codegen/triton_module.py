@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..lang.schedule import Program
 from .backend import print_described
+from .dependent import links
 from .descriptors import pointed
 from .gluon_expr import IMPORTS, helper
 from .lower import lower
@@ -25,9 +26,10 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     """
     program = staged(program)
     kernels = lower(program)
-    texts = {k.name: print_kernel(pointed(k), program.algorithm) for k in kernels}
+    linked = links([one for k in kernels for one in (k, *k.tail)]) if target is not None and target.has_dependent_launch else {}
+    texts = {k.name: print_kernel(pointed(k), program.algorithm, linked.get(k.name)) for k in kernels}
     reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
-    described_texts = {k.name: print_described(k, program.algorithm, target) for k in reached}
+    described_texts = {k.name: print_described(k, program.algorithm, target, linked.get(k.name)) for k in reached}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]

@@ -88,6 +88,12 @@ def described(*boxes):
             return False
     return True
 ''',
+    "dependent_launch": '''
+def dependent_launch(tensor, first):
+    """The launch option for kernels that wait for the one before them, which writes ``first``, by themselves."""
+    able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
+    return {"launch_pdl": True} if able and first.numel() else {}
+''',
     "warpgroups": '''
 def warpgroups(*tensors):
     """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16 or all float16."""

@@ -53,10 +53,16 @@ class Wrapper:
         lines += self._promotions()
         for k in self.kernels:
             lines += self._allocate(k)
+        if any(text.dependent for text in self._texts()):
+            lines.append(f"    dependent = dependent_launch({self.reads[0]}, {self.kernels[0].writes[0]}_out)")
         for k in self.kernels:
             lines += self._launch(k)
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
         return "\n".join(lines) + "\n"
+
+    def _texts(self) -> list[KernelText]:
+        """Every form of every kernel that this launches."""
+        return [forms[k.name] for k in self.kernels for forms in (self.texts, self.described) if k.name in forms]
 
     def _signature(self) -> list[str]:
         found, optional = [], False
@@ -207,6 +213,7 @@ class Wrapper:
         lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
         args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
         times = unrolled_product(kernel.body)
+        args += ["**dependent"] if text.dependent and kernel is not self.kernels[0] else []
         args += [f"**unrolled({times})"] if times > MOST_UNROLLED and not text.warps else []
         row = pad + "   "
         for a in args:

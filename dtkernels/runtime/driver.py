@@ -5,10 +5,13 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import contextmanager
 
 _SHARED_LIMIT, _PREFER_SHARED = 8, 1  #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_CACHE_PREFER_SHARED
 _RELAXED = 2  #: CU_STREAM_CAPTURE_MODE_RELAXED
+_CLUSTER, _OVERLAPS = 4, 6  #: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_GRAPHS_OVERLAP = 12030  #: the first driver that captures launches that overlap
 NO_CONTEXT = 201  #: CUDA_ERROR_INVALID_CONTEXT
 
 
@@ -26,17 +29,24 @@ class LaunchConfig(ctypes.Structure):
     ]
 
 
-class ClusterAttribute(ctypes.Structure):
-    """CUlaunchAttribute: how many blocks form a cluster, which then share memory."""
+class LaunchAttribute(ctypes.Structure):
+    """CUlaunchAttribute: its kind, and up to 64 bytes of which three numbers are ever set."""
 
     _fields_ = [("kind", ctypes.c_int), ("padding", ctypes.c_int), ("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)] + [
         ("rest", ctypes.c_char * 52)
     ]
 
 
-def cluster_attribute(blocks: int) -> ClusterAttribute:
-    """Clusters of ``blocks`` blocks along x."""
-    return ClusterAttribute(4, 0, blocks, 1, 1)  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+def launch_config(grid: Sequence[int], threads: int, shared: int, blocks: int = 1, overlaps: bool = False) -> tuple[LaunchConfig, object]:
+    """(how to launch ``grid`` programs of ``blocks`` blocks, which form a cluster; what must live as long as it).
+
+    ``overlaps``: the kernel may start before the one launched before it has ended, which it then waits for by itself.
+    """
+    found = [LaunchAttribute(_CLUSTER, 0, blocks, 1, 1)] * (blocks > 1) + [LaunchAttribute(_OVERLAPS, 0, 1)] * overlaps
+    attributes = (LaunchAttribute * len(found))(*found)
+    x, y, z = (*grid, 1, 1)[:3]
+    config = LaunchConfig(x * blocks, y, z, threads, 1, 1, shared, None, ctypes.addressof(attributes) if found else None, len(found))
+    return config, attributes
 
 
 class Driver:
@@ -49,6 +59,9 @@ class Driver:
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._functions: dict[tuple, ctypes.c_void_p] = {}
         self.check(self.library.cuInit(0), "cuInit")
+        version = ctypes.c_int()
+        self.check(self.library.cuDriverGetVersion(ctypes.byref(version)), "cuDriverGetVersion")
+        self.overlaps = version.value >= _GRAPHS_OVERLAP  #: whether launches may overlap, in a graph too
 
     def check(self, code: int, what: str) -> None:
         """Raise DriverError where ``code`` is not success."""

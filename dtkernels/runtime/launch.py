@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 
-from .driver import NO_CONTEXT, LaunchConfig, cluster_attribute, driver
+from .driver import NO_CONTEXT, driver, launch_config
 from .host import Record
 from .store import Entry
 
@@ -91,6 +92,7 @@ class Bound:
         self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
         self._launch = driver().launch
+        self._overlaps = [driver().overlaps and "launch_pdl" in launch.options for launch in record.launches]
         del self._made, self._given
 
     def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
@@ -101,14 +103,11 @@ class Bound:
                 places.append(self._slot(name, kind, given[name]))
         scratch, _ = entry.scratch
         if scratch:
-            programs = entry.blocks
-            for n in launch.grid:
-                programs *= n
-            self.allocations.append(((scratch * programs,), torch.uint8))
+            self.allocations.append(((scratch * entry.blocks * math.prod(launch.grid),), torch.uint8))
             places += [self._place(("made", len(self.allocations) - 1)), self._place(("raw", "i64", 0))]
         else:
             places += [self._place(("raw", "i64", 0))] * 2
-        return places, (*launch.grid, 1, 1)[:3], entry, function
+        return places, launch.grid, entry, function
 
     def _slot(self, name: str, kind: str, value: object) -> int:
         if isinstance(value, torch.Tensor):
@@ -136,14 +135,10 @@ class Bound:
             elif key[0] == "float":
                 floats.append((key[1], ctypes.c_float.from_address(base + 8 * slot)))
         launches = []
-        for places, grid, entry, function in self._plans:
-            config = LaunchConfig(*grid, entry.threads, 1, 1, entry.shared, None, None, 0)
-            cluster = cluster_attribute(entry.blocks)
-            if entry.blocks > 1:
-                config.grid_x *= entry.blocks
-                config.attributes, config.attribute_count = ctypes.addressof(cluster), 1
+        for (places, grid, entry, function), overlaps in zip(self._plans, self._overlaps):
+            config, attributes = launch_config(grid, entry.threads, entry.shared, entry.blocks, overlaps)
             params = (ctypes.c_void_p * len(places))(*(base + 8 * p for p in places))
-            launches.append((config, ctypes.byref(config), function, params, cluster))
+            launches.append((config, ctypes.byref(config), function, params, attributes))
         return _Frame(slots, floats, launches)
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:

@@ -1,5 +1,6 @@
 """Tables to binaries to launches, without a GPU: a driver that takes notes stands in for the real one."""
 
+import contextlib
 import ctypes
 import json
 import logging
@@ -219,6 +220,8 @@ def test_rows_that_are_missing_beside_the_kernels_are_read_from_the_table_with_o
 class Noting:
     """Stands for the driver: loads nothing, reads the arguments of a launch back from memory."""
 
+    overlaps = True
+
     def __init__(self):
         self.launched = []
 
@@ -239,6 +242,9 @@ def noting(monkeypatch):
     for module in (dispatch, launch):
         monkeypatch.setattr(module, "driver", lambda: found)
     monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "device_of", lambda t: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import statistics
 import subprocess
 from collections import OrderedDict
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dtkernels.runtime.driver import DriverError, LaunchConfig, cluster_attribute, driver
+from dtkernels.runtime.driver import DriverError, driver, launch_config
 from dtkernels.runtime.host import Launch, record
 from dtkernels.runtime.match import fits
 from dtkernels.runtime.store import Entry
@@ -54,17 +55,13 @@ class Kernels:
                     slots.append(ctypes.c_uint64(value.data_ptr()))
                 else:
                     slots.append(_RAW[kind](value))
-        grid = (*launch.grid, 1, 1)[:3]
-        size = entry.scratch[0] * grid[0] * grid[1] * grid[2] * entry.blocks
+        size = entry.scratch[0] * math.prod(launch.grid) * entry.blocks
         scratch = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.device}") if size else None
         slots += [ctypes.c_uint64(scratch.data_ptr() if scratch is not None else 0), ctypes.c_uint64(0)]
-        config = LaunchConfig(*grid, entry.threads, 1, 1, entry.shared, None, None, 0)
-        cluster = cluster_attribute(entry.blocks)
-        if entry.blocks > 1:
-            config.grid_x *= entry.blocks
-            config.attributes, config.attribute_count = ctypes.addressof(cluster), 1
+        overlaps = bool(self.calls) and driver().overlaps and "launch_pdl" in launch.options
+        config, attributes = launch_config(launch.grid, entry.threads, entry.shared, entry.blocks, overlaps)
         params = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(s) for s in slots))
-        self.kept += [slots, scratch, cluster, config]
+        self.kept += [slots, scratch, attributes, config]
         return config, ctypes.byref(config), function, params
 
     def __call__(self) -> None:
