@@ -66,11 +66,16 @@ class Computing(launch.Bound):
         return 0
 
 
-def use(monkeypatch) -> None:
-    """Run kernels so until the test ends."""
+def tensors_on_it(monkeypatch) -> None:
+    """Take tensors in main memory for those of a GPU of compute capability 9.0 until the test ends."""
     monkeypatch.setattr(torch.Tensor, "is_cuda", True)
     monkeypatch.setattr(torch.cuda, "device_of", lambda t: contextlib.nullcontext())
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+def use(monkeypatch) -> None:
+    """Run kernels so until the test ends."""
+    tensors_on_it(monkeypatch)
     for name, value in {"driver": lambda: SimpleNamespace(launch=None, overlaps=True), "raw_stream": lambda index: 0}.items():
         monkeypatch.setattr(launch, name, value)
 

@@ -142,7 +142,7 @@ class _KernelPrinter:
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
         self._parameters(text)
-        text.constants += [("DEPENDENT", "bool(dependent)")] if link else []
+        text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
         code = "\n".join(self.lines)
         prologue = link.head() if link else []
         prologue += [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]

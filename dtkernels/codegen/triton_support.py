@@ -88,8 +88,8 @@ def described(*boxes):
             return False
     return True
 ''',
-    "dependent_launch": '''
-def dependent_launch(tensor, first):
+    "overlapping": '''
+def overlapping(tensor, first):
     """The launch option for kernels that wait for the one before them, which writes ``first``, by themselves."""
     able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
     return {"launch_pdl": True} if able and first.numel() else {}

@@ -54,7 +54,7 @@ class Wrapper:
         for k in self.kernels:
             lines += self._allocate(k)
         if any(text.dependent for text in self._texts()):
-            lines.append(f"    dependent = dependent_launch({self.reads[0]}, {self.kernels[0].writes[0]}_out)")
+            lines.append(f"    dependent = overlapping({self.reads[0]}, {self.kernels[0].writes[0]}_out)")
         for k in self.kernels:
             lines += self._launch(k)
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")

@@ -1,6 +1,5 @@
 """Tables to binaries to launches, without a GPU: a driver that takes notes stands in for the real one."""
 
-import contextlib
 import ctypes
 import json
 import logging
@@ -13,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import stand_in_gpu
 import torch
 import triton.language as tl
 
@@ -242,9 +242,7 @@ def noting(monkeypatch):
     for module in (dispatch, launch):
         monkeypatch.setattr(module, "driver", lambda: found)
     monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
-    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
-    monkeypatch.setattr(torch.cuda, "device_of", lambda t: contextlib.nullcontext())
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+    stand_in_gpu.tensors_on_it(monkeypatch)
     return found
 
 
