@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import stand_in_gpu
-import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
