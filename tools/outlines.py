@@ -47,7 +47,7 @@ def halves(variant: Variant, wanted: tuple[str, ...]) -> Iterator[tuple[tuple[st
     for kept in (c for n in range(len(names) + 1) for c in itertools.combinations(names, n)):
         pair = variant.pair(wanted, kept)
         forward = None if pair.forward is variant else pair.forward.signature
-        yield kept, replace(pair.gradient, forward=forward, backward=pair.backward.signature)
+        yield kept, pair.gradient._replace(forward=forward, backward=pair.backward.signature)
 
 
 def text_of(spec: Path) -> str:

@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .signature import Halves, Signature
 
@@ -25,8 +25,7 @@ Params = tuple[tuple[str, "int | bool"], ...]
 _HEAD = ("op", "inputs", "scalars", "params", "outputs", "spec", "integers", "products", "compiled", "autocast")
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What is known of a variant without its algorithm. ``products`` are None where they are not."""
 
     signature: Signature
@@ -114,7 +113,7 @@ def signature_line(params: Params, signature: Signature, products: Iterable[Prod
 
 def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...], halves: Halves) -> str:
     """The line of a gradient."""
-    plain = vars(halves) | {half: s and vars(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
+    plain = halves._asdict() | {half: s and vars(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 

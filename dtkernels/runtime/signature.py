@@ -6,7 +6,7 @@ All of it follows from the algorithm; for the ops of the package it is also writ
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -52,8 +52,7 @@ class Signature:
         return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])
 
 
-@dataclass(frozen=True)
-class Halves:
+class Halves(NamedTuple):
     """Of one gradient: what forward gives to backward, and how the two call it. See ``algebra.gradient.Gradient``."""
 
     outputs: tuple[str, ...]  #: of forward: the op's own, then what backward is handed
