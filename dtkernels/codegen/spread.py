@@ -15,6 +15,9 @@ After, one for every 32 columns, each taking 32 parts at a time::
 A merge in blocks takes smaller ones than the kernel before it, down to ``ELEMENTS``: that one's blocks are large so that each
 reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
 
+A merge relative to a running maximum goes from part to part, so its programs are small, ``ROWS`` by ``COLUMNS``, however wide the
+rows: one query's heads are few, and eight programs that go through 32 parts of 16 rows one after another take longer than the parts took.
+
 The order is fixed as before: which parts meet in which element, and the tree that ``sum`` adds them up by.
 """
 
@@ -27,6 +30,7 @@ from .nest import WHOLE, Accumulator, Index, Position, Statement, Store, TileRed
 from .ranges import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
+ROWS = 4  #: of a program that goes from part to part, where those before it were padded for a product
 PARTS = 32  #: most parts that one step takes
 ELEMENTS = 2048  #: of a program's block, at most if that leaves COLUMNS of each label
 LENGTH = 64  #: what a whole extent beside blocks is taken to be
@@ -34,23 +38,23 @@ LENGTH = 64  #: what a whole extent beside blocks is taken to be
 
 def at_once(body: tuple[Statement, ...], parts: int) -> int:
     """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already."""
-    relative = any(isinstance(s, Accumulator) and s.moves for s in nest.statements(body))
     wholes = [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]
     stored = [s for s in body if isinstance(s, Store)]
     kept = any(all(Position(a) in s.index for s in stored) for a in wholes)
-    return 1 if relative or not kept or _has_blocks(body) else min(PARTS, parts & -parts)
+    return 1 if _relative(body) or not kept or _has_blocks(body) else min(PARTS, parts & -parts)
 
 
 def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with blocks along whole extents, if it has no blocks and does the same along every element of them."""
-    if _has_blocks(body):
+    relative = _relative(body)
+    if _has_blocks(body) and not relative:
         return _finer(body)
-    for axis in [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]:
+    for axis in [s.axis for s in body if isinstance(s, Index) and (s.axis.tile == WHOLE or relative and s.axis.padded)]:
         reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
         if not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store)):
-            block = replace(axis, tile=COLUMNS)
+            block = replace(axis, tile=ROWS if axis.padded else COLUMNS, padded=False)
             body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
-    return body
+    return _finer(body) if relative else body
 
 
 def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -76,6 +80,11 @@ def _elements(s: Store) -> int:
     for axis in s.axes:
         count *= LENGTH if axis.tile == WHOLE else axis.tile
     return count
+
+
+def _relative(body: tuple[Statement, ...]) -> bool:
+    """Whether sums are kept relative to a maximum that moves."""
+    return any(isinstance(s, Accumulator) and s.moves for s in nest.statements(body))
 
 
 def _has_blocks(body: tuple[Statement, ...]) -> bool:
