@@ -44,7 +44,7 @@ def degree_of(d: Definition, known: dict[str, Degree | None]) -> Degree | None:
     if found is None or found.free:
         return found
     own = {label: _dimension(i) for i, label in enumerate(d.labels)}
-    return replace(found, at=tuple(ex.substitute(i, own) for i in found.at or ()))
+    return replace(found, at=tuple(ex.substitute(i, own, index=True) for i in found.at or ()))
 
 
 def _dimension(number: int) -> ex.Label:
@@ -119,7 +119,7 @@ def _accessed(d: Degree | None, index: tuple[ex.Expr, ...]) -> Degree | None:
     if d is None or d.free:
         return d
     places = {_dimension(i).name: place for i, place in enumerate(index)}
-    return replace(d, at=index if d.at is None else tuple(ex.substitute(i, places) for i in d.at))
+    return replace(d, at=index if d.at is None else tuple(ex.substitute(i, places, index=True) for i in d.at))
 
 
 def _reduced(d: Degree | None, labels: tuple[str, ...]) -> Degree | None:

@@ -144,18 +144,19 @@ class _Reverse:
         over = [names.get(label, label) for label in c.labels]
         solved: dict[str, ex.Expr] = {}
         conditions: list[ex.Expr] = []
-        for label, i in zip(target, (ex.substitute(i, rename) for i in c.index)):
+        for label, i in zip(target, (ex.substitute(i, rename, index=True) for i in c.index)):
             name = next((n.name for n in i.walk() if isinstance(n, ex.Label)), None)
             found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
             if found is None or name is None:
-                conditions.append(ex.Binary("==", _as_value(i), ex.Label(label)))
+                conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
                 continue
             value, new = found
             over += new
             solved[name] = value
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
-                low = ex.Binary(">=", value, ZERO)
-                conditions.append(ex.Binary("and", low, ex.Binary("<", value, ex.Len(name.rstrip("'")))))
+                place = ex.as_value(value)
+                inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
+                conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
         adjoint = ex.substitute(adjoint, solved)
         for condition in conditions:
             adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
@@ -299,15 +300,3 @@ def _finite_outside(e: ex.Expr, label: str) -> bool:
 
 def _is_remainder(e: ex.Expr) -> bool:
     return isinstance(e, ex.Binary) and e.op == "%"
-
-
-def _as_value(index: ex.Expr) -> ex.Expr:
-    """Index arithmetic as a value: division rounds down."""
-    match index:
-        case ex.Binary("/", a, b):
-            return ex.Call("floor", (ex.Binary("/", _as_value(a), _as_value(b)),))
-        case ex.Binary(op, a, b):
-            return ex.Binary(op, _as_value(a), _as_value(b))
-        case ex.Unary(op, a):
-            return ex.Unary(op, _as_value(a))
-    return index

@@ -47,6 +47,14 @@ def is_integer(tile: Tile) -> bool:
     return False
 
 
+def whole_quotient(tile: Tile) -> Tile:
+    """``tile``; the floor of a quotient of whole numbers as their whole quotient."""
+    match tile:
+        case Op("floor", (Op("/", (a, b)),)) if is_integer(a) and is_integer(b):
+            return Op("//", (a, b))
+    return tile
+
+
 def never_negative(tile: Tile) -> bool:
     """Whether an index is known to be at least 0. A scalar that divides is taken to be positive."""
     match tile:

@@ -17,7 +17,7 @@ from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
 from .indices import inside_one, quotient
-from .kinds import kind_of
+from .kinds import kind_of, whole_quotient
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
 from .options import Options
 from .passes import finish
@@ -354,7 +354,7 @@ class _Lowering:
             case ex.Binary(op, left, right):
                 return Op(op, (below(left), below(right)))
             case ex.Call(fn, args):
-                return Op(fn, tuple(below(a) for a in args))
+                return whole_quotient(Op(fn, tuple(below(a) for a in args)))
             case ex.Cast(arg, "fp32"):
                 return below(arg)  # values are float32 already
             case ex.Cast(arg, dtype):

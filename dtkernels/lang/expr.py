@@ -242,13 +242,29 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
     return False
 
 
-def substitute(expr: Expr, labels: Mapping[str, Expr]) -> Expr:
-    """``expr`` with free labels replaced; labels bound by an inner reduction stay."""
+def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> Expr:
+    """``expr`` with free labels replaced by index arithmetic; labels bound by an inner reduction stay.
+
+    In an ``index``, and inside those of accesses, as it is; elsewhere as the number that it comes to.
+    """
     if isinstance(expr, Label):
-        return labels.get(expr.name, expr)
+        new = labels.get(expr.name, expr)
+        return new if index else as_value(new)
     if isinstance(expr, (Reduce, Dot)):
         labels = {k: v for k, v in labels.items() if k not in expr.labels}
-    return expr.rebuild(lambda child: substitute(child, labels))
+    return expr.rebuild(lambda child: substitute(child, labels, index or isinstance(expr, Access)))
+
+
+def as_value(index: Expr) -> Expr:
+    """Index arithmetic as a value: its division rounds down."""
+    match index:
+        case Binary("/", a, b):
+            return Call("floor", (Binary("/", as_value(a), as_value(b)),))
+        case Binary(op, a, b):
+            return Binary(op, as_value(a), as_value(b))
+        case Unary(op, a):
+            return Unary(op, as_value(a))
+    return index
 
 
 def _number(value: int | float | bool) -> str:

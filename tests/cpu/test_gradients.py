@@ -259,6 +259,10 @@ SPECS = {
         lambda A: A * A.amax(-1, keepdim=True) + A.abs(), ROWS),
     "shifts": Spec("Func y; In A; Var x; y[x] = A[x + 1] * A[x] + A[x - 2];",
         lambda A: torch.cat([A[1:], A.new_zeros(1)]) * A + torch.cat([A.new_zeros(2), A[:-2]]), {"A": (40,)}),
+    "halves_of_an_odd_row": Spec("Func y; In A; Var x, d; y[x, d] = A[x, d] + where(d < len(d) / 2, -A[x, d + len(d) / 2], A[x, d - len(d) / 2]);",
+        lambda A: A + torch.cat([-A[:, 16:], A[:, 1:17]], 1), ROWS),  # len(d) / 2 of 33: 16 in an index, 16.5 in the condition
+    "a_shifted_mask": Spec("""Func m, y; In A, B; Var x; m[x] = where(x < 20, A[x], A[x] * x / 8); y[x] = m[x + len(x) / 2] * B[x];""",
+        lambda A, B: torch.cat([torch.where(torch.arange(41) < 20, A, A * torch.arange(41) / 8)[20:], A.new_zeros(20)]) * B, {"A": (41,), "B": (41,)}),
     "transposes": Spec("Func t, y; In A, B; Var x, z; t[x, z] = exp(A[x, z]); y[z, x] = t[x, z] * B[z, x];",
         lambda A, B: A.exp().T * B, {"A": (7, 9), "B": (9, 7)}),
     "diagonal": Spec("Func y; In A; Var x; y[x] = A[x, x] * A[x, 0];", lambda A: A.diagonal() * A[:, 0], {"A": (9, 9)}),
