@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
+from .bounds import decided
 from .build import ZERO, add, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .moments import cancel_deviations
@@ -105,7 +106,7 @@ class _Reverse:
         if isinstance(total, ex.Access):
             return total
         name = fresh_name(f"d_{d.name}", self.taken)
-        self.new.append(Definition(name, d.labels, simplify(total), d.pos))
+        self.new.append(Definition(name, d.labels, simplify(decided(total)), d.pos))
         return ex.Access(name, own)
 
     def collect(self, name: str) -> str | None:
@@ -118,7 +119,7 @@ class _Reverse:
         if is_zero(total):
             return None
         func = fresh_name(f"d_{name}", self.taken)
-        self.new.append(Definition(func, labels, simplify(total)))
+        self.new.append(Definition(func, labels, simplify(decided(total))))
         return func
 
     def _labels_of(self, name: str, found: list[Contribution]) -> tuple[str, ...]:
