@@ -83,13 +83,15 @@ class _Cut:
             return [*self.bounds, self._unmasked(self.loop.begin, partial), self._masked(partial, end)]
         full = self._name("full", self._up(_most([self.begin, *self._extremes(lower, True)])))
         partial = self._name("partial", Op("max", (full, last)))
-        before = self._masked(begin, Op("min", (full, end)))
-        after = self._masked(partial, end, tail=not upper)
-        return [*self.bounds, before, self._unmasked(full, partial), *([after] if upper or not self.axis.exact else [])]
+        if upper or self.axis.exact:
+            before = self._masked(begin, Op("min", (full, end)))
+            return [*self.bounds, before, self._unmasked(full, partial), *([self._masked(partial, end)] if upper else [])]
+        before = self._exact(begin, Op("min", (full, last)))
+        return [*self.bounds, before, self._unmasked(full, partial), self._tail(_most([begin, last]), end)]
 
     def _peeled(self) -> list[Statement]:
         whole = self._name("partial", self._whole_until(self.end, True))
-        return [*self.bounds, self._unmasked(self.loop.begin, whole), self._masked(whole, self.end, tail=True)]
+        return [*self.bounds, self._unmasked(self.loop.begin, whole), self._tail(whole, self.end)]
 
     def _whole_until(self, bound: Tile, positive: bool) -> Tile:
         """Where the whole tiles before ``bound`` end; where the loop begins if there are none."""
@@ -142,14 +144,29 @@ class _Cut:
 
     # -- bodies -----------------------------------------------------------------------------------------------------
 
-    def _masked(self, begin: Tile | None, end: Tile, tail: bool = False) -> Loop:
+    def _masked(self, begin: Tile | None, end: Tile) -> Loop:
         """The loop as it was, over a few tiles: too few for warps to specialise in."""
-        return replace(self.loop, begin=begin, end=end, tail=tail, options=_one_kind_of_warps(self.loop))
+        return replace(self.loop, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+
+    def _tail(self, begin: Tile | None, end: Tile) -> Loop:
+        """The last tile, where it is not whole: one step, so there is nothing to load ahead for.
+
+        Where a loop adds up several products, what loading ahead holds in registers would slow down the one over whole tiles too.
+        """
+        loop = replace(self._masked(begin, end), tail=True)
+        sums = [s for s in statements(loop.body) if isinstance(s, nest.Assign) and any(isinstance(n, TileDot) for n in s.value.walk())]
+        if len(sums) < 2:
+            return loop
+        return replace(loop, options=(*(o for o in loop.options if o[0] != "num_stages"), ("num_stages", 1)))
 
     def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
         """The loop over tiles in which every condition is met and no element lies outside the extent."""
-        exact = replace(self.axis, exact=True)
         known = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
+        return replace(self._exact(begin, end, known), options=self.loop.options)
+
+    def _exact(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:
+        """The loop over a few tiles in which no element lies outside the extent, and conditions are as ``known``."""
+        exact = replace(self.axis, exact=True)
 
         def change(tile: Tile) -> Tile:
             tile = known.get(tile, tile)
@@ -160,7 +177,7 @@ class _Cut:
 
         body = map_values(self.loop.body, lambda value: value.transform(change))
         body = without_aliases(swap_axis(body, self.axis, exact))
-        return replace(self.loop, axis=exact, body=body, begin=begin, end=end)
+        return replace(self.loop, axis=exact, body=body, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
 
 
 def _one_kind_of_warps(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
