@@ -66,8 +66,10 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
 
 
 def _is_shift(tile: Tile) -> bool:
-    """``where(s > -inf, s, 0)``"""
+    """``where(s > -inf, s, 0)``, or what another kernel made so."""
     match tile:
+        case nest.Load():
+            return tile.shift
         case Op("where", (Op(">", (a, Const(low))), b, Const(zero))):
             return a == b and low == -math.inf and zero == 0
     return False

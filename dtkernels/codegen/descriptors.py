@@ -14,6 +14,9 @@ After::
 A descriptor needs a unit stride in the last dimension and a start and other strides in multiples of 16 bytes, which only
 the call can tell. So both forms are emitted and the wrapper chooses; it chooses pointers too on GPUs without such copies.
 Outside the extents a descriptor reads 0 and writes nothing.
+
+What is added to a product and comes by a descriptor is subtracted negated there, which is the same number: Triton would start
+the product from it, and the matrix units then wait until registers hold it.
 """
 
 from __future__ import annotations
@@ -22,7 +25,28 @@ from dataclasses import replace
 
 from ..lang.errors import DTError
 from ..lang.errors import Position as Place
-from .nest import Axis, Const, Fetch, Kernel, Let, Load, Loop, Position, Put, Start, Statement, Store, Tile, any_product, axes_of
+from .nest import (
+    Axis,
+    Const,
+    Fetch,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Put,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    any_product,
+    axes_of,
+    map_values,
+    statements,
+)
 from .split import drop_unused
 
 WIDEST = 256  #: elements of a box along one dimension
@@ -45,7 +69,22 @@ def described(kernel: Kernel, at: Place | None = None) -> Kernel:
             return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
         return s
 
-    return replace(kernel, name=f"{kernel.name}_descriptor", body=drop_unused(tuple(one(s) for s in kernel.body)))
+    body = drop_unused(tuple(one(s) for s in kernel.body))
+    return replace(kernel, name=f"{kernel.name}_descriptor", body=_products_first(body))
+
+
+def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body with ``dot(a, b) - -t`` for ``dot(a, b) + t``, where the tile ``t`` of fewer dimensions comes by a descriptor."""
+    fetched = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
+
+    def change(tile: Tile) -> Tile:
+        match tile:
+            case Op("+", (TileDot() as dot, Local(name) as t)) | Op("+", (Local(name) as t, TileDot() as dot)):
+                if name in fetched and axes_of(t) < axes_of(dot):
+                    return Op("-", (dot, Op("neg", (t,))))
+        return tile
+
+    return map_values(body, lambda value: value.transform(change))
 
 
 def pointed(kernel: Kernel) -> Kernel:

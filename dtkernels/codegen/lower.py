@@ -25,7 +25,7 @@ from .reduce import MIN_DOT, Reducer
 from .roots import host, kept, kernel_roots
 from .scope import Scope
 from .split import split_reduction
-from .staged import staged
+from .staged import computed, is_shift, staged
 from .walk import grid_order
 from .waves import ended
 
@@ -46,7 +46,7 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     what it makes parts of last."""
     made = staged(program)
     fused = made.schedule.fused()
-    read = {a.tensor for d in made.algorithm.definitions if host(d.name, fused) == root for a in ex.accesses(d.expr)}
+    read = {a.tensor for f in computed(made, root) for a in ex.accesses(made.algorithm[f].expr)}
     copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
     parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
     sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
@@ -381,7 +381,8 @@ class _Lowering:
             return self._own_value(index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs
-        load = nest.Load(tensor, index, checked, whole=whole)
+        shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)
+        load = nest.Load(tensor, index, checked, whole=whole, shift=shift)
         known = scope.find(load)
         if known is not None:
             return known

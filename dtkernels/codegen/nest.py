@@ -173,6 +173,7 @@ class Kernel:
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
     tail: tuple[Kernel, ...] = ()  #: what computes the blocks of the last wave of programs, cut finer; at most one
     aligned: tuple[str, ...] = ()  #: buffers that it writes whose rows are as long as a multiple of 16 elements
+    aligned_reads: tuple[str, ...] = ()  #: such buffers that it reads
 
 
 def names_in(body: tuple[Statement, ...]) -> set[str]:

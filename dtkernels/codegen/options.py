@@ -21,7 +21,7 @@ class Options:
     ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
     ``f.stages(x:3)``, ``x`` blocks  ``for tile_id in tl.range(...):``           ``for tile_id in tl.range(..., num_stages=3):``, if persistent
     ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: staged.py
-    ``g.align()``                    rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes
+    ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
@@ -83,6 +83,7 @@ class Options:
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
             "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
             "aligned": tuple(w for w in writes if w in self.algorithm and self.schedule.of(w, "align")),
+            "aligned_reads": tuple(t for t in reads if t in self.algorithm and self.schedule.of(t, "align")),
         }
 
     def _block_stages(self) -> list[int]:

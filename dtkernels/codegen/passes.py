@@ -54,7 +54,7 @@ def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ())
     buffers = {s.name: s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
-    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not load.whole]:
+    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not load.whole and not load.shift]:
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left
@@ -129,6 +129,8 @@ def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
             return True
         case Local(name, _):
             return name in lets and _avoids(lets[name], value, lets)
+        case Load():
+            return tile.shift and value == -math.inf
         case Guard(arg, _, neutral):
             return neutral != value and _avoids(arg, value, lets)
         case Op("where", (Op(">", (x, Const(low))), y, other)) if x == y and low == value == -math.inf:

@@ -10,11 +10,13 @@ After, with a kernel of its own for the copy, whose buffer has rows as long as a
     f[x, y] = rdot(A_rows[x, k], B[k, y], k);
 
 Copies by 16 bytes and tensor descriptors then reach what the caller's layout keeps from them. Kernels that stage the same
-input share one copy.
+input share one copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``. Of an input that is read
+only as ``where(A > -inf, A, 0)``, as shifts of exponentials are, that is what the copy holds.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from ..lang import expr as ex
@@ -23,7 +25,7 @@ from ..lang.errors import DTError
 from ..lang.schedule import Named, Primitive, Program, Schedule, Sized
 from ..lang.schedule_checks import labels_in_kernel
 from .parts import in_parts
-from .roots import host
+from .roots import host, kept
 
 ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row
 
@@ -31,25 +33,31 @@ ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyo
 def staged(program: Program) -> Program:
     """``program`` with a Func for each input that ``stage`` names, and without ``stage``."""
     program = in_parts(program)
-    asked, known = [p for p in program.schedule.primitives if p.name == "stage"], {}  # type: ignore[var-annotated]
+    asked = [p for p in program.schedule.primitives if p.name == "stage"]
+    known: dict[tuple[str, bool], str] = {}
     for p in asked:
         for tensor in p.args:
             program = _stage(program, p, str(tensor), known)
     return replace(program, schedule=Schedule(tuple(p for p in program.schedule.primitives if p.name != "stage"))) if asked else program
 
 
-def _stage(program: Program, p: Primitive, tensor: str, known: dict[str, str]) -> Program:
+def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, bool], str]) -> Program:
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     schedule = program.schedule
+    if tensor in algorithm:
+        return _aligned(program, p, tensor)
     labels = algorithm.plain_labels(tensor) if tensor in algorithm.inputs else ()
     if not labels or None in labels or len(set(labels)) < len(labels):
         raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=", ".join(algorithm.inputs), at=p.pos)
-    members = {p.func} | {f for f in algorithm.funcs if host(f, schedule.fused()) == p.func}
+    members = computed(program, p.func)
     own = tuple(str(label) for label in labels)
-    name, made = _copy_of(tensor, program, known)
-    copy = Definition(name, own, ex.Access(tensor, tuple(ex.Label(label) for label in own)))
+    shift = _read_as_shift(tensor, algorithm, members)
+    name, made = _copy_of(tensor, shift is not None, program, known)
+    copy = Definition(name, own, shift or ex.Access(tensor, tuple(ex.Label(label) for label in own)))
 
     def change(node: ex.Expr) -> ex.Expr:
+        if shift is not None and is_shift(node) and {a.tensor for a in ex.accesses(node)} == {name}:
+            return next(ex.accesses(node))
         return replace(node, tensor=name) if isinstance(node, ex.Access) and node.tensor == tensor else node
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
@@ -82,17 +90,58 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[str, str]) -
     )
 
 
-def _copy_of(tensor: str, program: Program, known: dict[str, str]) -> tuple[str, bool]:
-    """The Func that is the copy of an input, and whether another kernel has made it already."""
-    if tensor in known:
-        return known[tensor], True
+def _aligned(program: Program, p: Primitive, func: str) -> Program:
+    """The program with aligned rows of a Func that the kernel of ``p`` reads from memory."""
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    members, taken = computed(program, p.func), {*program.schedule.fused(), *program.outputs()}
+    read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
+    between = sorted(f for f in (read & set(algorithm.funcs)) - members - taken)
+    if func not in between:
+        allowed = ", ".join([*between, *sorted(_inputs(algorithm, members))])
+        raise DTError("stage names an input, or what another kernel makes for this one", found=func, allowed=allowed, at=p.pos)
+    if program.schedule.of(func, "align"):
+        return program
+    return replace(program, schedule=Schedule((*program.schedule.primitives, Primitive(func, "align", (), p.pos))))
+
+
+def is_shift(expr: ex.Expr) -> bool:
+    """``where(A > -inf, A, 0)``, which is never -inf."""
+    match expr:
+        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))):
+            return a == b and isinstance(a.arg if isinstance(a, ex.Cast) else a, ex.Access)
+    return False
+
+
+def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.Expr | None:
+    """The one form ``where(A > -inf, A, 0)`` in which ``members`` read an input; None if they read it otherwise."""
+    nodes = [n for m in members for n in algorithm[m].expr.walk()]
+    shifts = [n for n in nodes if is_shift(n) and any(a.tensor == tensor for a in ex.accesses(n))]
+    inside = sum(1 for n in shifts for _ in ex.accesses(n))
+    other = sum(isinstance(n, ex.Access) and n.tensor == tensor for n in nodes) - inside
+    return shifts[0] if len(set(shifts)) == 1 and not other else None
+
+
+def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, bool], str]) -> tuple[str, bool]:
+    """The Func that is the copy of an input, or of ``where(A > -inf, A, 0)``, and whether another kernel has made it already."""
+    if (tensor, shift) in known:
+        return known[tensor, shift], True
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     name = f"{tensor}_rows"
     while name in taken:
         name += "_"
-    known[tensor] = name
+    known[tensor, shift] = name
     return name, False
+
+
+def computed(program: Program, root: str) -> set[str]:
+    """Funcs that the kernel of ``root`` computes, those among them that other kernels compute as well."""
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    fused, stored = program.schedule.fused(), {*kept(program), *program.outputs()}
+    found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]
+    for f in found:
+        found += [a.tensor for a in ex.accesses(algorithm[f].expr) if a.tensor in fused and a.tensor not in (*stored, *found)]
+    return set(found)
 
 
 def _inputs(algorithm: Algorithm, members: set[str]) -> set[str]:

@@ -23,6 +23,15 @@ class MemoryPrinter:
         self.k = kernel
         self.descriptors: dict[tuple[str, tuple[str, ...]], str] = {}  #: (buffer, its box) -> name
         self.first: dict[str, Fetch | Put] = {}  #: name -> the first access through it
+        self.aligned = self._aligned()
+
+    def _aligned(self) -> frozenset[str]:
+        """Buffers of which Triton is told that rows start at multiples of 16 elements.
+
+        Of those with as many dimensions as any in the kernel it sees that in their strides, whatever the number of rows (match.py).
+        """
+        ranks = {b: len(self.k.dimensions(b)) for b in self.k.kernel.reads}
+        return frozenset(b for b in self.k.kernel.aligned_reads if ranks[b] < max(ranks.values()))
 
     def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
         """``name = ...``, widened to float32 if asked."""
@@ -115,7 +124,9 @@ class MemoryPrinter:
         parts = []
         for i, d in zip(index, self.k.dimensions(buffer)):
             text = (known or {}).get(i) or self.k.expr.text(i, axes)
-            parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
+            text = f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}"
+            single = isinstance(i, Position) and i.axis.scalar
+            parts.append(f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text)
         return " + ".join(parts)
 
     def steady_offsets(self, load: Load, axes: tuple[Axis, ...], axis: Axis, tile: str) -> str:

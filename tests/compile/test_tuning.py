@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,6 +130,21 @@ def test_what_is_compiled_for_a_plan_fits_the_launches_of_the_call(op, monkeypat
         launches = [x for x in record(artefact.host, data.values).launches if x.kernel in artefact.kernels]
         assert launches and all(any(e.kernel == x.kernel and fits(e, x.names, x.args, x.constants) for e in artefact.entries) for x in launches)
         assert root in artefact.writes and set(artefact.writes) <= set(data.right)
+
+
+def test_a_copy_is_measured_with_every_kernel_that_reads_it():
+    """attention's exponentials are computed in both kernels of its backward, and read the copy there."""
+    sizes = {"b": 8, "h": 32, "m": 517, "l": 517, "d": 32, "n": 32}
+    work = next(w for w in works("attention", "bf16", sizes=sizes) if w.group.direction == "backward" and w.group.wanted == ("Q", "K", "V"))
+    made = whole(work)
+    assert "d_K.stage(total_log, d_total);" in made.schedule(variants_of(work.group)[1].outputs)
+    for root in ("d_Q", "d_K"):
+        artefact = CpuWorker(H200).compile(work.group, made, root, (work,))
+        assert [e.kernel for e in artefact.entries] == ["total_log_rows_kernel", f"{root}_kernel"]
+    small = dict(b=1, h=1)
+    data = make(replace(work, sizes=tuple((k, small.get(k, v)) for k, v in work.sizes)), ("d_total",), "cpu")
+    rows = [t.shape[-1] for t in record(artefact.host, data.values).allocated if t.dim() == 3]
+    assert rows == [528, 528] and data.right["d_total"].shape[-1] == 517, "rows in memory are longer than what they hold"
 
 
 def test_a_kernel_that_reads_through_descriptors_is_launched_too():

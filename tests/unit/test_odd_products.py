@@ -41,6 +41,27 @@ def test_what_both_products_of_a_backward_read_is_stored_once_with_aligned_rows(
     assert "operand" in kernels["d_A"].descriptors and "operand" in kernels["d_B"].descriptors
 
 
+SHIFTED = """Func s, e, d, f, g; In Q, K, O, t, u; Var b, m, l, n, k;
+s[b, m, l] = where(l <= m, rdot(Q[b, m, k], K[b, l, k], k), -inf);
+e[b, m, l] = exp(s[b, m, l] - where(t[b, m] > -inf, t[b, m], 0));
+d[b, m, l] = e[b, m, l] * (rdot(O[b, m, n], K[b, l, n], n) + u[b, m]);
+f[b, l, k] = rdot(d[b, m, l], Q[b, m, k], m);
+g[b, l, n] = rdot(e[b, m, l], O[b, m, n], m);"""
+
+
+@pytest.mark.parametrize("rows, width, itemsize, staged, block", [
+    (4001, 128, 2, ("t", "u"), 128), (4096, 128, 2, (), 64), (4008, 64, 2, ("t", "u"), 64), (197, 64, 2, (), 64), (4001, 128, 4, (), 64), (600, 128, 2, ("t", "u"), 64),
+])  # fmt: skip
+def test_numbers_that_a_long_loop_reads_are_given_aligned_rows(rows, width, itemsize, staged, block):
+    algorithm = prepare_algorithm(parse(SHIFTED).algorithm, ("f", "g"))
+    sizes = {"b": 32, "m": rows, "l": rows, "k": width, "n": width}
+    program = Program(algorithm, formula(algorithm, ("f", "g"), sizes, itemsize, H200))
+    assert program.schedule.names("f", "stage") == staged and program.schedule.sizes("f", "block")["l"] == block
+    kernels = {k.name: k for k in lower(program)}
+    assert ("t_rows" in kernels) == ("u_rows" in kernels) == bool(staged)
+    assert set(kernels["f"].aligned_reads) == {f"{t}_rows" for t in staged}
+
+
 @pytest.mark.parametrize("x, blocks, tail", [(4097, 561, True), (4095, 544, True), (4225, 578, True), (4353, 595, False), (3841, 527, False)])
 def test_a_last_wave_that_is_up_to_half_full_is_cut_finer(x, blocks, tail):
     program = forward(x, 4097, 4097)

@@ -216,7 +216,9 @@ class GpuWorker:
         for name, tensor in buffers.items():
             if name in artefact.writes:
                 tensor.fill_(float("nan"))
-            elif name in known.right:
+            if name in known.right:  # aligned rows are longer than what they hold
+                buffers[name] = tensor = tensor[tuple(slice(n) for n in known.right[name].shape)]
+            if name in known.right and name not in artefact.writes:
                 tensor.copy_(known.right[name])
         kernels()
         torch.cuda.synchronize()
