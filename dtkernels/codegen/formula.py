@@ -5,6 +5,7 @@ The formula is where tuning starts and what runs where nothing was tuned. It loo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from .formula_crossing import crossing_tiles
 from .formula_products import NARROW, product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
+from .formula_streams import pass_tiles, passes
 from .formula_warpgroups import warpgroup_tiles
 from .lower import lower
 from .target import Target
@@ -75,6 +77,7 @@ class _Fusion:
 
     def placements(self):
         """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
+        yield self._fused(streaming=True, within=True, passing=True)
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
@@ -83,6 +86,8 @@ class _Fusion:
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
         """block, tensorize, map, num_warps and the like of one kernel."""
+        if any(p.primitive() in fused for p in passes(self.shape)) and (found := pass_tiles(self.shape, root)):
+            return found
         members = self._members(root, fused)
         if any(self.shape.dots(m) for m in members):
             return product_tiles(self.shape, root, members)
@@ -113,25 +118,30 @@ class _Fusion:
         return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
 
     def stores_again(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
-        """Whether a product that is written is computed and stored anew by programs that differ in a label it does not have."""
+        """Whether a product that is written is computed and stored anew by programs that differ in a label it does not have, and
+        they write more of it together than of the kernel's own output."""
         written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
         for func, (root, _) in Schedule(fused).fused().items():
             if func in written and self.shape.dots(func) and root in tiles:
                 blocks = Schedule(tiles[root]).sizes(root, "block")
-                if any(size < self.sizes[label] for label, size in blocks.items() if label not in self.algorithm[func].labels):
+                times = math.prod(-(-self.sizes[x] // size) for x, size in blocks.items() if x not in self.algorithm[func].labels)
+                if times > 1 and times * self.shape.elements(func) > self.shape.elements(root):
                     return True
         return False
 
-    def _fused(self, streaming: bool, within: bool = False, storing: bool = False) -> tuple[Primitive, ...]:
+    def _fused(self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False) -> tuple[Primitive, ...]:
         """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
-        ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there."""
-        joined = self._joined_outputs()
+        ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
+        ``passing``: large operands are read once (formula_streams.py)."""
+        shared = passes(self.shape) if passing else ()
+        joined = self._joined_outputs() | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
-        found = [Primitive(o, "fuse_at", place) for o, place in joined.items()]
+        found = [Primitive(o, "fuse_at", place) for o, place in joined.items()] + [p.primitive() for p in shared if p.cut]
         for d in reversed(self.algorithm.definitions):
-            if d.name in self.outputs and d.name not in inner:
+            if d.name in self.outputs and d.name not in inner or d.name in {p.func for p in shared if p.cut}:
+                hosts.setdefault(d.name, {d.name})
                 continue
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
             roots = set().union(*(hosts.get(u, {u}) for u in users))

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
-from .formula_shape import WHOLE_SIDE, Shape, pow2
+from .formula_shape import WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
+WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 MERGED = 16  #: steps of a loop from which on cutting it over programs gains more than the kernel that merges the parts takes
 
 
@@ -73,7 +74,8 @@ class _Product:
             tile[k] = max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
         steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main)), default=0)
-        share = 0 if steps < MERGED else 1 if alone or extra else 2
+        waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
+        share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra else 2
         extra = (*extra, *loaded_ahead(shape, self.root, self.members, self.dot, steps)) if alone else extra
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
@@ -88,7 +90,7 @@ class _Product:
             return (bm, bn, *self._depth(bm * reads[0], bn * reads[1], 8 if bm * bn >= 128 * 128 else 4), ())
         if min(m, n) <= NARROW:
             bm, bn = min(bm, 64), min(bn, 64)  # each program streams alone: few, deep ones keep the most bytes in flight
-            return (bm, bn, *self._fitting(bm, bn, 128, 5), ())
+            return self._waiting(bm, bn) if self._loose() else (bm, bn, *self._fitting(bm, bn, 128, 5), ())
         if self._streams(m, n, k, batch):
             bm, bn = (64, bn) if n <= m else (bm, 64)
             bm, bn = min(bm, 128), min(bn, 128)
@@ -111,6 +113,22 @@ class _Product:
         )  # one program a multiprocessor, with all of its shared memory
         deep = 128 if alone and (bm + bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
+
+    def _loose(self) -> bool:
+        """Whether the larger operand's rows are not aligned, so that nothing of it is loaded ahead."""
+        return not self.shape.aligned({max(self._sides(), key=self.shape.elements)}) if self._sides() else False
+
+    def _waiting(self, bm: int, bn: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
+        """Programs that wait for their loads: four a multiprocessor have as many on the way. Where the sum runs along the rows of
+        the larger operand they are of few rows, else the sum is cut."""
+        large = max(self._sides(), key=self.shape.elements)
+        along = self.shape.last_label(large) in self.dot.labels
+        if along:
+            return (16, bn, 256, 4, 3, ()) if bm >= bn else (bm, 16, 256, 4, 3, ())
+        return bm, bn, 64, 4, 3, ()
+
+    def _sides(self) -> list[str]:
+        return [side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)]
 
     def _streams(self, m: int, n: int, k: int, batch: int) -> bool:
         """Whether a product is bound by reading its longer operand, which is read once if a tile holds the narrower side whole:
@@ -192,6 +210,9 @@ class _Chain:
         block: dict[str, int] = {}
         packed = self._packed()
         bm, step, warps, stages = self._figures(wide, bool(packed))
+        few = self._few_rows(bm)
+        loose = () if few else self._loose()
+        warps, stages = (warps, 2) if few else (8, 3) if loose else (warps, stages)
         for label in labels:
             if label in packed:
                 block[label], tile[label] = packed[label]
@@ -201,12 +222,15 @@ class _Chain:
                 tile[label] = 0
             elif label in self.columns[-1:]:
                 tile[label] = 256 // itemsize
+                block |= {label: 64} if few else {}
+                tile |= {label: 64} if few else {}
             else:
                 block[label] = tile[label] = 1
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
         tile |= self._inner(tile, held, step)
-        extra = (*self._order(), *self._walk(block, packed), *(self._descriptors_inside(tile) if self._narrow() else ()), *self._rows(tile))
+        loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self._narrow() else ())
+        extra = (*self._order(), *self._walk(block, packed), *loads, *self._rows(tile))
         return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=extra)
 
     def _rows(self, tile: dict[str, int]) -> tuple[Primitive, ...]:
@@ -236,6 +260,42 @@ class _Chain:
             for dot in self.shape.dots(m):
                 found += loaded_ahead(self.shape, self.root, self.members, dot, longest)
         return tuple(found)
+
+    def _few_rows(self, bm: int) -> bool:
+        """Whether blocks of rows alone leave multiprocessors idle, and the inner product is so short that blocks of columns may
+        each do it again."""
+        shape = self.shape
+        inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
+        blocks = shape.programs({x: bm if x in self.rows[-1:] else 1 for x in shape.algorithm[self.root].labels if x not in self.columns})
+        return self._narrow() and 2 * blocks <= shape.target.multiprocessors and max(inner, default=0) <= WHOLE_CHAIN
+
+    def _loose(self) -> tuple[Primitive, ...]:
+        """Small operands from copies by descriptors where rows of the large one are not aligned: what it cannot load ahead it
+        waits for, and for nothing else."""
+        shape, found = self.shape, self._operands()
+        if not found or shape.aligned({found[0]}):
+            return ()
+        small = tuple(t for t in found[1:] if 8 * shape.elements(t) <= shape.elements(found[0]))
+        copied = tuple(t for t in small if not shape.aligned({t}))
+        stage = (Primitive(self.root, "stage", copied),) if copied else ()
+        return (*stage, Primitive(self.root, "descriptor", small)) if small else ()
+
+    def _through_descriptors(self, few: bool) -> tuple[Primitive, ...]:
+        """Everything by descriptors where the intermediate is wide: addresses of pointers would take its registers."""
+        found = (*self._operands(), self.root)
+        carried = max((self.shape.sizes[k] for k in reduction_labels(self.shape.algorithm, self.root)), default=0)
+        wide = not few and len(found) > 2 and pow2(carried) >= 64 and self.shape.aligned(set(found))
+        return (Primitive(self.root, "descriptor", found),) if wide else ()
+
+    def _operands(self) -> tuple[str, ...]:
+        """Inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
+        shape = self.shape
+        sides = [s for m in self.members for dot in shape.dots(m) for s in (dot.left, dot.right)]
+        names = dict.fromkeys(s.tensor for s in sides if isinstance(s, ex.Access) and s.tensor not in self.members)
+        inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
+        if not self._narrow() or shape.itemsize != 2 or not shape.target.has_tma or max(inner, default=0) < 128 * MERGED:
+            return ()
+        return tuple(sorted(names, key=shape.elements, reverse=True)) if names.keys() <= {*shape.algorithm.inputs} else ()
 
     def _order(self) -> tuple[Primitive, ...]:
         """Of several labels that are reduced together the longest goes innermost: its loop is the one that is pipelined."""

@@ -39,8 +39,13 @@ class Shape:
 
     def pitch(self, tensor: str) -> int:
         """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
+        label = self.last_label(tensor)
+        return self.sizes[label] if label is not None else 1
+
+    def last_label(self, tensor: str) -> str | None:
+        """The label of a tensor's last dimension; None where it has none, or one of unknown extent."""
         labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
-        return self.sizes[labels[-1]] if labels and labels[-1] is not None else 1
+        return labels[-1] if labels else None
 
     def elements(self, tensor: str) -> int:
         """Elements of an input or a Func; a dimension of unknown extent counts as 1."""

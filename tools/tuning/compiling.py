@@ -21,8 +21,8 @@ from dtkernels.runtime.match import builds
 from dtkernels.runtime.store import Entry, digest
 
 from . import data
-from .neighbours import Surroundings, neighbours
-from .plans import Cut, Plan, cut, kernels_of, plans_of
+from .neighbours import Surroundings, neighbours, sums_of_parts
+from .plans import Cut, Plan, cut, kernels_of, part_counts, plans_of
 from .rank import cost
 from .works import Group, Work, operator_of, variants_of
 
@@ -89,11 +89,15 @@ class CpuWorker:
         fused = next(iter(plans.values())).fused if plans else ""
         if fused not in found.cuts:
             try:
-                found.cuts[fused] = cut(variant.algorithm, variant.outputs, text)
+                made = cut(variant.algorithm, variant.outputs, text)
             except DTError:
                 return
+            costs = {p: self._cost(work, made, p.root) for p in made.plans}
+            if not {*made.roots} <= plans.keys() or None in costs.values() or self._wasteful(work, made, costs, found):
+                return  # a kernel of which nothing is said, none that fits, or far slower
+            found.cuts[fused] = made
         cut_there = {line.split(".")[0] for p in plans.values() for line in p.tiles.splitlines()}
-        if not cut_there <= {*found.cuts[fused].roots}:
+        if not cut_there <= {*found.cuts[fused].roots, *(f for p in plans.values() for f in sums_of_parts(p))}:
             return  # it speaks of a kernel that is fused into another here
         for root, plan in plans.items():
             if plan not in found.plans and root in found.cuts[fused].roots:
@@ -127,7 +131,8 @@ class CpuWorker:
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
             copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
-            return cost(kernels, work.extents, copies | data.itemsizes(work), self.to).seconds
+            extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
+            return cost(kernels, extents, copies | data.itemsizes(work), self.to).seconds
         except (DTError, AssertionError, KeyError):
             return None
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
+from dtkernels.codegen.triton_kernel import operands_only
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.runtime.operator import Variant
@@ -72,7 +73,8 @@ def itemsizes(work: Work) -> dict[str, int]:
     """Bytes an element of every buffer."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
-    return {n: t.dtype.itemsize for n, t in tensors.items()} | {f: work.group.itemsize for f in variant.outputs}
+    alike = (*variant.outputs, *operands_only(variant.algorithm))  # what products alone take is stored as they take it
+    return {n: t.dtype.itemsize for n, t in tensors.items()} | dict.fromkeys(alike, work.group.itemsize)
 
 
 def make(work: Work, roots: tuple[str, ...], device: str) -> Data:

@@ -36,23 +36,25 @@ class Tiling:
         """Taken from the text."""
         schedule: Schedule = parse_schedule(plan.tiles)
         known = ("block", "tensorize", "split", "map", "persistent", "descriptor", "specialize_warps", "num_warps", "num_stages")
-        funcs = tuple(dict.fromkeys(p.func for p in schedule.primitives))
+        apart = sums_of_parts(plan)
+        funcs = tuple(dict.fromkeys(p.func for p in schedule.primitives if p.func not in apart))
         tile = {k: v for f in funcs for k, v in schedule.sizes(f, "tensorize").items()}
         split = {k: v for f in funcs for k, v in schedule.sizes(f, "split").items()}
-        maps = [p.args for p in schedule.primitives if p.name == "map"]
-        names = {n: tuple(a for p in schedule.primitives if p.name == n for a in p.args) for n in ("descriptor", "specialize_warps")}
+        mine = [p for p in schedule.primitives if p.func not in apart]
+        maps = [p.args for p in mine if p.name == "map"]
+        names = {n: tuple(a for p in mine if p.name == n for a in p.args) for n in ("descriptor", "specialize_warps")}
         return Tiling(
             plan.root,
             schedule.sizes(plan.root, "block"),
             tile,
             split,
             maps[-1] if maps else (),
-            any(p.name == "persistent" for p in schedule.primitives),
+            any(p.name == "persistent" for p in mine),
             names["descriptor"],
             names["specialize_warps"],
             schedule.number(plan.root, "num_warps") or 4,
             schedule.number(plan.root, "num_stages") or 3,
-            tuple(p for p in schedule.primitives if p.name not in known),
+            tuple(p for p in schedule.primitives if p.name not in known or p.func in apart),
         )
 
     def text(self) -> str:
@@ -77,7 +79,7 @@ class Tiling:
         if self.specialized:
             say("specialize_warps", self.specialized)
         left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail",))
-        before = [p for p in self.rest if p.name not in left_out]
+        before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name != "tail"]
         return "\n".join(map(str, (*found, *before, Primitive(self.root, "num_warps", (self.warps,)), Primitive(self.root, "num_stages", (self.stages,)))))
 
 
@@ -114,6 +116,11 @@ class Surroundings:
         """Labels that the kernel loops over in tiles and that are no label of its output."""
         own = self.algorithm[tiling.root].labels
         return [k for k, v in tiling.tile.items() if k not in own and v and self.sizes.get(k, 0) > v]
+
+
+def sums_of_parts(plan: Plan) -> set[str]:
+    """Funcs that a kernel of their own adds up from parts that this plan's kernel makes: no step changes their statements."""
+    return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
 
 
 def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from dtkernels.codegen.lower import lower, lower_one
 from dtkernels.codegen.nest import Kernel
+from dtkernels.codegen.staged import staged
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import PRIMITIVES, Primitive, Program, Schedule
@@ -130,6 +131,14 @@ def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, root:
     check_schedule(schedule, algorithm)
     program = Program(algorithm, schedule)
     return lower(program) if root is None else lower_one(program, root)
+
+
+def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, sizes: dict[str, int]) -> dict[str, int]:
+    """The extents of labels that number the blocks which parts are made of."""
+    if ".parts_at(" not in whole.fused:
+        return {}
+    counted = staged(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
+    return {label: -(-sizes[other] // size) for label, other, size in counted}
 
 
 def adapted(plan: Plan, into: Cut) -> Plan | None:

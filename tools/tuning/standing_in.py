@@ -12,7 +12,7 @@ from dtkernels.codegen.target import Target
 from . import data
 from .compiling import Artefact, Refused
 from .journal import Time
-from .plans import Cut, kernels_of
+from .plans import Cut, kernels_of, part_counts
 from .rank import cost
 from .works import Work, variants_of
 
@@ -32,7 +32,10 @@ class StandIn:
         """The estimate of a plan."""
         whole, root = candidate
         _, variant = variants_of(work.group)
-        found = cost(kernels_of(variant.algorithm, variant.outputs, whole, root), work.extents, data.itemsizes(work), self.to)
+        extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
+        kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
+        copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+        found = cost(kernels, extents, copies | data.itemsizes(work), self.to)
         text = work.text() + "".join(p.text() for p in whole.plans if root in (None, p.root))
         factor = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536
         return Time(found.seconds * 1e6 * factor, found.seconds * 1e6 * factor)
