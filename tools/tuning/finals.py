@@ -22,7 +22,7 @@ class Finals:
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
         self.artefacts, self.limits = artefacts, limits
         self.sent: dict[tuple[int, int], set] = {}
-        self.failed: dict[tuple, str] = {}
+        self.failed: dict[tuple[tuple, Work], str] = {}  #: tiles of whole extents may fit at some sizes only
         self.raced = 0
         self.wanted: list[Job] = []
         self.waiting: dict[Work, list[Job]] = {}
@@ -42,8 +42,7 @@ class Finals:
                 job = self.wanted.pop()
                 self.making.add((job.key, job.work))
                 self.cpus.send(worker, ("compile", job), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
-            done = self.artefacts.keys() | self.failed.keys()
-            for work in [w for w, jobs in self.waiting.items() if all(j.key in done and (j.key, w) not in self.making for j in jobs)]:
+            for work in [w for w, jobs in self.waiting.items() if all(self._made(j) for j in jobs)]:
                 ready.append((work, self.waiting.pop(work)))
             for worker in self.gpus.idle():
                 if ready:
@@ -58,6 +57,9 @@ class Finals:
             for done in self.gpus.poll(0.2):
                 self._timed(done)
 
+    def _made(self, job: Job) -> bool:
+        return (job.key in self.artefacts or (job.key, job.work) in self.failed) and (job.key, job.work) not in self.making
+
     def _job(self, work: Work, cut: Cut) -> Job:
         one = Job(work, cut, cut.roots[0])
         return one if len(cut.roots) == 1 else Job(work, cut, None)
@@ -69,7 +71,9 @@ class Finals:
         self.making.discard((job.key, job.work))
         if done.failure:
             if job.key not in self.artefacts:
-                self.failed[job.key] = done.failure
+                self.failed[job.key, job.work] = done.failure
+                others = (j for jobs in self.waiting.values() for j in jobs if j.key == job.key and (j.key, j.work) not in self.failed)
+                self.wanted += list(others)[:1]
             return
         new: Artefact = done.result  # type: ignore[assignment]
         if (old := self.artefacts.get(job.key)) is not None:
@@ -81,9 +85,9 @@ class Finals:
 
     def _race(self, worker: int, work: Work, jobs: list[Job]) -> None:
         for job in jobs:
-            if job.key in self.failed:
-                self.journal.put(work.text(), job.cut.text(), Time(failure=self.failed[job.key]))
-        jobs = [j for j in jobs if j.key not in self.failed]
+            if (why := self.failed.get((job.key, work))) is not None and job.key not in self.artefacts:
+                self.journal.put(work.text(), job.cut.text(), Time(failure=why))
+        jobs = [j for j in jobs if j.key in self.artefacts]
         if not jobs:
             return
         sent = self.sent.setdefault((worker, self.gpus.lives[worker]), set())

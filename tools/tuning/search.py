@@ -179,8 +179,11 @@ class Search:
             job, works = rest
             waiting = self.jobs_of.pop(job.key, [])
             if done.failure:
-                for _, other in waiting:
-                    self._record(other, Time(failure=done.failure))
+                for priority, other in waiting:
+                    if other.work != job.work and done.failure.startswith("Refused"):
+                        self._compile(priority, other)  # a whole extent may fit here
+                    else:
+                        self._record(other, Time(failure=done.failure))
                 return
             self._add(job.key, done.result)  # type: ignore[arg-type]
             for priority, other in waiting:

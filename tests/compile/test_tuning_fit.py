@@ -1,0 +1,80 @@
+"""The tuner where a tile of a whole extent fits at one size and not at another, and where a sum has parts."""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
+
+from tuning.compiling import CpuWorker  # noqa: E402
+from tuning.crew import Done  # noqa: E402
+from tuning.data import itemsizes  # noqa: E402
+from tuning.finals import Finals  # noqa: E402
+from tuning.neighbours import Surroundings, neighbours  # noqa: E402
+from tuning.search import Job, Search  # noqa: E402
+from tuning.works import variants_of, works_of  # noqa: E402
+
+from dtkernels.codegen.target import target  # noqa: E402
+from dtkernels.lang.families import read_shapes  # noqa: E402
+from dtkernels.lang.parser import parse_schedule  # noqa: E402
+
+
+def works(op, direction="backward", **sizes):
+    shapes = read_shapes([{"sizes": sizes, "dtypes": ["bf16"], "directions": [direction]}], "t")
+    return [w for w in works_of(op, shapes) if w.group.direction == direction]
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    """Backward of a chain at two ranks, and what to start from."""
+    found = works("two_mm", m=8192, n=4096, k=4096, l=[64, 16])
+    return found, CpuWorker(target("h200"), compiling=False).seeds(found[1])
+
+
+@pytest.mark.parametrize("failure, again", [("Refused: d_C takes 311296 bytes of shared memory", True), ("DTError: no", False)])
+def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure, again):
+    (large, small), seeds = narrow
+    jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in (large, small)]
+    told = []
+    search = Search(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    search.jobs_of[jobs[0].key] = [((0,), j) for j in jobs]
+    search._computed(Done(("compile", jobs[0], (large,)), 0, failure=failure))
+    assert [job.work for _, _, job in search.to_compile] == ([small] if again else [])
+    assert told == [large.text()] if again else sorted(told) == sorted(w.text() for w in (large, small))
+    finals = Finals(search.known, search.journal, None, None, {}, {})
+    finals.waiting = {w: [Job(w, seeds.formula, None)] for w in (large, small)}
+    finals.making = {(finals.waiting[large][0].key, large)}
+    finals._compiled(finals.waiting[large][0], Done(None, 0, failure=failure))
+    assert finals._made(finals.waiting[large][0]) and not finals._made(finals.waiting[small][0])
+    assert [job.work for job in finals.wanted] == [small]
+
+
+def test_steps_leave_the_statements_of_a_sum_of_parts_alone(narrow):
+    (_, work), seeds = narrow
+    plan = next(p for p in seeds.formula.plans if p.root == "d_C")
+    own = [line for line in plan.tiles.splitlines() if line.startswith("d_mm.")]
+    found = neighbours(plan, Surroundings.of(variants_of(work.group)[1].algorithm, plan, work.extents, True))
+    assert own and len(found) > 8
+    for new in found:
+        assert {line for line in new.tiles.splitlines() if line.startswith("d_mm.")} == {*own} and parse_schedule(new.tiles)
+    costs = CpuWorker(target("h200")).expand(work, seeds.formula, (plan,), frozenset(), 40)
+    assert len(costs) > 8, "the number of parts is known to the estimate"
+
+
+def test_what_products_alone_take_counts_as_the_inputs_do():
+    """In float32 the deep tiles of mmsigmoid's backward did not seem to fit."""
+    (work,) = works("mmsigmoid", x=1024, y=1024, k=1024)
+    assert itemsizes(work)["operand"] == 2
+    seeds = CpuWorker(target("h200"), compiling=False).seeds(work)
+    assert all(cost is not None for plan, cost in seeds.plans.items() if plan in seeds.formula.plans)
+
+
+def test_a_family_that_leaves_a_kernel_out_or_does_not_fit_is_left_out():
+    (work,) = works("two_mm", m=1024, n=1024, k=64, l=64)
+    small = CpuWorker(target("h200"), compiling=False).seeds(work)
+    way = "d_mm.fuse_at(d_B, m);\nd_A.fuse_at(d_B, m);"
+    assert way in small.cuts and {p.root for p in small.plans if p.fused == way} == {"d_B", "d_C"}
+    (wide,) = works("two_mm", m=1024, n=1024, k=4096, l=64)
+    assert way not in CpuWorker(target("h200"), compiling=False).seeds(wide).cuts, "all of k by one program"
