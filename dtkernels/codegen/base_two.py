@@ -54,6 +54,8 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
         match tile:
             case Op("exp", (Op("-", (a, b)),)) if _is_shift(b) or isinstance(b, Local) and b.name in shifts:
                 return Op("exp2", (Op("-", (scaled(a), scaled(b))),))
+            case Op("exp2", (Op("-", (Op("*", (a, factor)), Local(name) as b)),)) if factor == LOG2_E and name in shifts:
+                return Op("exp2", (Op("-", (scaled(a), b)),))  # made in base two by another kernel: staged.py
         return tile
 
     changed = [

@@ -11,7 +11,8 @@ After, with a kernel of its own for the copy, whose buffer has rows as long as a
 
 Copies by 16 bytes and tensor descriptors then reach what the caller's layout keeps from them. Kernels that stage the same
 input share one copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``. Of an input that is read
-only as ``where(A > -inf, A, 0)``, as shifts of exponentials are, that is what the copy holds.
+only as ``exp(x - where(A > -inf, A, 0))``, the copy holds what the same in base two takes:
+``exp2(log2(e) * x - A_rows)``, and ``A_rows`` is ``log2(e) * where(A > -inf, A, 0)``.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..lang.schedule_checks import labels_in_kernel
 from .parts import in_parts
 from .roots import host, kept
 
+LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row
 
 
@@ -53,12 +55,16 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     own = tuple(str(label) for label in labels)
     shift = _read_as_shift(tensor, algorithm, members)
     name, made = _copy_of(tensor, shift is not None, program, known)
-    copy = Definition(name, own, shift or ex.Access(tensor, tuple(ex.Label(label) for label in own)))
+    plain = ex.Access(tensor, tuple(ex.Label(label) for label in own))
+    copy = Definition(name, own, plain if shift is None else ex.Binary("*", shift, LOG2_E))
 
     def change(node: ex.Expr) -> ex.Expr:
-        if shift is not None and is_shift(node) and {a.tensor for a in ex.accesses(node)} == {name}:
-            return next(ex.accesses(node))
-        return replace(node, tensor=name) if isinstance(node, ex.Access) and node.tensor == tensor else node
+        match node:
+            case ex.Access(other, _) if other == tensor:
+                return replace(node, tensor=name)
+            case ex.Call("exp", (ex.Binary("-", x, s),)) if shift is not None and is_shift(s) and next(ex.accesses(s)).tensor == name:
+                return ex.Call("exp2", (ex.Binary("-", ex.Binary("*", x, LOG2_E), next(ex.accesses(s))),))
+        return node
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
     if changed == algorithm.definitions or not set(own) <= set(labels_in_kernel(p.func, algorithm, schedule)):
@@ -105,24 +111,27 @@ def _aligned(program: Program, p: Primitive, func: str) -> Program:
 
 
 def is_shift(expr: ex.Expr) -> bool:
-    """``where(A > -inf, A, 0)``, which is never -inf."""
+    """``where(A > -inf, A, 0)``, or that in base two, which is never -inf."""
     match expr:
+        case ex.Binary("*", s, factor) if factor == LOG2_E:
+            return is_shift(s)
         case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))):
             return a == b and isinstance(a.arg if isinstance(a, ex.Cast) else a, ex.Access)
     return False
 
 
 def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.Expr | None:
-    """The one form ``where(A > -inf, A, 0)`` in which ``members`` read an input; None if they read it otherwise."""
+    """The one ``where(A > -inf, A, 0)`` whose difference from something ``members`` take exp of; None if they read an input otherwise."""
     nodes = [n for m in members for n in algorithm[m].expr.walk()]
-    shifts = [n for n in nodes if is_shift(n) and any(a.tensor == tensor for a in ex.accesses(n))]
-    inside = sum(1 for n in shifts for _ in ex.accesses(n))
+    taken = [n.args[0].right for n in nodes if isinstance(n, ex.Call) and n.fn == "exp" and isinstance(n.args[0], ex.Binary) and n.args[0].op == "-"]
+    shifts = [s for s in taken if is_shift(s) and {a.tensor for a in ex.accesses(s)} == {tensor}]
+    inside = sum(1 for s in shifts for _ in ex.accesses(s))
     other = sum(isinstance(n, ex.Access) and n.tensor == tensor for n in nodes) - inside
     return shifts[0] if len(set(shifts)) == 1 and not other else None
 
 
 def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, bool], str]) -> tuple[str, bool]:
-    """The Func that is the copy of an input, or of ``where(A > -inf, A, 0)``, and whether another kernel has made it already."""
+    """The Func that is the copy of an input, or holds it as a shift, and whether another kernel has made it already."""
     if (tensor, shift) in known:
         return known[tensor, shift], True
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]

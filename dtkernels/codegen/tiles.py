@@ -154,7 +154,7 @@ class Load(Tile):
     checked: tuple[int, ...] = ()
     other: float = 0
     whole: bool = False  #: whether its elements are integers, and stay so
-    shift: bool = False  #: whether they are ``where(s > -inf, s, 0)`` of something
+    shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
 
     def __str__(self) -> str:
         other = f" else {self.other}" if self.other else ""

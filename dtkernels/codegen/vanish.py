@@ -93,6 +93,8 @@ def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
             return Const(0.0)
         case ("*", (a, b)) if _is(a, 0) or _is(b, 0):
             return Const(0.0)
+        case ("*", (a, Const(value))) if _is(a, -math.inf) and value > 0:
+            return a
         case ("*", (a, Op("exp", (d,)))) if _stands_still(d):
             return a
         case ("/", (a, _)) if _is(a, 0):
