@@ -26,6 +26,7 @@ from .works import Work
 KEPT = 24 << 30  #: bytes of tensors of earlier works that stay
 SHORT = 60.0  #: microseconds below which a kernel is also timed by graph replay
 SLOW = 2.0  #: a candidate that takes so many times as long as the best is timed a few times only
+AHEAD = 350_000  #: cycles, 200 microseconds, in which the host launches what is timed
 AGAIN = 3  #: runs after a slow first one: that of a few microseconds often takes tens
 _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
@@ -89,6 +90,7 @@ class Timer:
         pairs = []
         for _ in range(count):
             self.flush.zero_()
+            torch.cuda._sleep(AHEAD)  # else a host that compiles meanwhile is waited for, and its time counted
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             run()
