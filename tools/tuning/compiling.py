@@ -141,7 +141,8 @@ class CpuWorker:
         _, variant = variants_of(group)
         outputs = variant.outputs
         kernels = kernels_of(variant.algorithm, outputs, whole, root)
-        names = tuple(f"{k.name}{form}_kernel" for k in kernels for form in ("", "_descriptor", INFIX))  # whichever the wrapper launches
+        every = [one for k in kernels for one in (k, *k.tail)]
+        names = tuple(f"{k.name}{form}_kernel" for k in every for form in ("", "_descriptor", INFIX))  # whichever the wrapper launches
         writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
         if not self.compiling:
             return Artefact("", names, writes)
