@@ -25,14 +25,14 @@ from tuning.data import make, wrong  # noqa: E402
 from tuning.journal import Journal, Time  # noqa: E402
 from tuning.measuring import GpuWorker  # noqa: E402
 from tuning.neighbours import Surroundings, Tiling, neighbours  # noqa: E402
-from tuning.plans import Cut, Plan, cut, kernels_of  # noqa: E402
+from tuning.plans import Cut, Plan, cut  # noqa: E402
 from tuning.works import row_of, variants_of, works_of  # noqa: E402
 
 from dtkernels.codegen.formula import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
-from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
+from dtkernels.lang.parser import parse_schedule  # noqa: E402
 from dtkernels.runtime.host import record  # noqa: E402
 from dtkernels.runtime.match import fits  # noqa: E402
 from dtkernels.runtime.table import read_gpu, read_rows  # noqa: E402
@@ -92,16 +92,6 @@ def test_neighbours_step_by_two_and_know_products():
     assert {t.tile["k"] for t in found} >= {32, 64, 128}
     assert any(t.persistent for t in found) and any(t.split == {"k": 2} for t in found)
     assert any(t.descriptor == ("A", "B", "mmsigmoid") for t in found)
-
-
-def test_the_last_wave_of_programs_that_stay_is_cut_finer_or_not():
-    (work, *_) = works("mmsigmoid", "bf16", sizes={"x": 2048, "y": 2048, "k": 4096})
-    text = "mmsigmoid.block(x:128, y:256);\nmmsigmoid.tensorize(x:128, y:256, k:64);\nmmsigmoid.persistent();\nmmsigmoid.descriptor(A, B);\n{}mmsigmoid.num_warps(8);\nmmsigmoid.num_stages(3);"
-    tail = "mmsigmoid.tail(x:64, y:128);"
-    around = Surroundings.of(variants_of(work.group)[1].algorithm, Plan("", "mmsigmoid", text.format("")), work.extents, True)
-    without, cut_finer = ([p.tiles for p in neighbours(Plan("", "mmsigmoid", text.format(t)), around)] for t in ("", tail + "\n"))
-    assert [t for t in without if tail in t] and text.format("") in cut_finer
-    assert not [t for t in cut_finer if "tail" in t and (".persistent" not in t or ".descriptor" not in t or ".split" in t)]
 
 
 def test_every_family_of_the_package_gives_legal_schedules_somewhere():
@@ -404,13 +394,3 @@ def test_a_wrong_command_is_refused_in_one_line(arguments, said, capsys):
         tune_tool.main(["--dry-run", *arguments])
     told = [*capsys.readouterr().err.splitlines(), str(refused.value.code)]
     assert refused.value.code and any(said in line for line in told)
-
-
-def test_a_sum_is_tuned_with_its_parts():
-    algorithm = parse("""Func g, e, f; In B, C, X, W; Var m, n, k; RVar l; g[m, l] = rdot(X[m, n], C[l, n], n);
-    e[m, k] = rdot(g[m, l], B[k, l], l); f[l, n] = rdot(W[m, l], X[m, n], m); e.compile(); f.compile();""").algorithm
-    text = """g.parts_at(f, n); g.block(m:16); g.tensorize(m:16, l:0); f.block(n:32); f.tensorize(l:0, n:32, m:16); f.split(m:2);
-    e.block(m:16, k:16); e.tensorize(m:16, k:16, l:16);"""
-    whole = cut(algorithm, ("e", "f"), text)
-    assert whole.roots == ("f", "e") and "g.block(m:16);" in whole.plans[0].tiles
-    assert [k.name for k in kernels_of(algorithm, ("e", "f"), whole, "f")] == ["f_part", "f", "g"]

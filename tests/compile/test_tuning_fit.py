@@ -1,4 +1,4 @@
-"""The tuner where a tile of a whole extent fits at one size and not at another, and where a sum has parts."""
+"""The tuner where a tile of a whole extent fits at one size and not at another, a sum has parts, or a last wave is cut finer."""
 
 import sys
 from pathlib import Path
@@ -13,12 +13,14 @@ from tuning.crew import Done  # noqa: E402
 from tuning.data import itemsizes  # noqa: E402
 from tuning.finals import Finals  # noqa: E402
 from tuning.neighbours import Surroundings, neighbours  # noqa: E402
+from tuning.plans import Plan, cut, kernels_of  # noqa: E402
 from tuning.search import Job, Search  # noqa: E402
 from tuning.works import variants_of, works_of  # noqa: E402
 
+from dtkernels.codegen.formula import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
-from dtkernels.lang.parser import parse_schedule  # noqa: E402
+from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
 
 
 def works(op, direction="backward", **sizes):
@@ -78,3 +80,32 @@ def test_a_family_that_leaves_a_kernel_out_or_does_not_fit_is_left_out():
     assert way in small.cuts and {p.root for p in small.plans if p.fused == way} == {"d_B", "d_C"}
     (wide,) = works("two_mm", m=1024, n=1024, k=4096, l=64)
     assert way not in CpuWorker(target("h200"), compiling=False).seeds(wide).cuts, "all of k by one program"
+
+
+def test_the_last_wave_of_programs_that_stay_is_cut_finer_or_not():
+    (work,) = works("mmsigmoid", "forward", x=2048, y=2048, k=4096)
+    text = "mmsigmoid.block(x:128, y:256);\nmmsigmoid.tensorize(x:128, y:256, k:64);\nmmsigmoid.persistent();\nmmsigmoid.descriptor(A, B);\n{}mmsigmoid.num_warps(8);\nmmsigmoid.num_stages(3);"
+    tail = "mmsigmoid.tail(x:64, y:128);"
+    around = Surroundings.of(variants_of(work.group)[1].algorithm, Plan("", "mmsigmoid", text.format("")), work.extents, True)
+    without, cut_finer = ([p.tiles for p in neighbours(Plan("", "mmsigmoid", text.format(t)), around)] for t in ("", tail + "\n"))
+    assert [t for t in without if tail in t] and text.format("") in cut_finer
+    assert not [t for t in cut_finer if "tail" in t and (".persistent" not in t or ".descriptor" not in t or ".split" in t)]
+
+
+def test_a_last_wave_is_compiled_and_launched_with_the_rest():
+    """Else what it writes stays unwritten, and every candidate with one would be refused."""
+    (work,) = works("mmsigmoid", "forward", x=4097, y=4097, k=4097)
+    _, variant = variants_of(work.group)
+    whole = cut(variant.algorithm, variant.outputs, str(formula(variant.algorithm, variant.outputs, work.extents, 2, target("h200"))))
+    assert ".tail(" in whole.text()
+    assert "mmsigmoid_tail_descriptor_kernel" in CpuWorker(target("h200"), compiling=False).compile(work.group, whole, None, (work,)).kernels
+
+
+def test_a_sum_is_tuned_with_its_parts():
+    algorithm = parse("""Func g, e, f; In B, C, X, W; Var m, n, k; RVar l; g[m, l] = rdot(X[m, n], C[l, n], n);
+    e[m, k] = rdot(g[m, l], B[k, l], l); f[l, n] = rdot(W[m, l], X[m, n], m); e.compile(); f.compile();""").algorithm
+    text = """g.parts_at(f, n); g.block(m:16); g.tensorize(m:16, l:0); f.block(n:32); f.tensorize(l:0, n:32, m:16); f.split(m:2);
+    e.block(m:16, k:16); e.tensorize(m:16, k:16, l:16);"""
+    whole = cut(algorithm, ("e", "f"), text)
+    assert whole.roots == ("f", "e") and "g.block(m:16);" in whole.plans[0].tiles
+    assert [k.name for k in kernels_of(algorithm, ("e", "f"), whole, "f")] == ["f_part", "f", "g"]
