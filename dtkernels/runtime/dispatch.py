@@ -23,6 +23,7 @@ from .store import Entry, Store, StoreError, digest
 
 if TYPE_CHECKING:
     from ..lang.algorithm import Algorithm
+    from ..lang.schedule import Program
 
 allows_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
@@ -65,6 +66,7 @@ class Dispatcher:
         self.device_target, self.precise = device_target, signature.precise
         self._routes: dict[tuple, Route] = {}
         self._compiled: dict[str, object] = {}
+        self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
         self._lock = threading.RLock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> list[torch.Tensor]:
@@ -176,10 +178,9 @@ class Dispatcher:
         return self._compile(program, None, choice, tensors, scalars, on_gpu)
 
     def _compile(self, program, candidate, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
-        from ..codegen.triton_module import emit
         from .cache import load_module
 
-        source = emit(program, "call", self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
+        source = self._source(program, self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
             self._compiled[source] = module
@@ -203,6 +204,17 @@ class Dispatcher:
                 log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
                 return Route(launch, "compiled", candidate, choice), launch(values)
         return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+
+    def _source(self, program: Program, target: Target | None) -> str:
+        """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""
+        from ..codegen.triton_module import emit
+
+        key = program.schedule, program.counted, target
+        if key not in self._emitted:
+            if len(self._emitted) >= REMEMBERED:
+                self._emitted.clear()
+            self._emitted[key] = emit(program, "call", target)
+        return self._emitted[key]
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
         """What Triton compiled, launched from now on without Triton; None where that cannot be."""

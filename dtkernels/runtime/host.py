@@ -42,6 +42,7 @@ class Record:
     launches: list[Launch]
 
 
+@lru_cache(maxsize=256)
 def host_text(source: str) -> str:
     """The emitted ``source`` with the bodies of its kernels, and what is there for readers, left out."""
     lines = source.splitlines()

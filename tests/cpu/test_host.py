@@ -10,6 +10,7 @@ import torch
 import triton
 
 from dtkernels.codegen.triton_support import SUPPORT
+from dtkernels.ops.registry import SPECS
 from dtkernels.runtime.host import _compiled, host_text, record
 from dtkernels.runtime.host_support import READY
 
@@ -107,3 +108,17 @@ def test_a_ready_function_stands_in_for_its_very_text_only(change, ready):
     assert record(text, (torch.zeros(2),)).results[0].shape == (3,)
     with pytest.raises(ValueError, match="got shape" if ready else "given"):
         record(text, (torch.zeros(2, 2),))
+
+
+def test_lengths_that_share_a_schedule_share_what_is_emitted(monkeypatch):
+    """A cache of keys that grows is a new kind of call at each step, and printing kernels takes longer than a step."""
+    from dtkernels.codegen import triton_module
+    from dtkernels.runtime.operator import Operator
+
+    emitted, emit = [], triton_module.emit
+    monkeypatch.setattr(triton_module, "emit", lambda program, *rest: emitted.append(program.schedule) or emit(program, *rest))
+    op = Operator(SPECS / "softmax.yaml")
+    for shape in ((5, 16), (6, 16), (7, 16), (5, 300), (6, 300)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(op(x), torch.softmax(x, -1))
+    assert len(set(emitted)) == len(emitted) == 2
