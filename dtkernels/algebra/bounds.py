@@ -14,6 +14,7 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from .build import where
+from .fold import fold_logic
 
 _Form = dict[ex.Expr | None, Fraction]  #: what each atom is multiplied by; None stands for 1
 
@@ -26,9 +27,7 @@ def decided(e: ex.Expr) -> ex.Expr:
             case ex.Binary("<" | "<=" | ">" | ">=", left, right) if (known := _holds(node.op, left, right)) is not None:
                 return ex.Const(known)
             case ex.Binary("and" | "or" as op, left, right):
-                for one, other in ((left, right), (right, left)):
-                    if isinstance(one, ex.Const):
-                        return one if bool(one.value) is (op == "or") else other
+                return fold_logic(op, left, right, node)
             case ex.Call("where", (condition, a, b)):
                 return where(condition, a, b)
         return node

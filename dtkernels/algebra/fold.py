@@ -138,7 +138,7 @@ def _fold(node: ex.Expr) -> ex.Expr:
         case ex.Unary("not", ex.Const(value)):
             return ex.Const(not value)
         case ex.Binary("and" | "or" as op, left, right):
-            return _fold_logic(op, left, right, node)
+            return fold_logic(op, left, right, node)
         case ex.Binary(op, left, right):
             return _fold_arithmetic(op, left, right, node)
         case ex.Call("where", (ex.Const(value), a, b)):
@@ -146,7 +146,8 @@ def _fold(node: ex.Expr) -> ex.Expr:
     return node
 
 
-def _fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+def fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+    """``node``, an and or an or, without a side that is known."""
     decides = op == "or"  # true decides an or, false an and
     for one, other in ((left, right), (right, left)):
         if isinstance(one, ex.Const):

@@ -37,8 +37,7 @@ def _cut(program: Program, p: Primitive) -> Program:
     made, block = algorithm[p.func], schedule.sizes(host, "block").get(label, 0)
     node = _summed(made, label, p)
     loop = _loop(program, made, host, label, block, p)
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
-    name, part = _free(f"{p.func}_parts", taken), _free(f"{label}_part", taken)
+    name, part = free_name(f"{p.func}_parts", algorithm), free_name(f"{label}_part", algorithm)
     kind = node.kind if isinstance(node, ex.Reduce) else "sum"
     whole = ex.Reduce(kind, ex.Access(name, tuple(ex.Label(x) for x in (part, *made.labels))), (part,))
 
@@ -49,15 +48,12 @@ def _cut(program: Program, p: Primitive) -> Program:
     first = algorithm.needed_by((host,))
     changed = [replace(d, expr=d.expr.transform(change)) if d is made else d for d in algorithm.definitions]
     before, after = ([d for d in changed if (d.name in first) == early] for early in (True, False))
-    outputs = tuple(
-        Primitive(o, "compile") for o in program.outputs() if not schedule.of(o, "compile") and not schedule.of(o, "compile_to_kernel")
-    )
     said = (Primitive(name, "fuse_at", (host, loop), p.pos), Primitive(name, "store", (), p.pos))
     more = (Primitive(p.func, "unroll", (Sized(part, AT_ONCE),)),)
     kept = tuple(q for q in schedule.primitives if q is not p)
     algorithm = algorithm.with_definitions((*before, parts, *after))
     algorithm = replace(algorithm, rvars=(*algorithm.rvars, part))
-    return Program(algorithm, Schedule((*kept, *said, *more, *outputs)), (*program.counted, (part, label, block)))
+    return Program(algorithm, Schedule((*kept, *said, *more, *program.implied())), (*program.counted, (part, label, block)))
 
 
 def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:
@@ -96,10 +92,12 @@ def _loop(program: Program, made: Definition, host: str, label: str, block: int,
     return loops[-1]
 
 
-def _free(wish: str, taken: set[str]) -> str:
+def free_name(wish: str, algorithm: Algorithm) -> str:
+    """``wish``, longer where the algorithm has that name."""
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     while wish in taken:
         wish += "_"
     return wish
 
 
-__all__ = ["in_parts"]
+__all__ = ["free_name", "in_parts"]

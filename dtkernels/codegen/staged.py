@@ -25,7 +25,7 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from ..lang.schedule import Named, Primitive, Program, Schedule, Sized
 from ..lang.schedule_checks import labels_in_kernel
-from .parts import in_parts
+from .parts import free_name, in_parts
 from .roots import host, kept
 
 LOG2_E = ex.Const(math.log2(math.e))
@@ -83,10 +83,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
 
     tile = tuple(Sized(label, COLUMNS if label == own[-1] else ROWS if label in own[-2:-1] else 1) for label in own)
     copied = (Primitive(name, "block", tile), Primitive(name, "tensorize", tile), Primitive(name, "align"))
-    outputs = tuple(
-        Primitive(o, "compile") for o in program.outputs() if not schedule.of(o, "compile") and not schedule.of(o, "compile_to_kernel")
-    )
-    new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *outputs))
+    new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *program.implied()))
     return Program(
         replace(
             algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)
@@ -135,12 +132,8 @@ def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, 
     if (tensor, shift) in known:
         return known[tensor, shift], True
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
-    name = f"{tensor}_rows"
-    while name in taken:
-        name += "_"
-    known[tensor, shift] = name
-    return name, False
+    known[tensor, shift] = free_name(f"{tensor}_rows", algorithm)
+    return known[tensor, shift], False
 
 
 def computed(program: Program, root: str) -> set[str]:

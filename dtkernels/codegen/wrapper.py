@@ -12,6 +12,7 @@ from .nest import Kernel, any_product, unrolled_product
 from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText, operands_only
+from .triton_memory import ROW
 
 
 class Wrapper:
@@ -159,7 +160,7 @@ class Wrapper:
             d = self.algorithm[w]
             extents = [f"size_{label}" for label in d.labels]
             if w in self.aligned and extents:
-                extents[-1] = f"-(-{extents[-1]} // 16) * 16"  # rows start at multiples of 16 bytes, in any dtype
+                extents[-1] = f"-(-{extents[-1]} // {ROW}) * {ROW}"  # rows start at multiples of 16 bytes, in any dtype
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = (
                 f"torch.{ex.DTYPES[d.expr.dtype]}"

@@ -118,6 +118,10 @@ class Program:
         asked = tuple(dict.fromkeys(p.func for p in self.schedule.primitives if p.name in ("compile", "compile_to_kernel")))
         return asked or (self.algorithm.definitions[-1].name,)
 
+    def implied(self) -> tuple[Primitive, ...]:
+        """``compile()`` of the outputs that nothing asks for; said where Funcs are added, so that outputs stay what they are."""
+        return tuple(Primitive(o, "compile") for o in self.outputs() if not any(self.schedule.of(o, n) for n in ("compile", "compile_to_kernel")))
+
     def without_wrapper(self) -> frozenset[str]:
         """Funcs of which ``compile_to_kernel()`` asks for the kernel alone."""
         asked = {name: {p.func for p in self.schedule.primitives if p.name == name} for name in ("compile", "compile_to_kernel")}
