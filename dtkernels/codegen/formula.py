@@ -287,10 +287,13 @@ class _Fusion:
         return False
 
     def _together(self, func: str, place: tuple[str, str], found: list[Primitive]) -> tuple[str, str]:
-        """Reductions over a row too long to hold share one pass over it: ``func`` goes into the loop of the one that uses it."""
+        """Reductions over a row too long to hold share one pass over it, if that saves reading it again: ``func`` goes into the loop
+        of the one that uses it."""
         reduced = reduction_labels(self.algorithm, func)
         if not reduced or self.shape.dots(func) or max(self.sizes[r] for r in reduced) <= ROW_LIMIT:
             return place
+        if set(reduced) & set(self.algorithm[place[0]].labels):
+            return place  # whose rows are read again for what is written: a maximum that moves costs more than one reading more of them
         for user in (p.func for p in found if p.args == place):
             same = reduction_labels(self.algorithm, user) == reduced and self.algorithm[user].labels == self.algorithm[func].labels
             if same and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
@@ -334,9 +337,11 @@ class _Fusion:
         return (root, shared[-1]) if shared else None
 
     def _costs_again(self, func: str, root: str) -> bool:
-        """Whether a matrix product would be done again for every block of a label it does not have."""
+        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs."""
         if not self.shape.dots(func):
             return False
+        if self.shape.starves(func, root):
+            return True
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

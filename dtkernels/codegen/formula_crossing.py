@@ -12,7 +12,7 @@ from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
 from .formula_rows import approximations
-from .formula_shape import Shape, pow2
+from .formula_shape import Shape, pow2, whole_parts
 
 STEP = 4096  #: elements of the rows of one step, if one row is not more
 ROOM = 88  #: registers of a thread for values as wide as a row, which leaves 40 for the rest where 512 threads share them all
@@ -50,8 +50,7 @@ def _shared(shape: Shape, root: str, steps: dict[str, int], programs: int, share
     """The rows cut over as many programs as run at once, ``share`` on a multiprocessor, each with some steps to load ahead in."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
-    parts = parts // 16 * 16 if parts >= 16 else 1 << max(0, parts.bit_length() - 1)  # as the merge takes them: spread.py
-    return (Primitive(root, "split", (Sized(longest, parts),)),) if parts > 1 else ()
+    return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 
 def _row_wide(shape: Shape, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:

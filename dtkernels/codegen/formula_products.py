@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
-from .formula_shape import WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
+from .formula_shape import CUT_SIDE, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
@@ -210,7 +210,11 @@ class _Chain:
         block: dict[str, int] = {}
         packed = self._packed()
         bm, step, warps, stages = self._figures(wide, bool(packed))
-        few = self._few_rows(bm)
+        short = self._few_rows(bm)
+        few = short and self._narrow()
+        blocks = {label: bm if label in self.rows[-1:] else CUT_SIDE if label in self.columns else 1 for label in labels if few or label not in self.columns}
+        idle = shape.programs(blocks) < 2 * shape.target.multiprocessors
+        bm = 16 if short and idle and (itemsize == 4 or not few) else bm  # without tensor cores a small tile takes no longer
         loose = () if few else self._loose()
         warps, stages = (warps, 2) if few else (8, 3) if loose else (warps, stages)
         for label in labels:
@@ -218,12 +222,11 @@ class _Chain:
                 block[label], tile[label] = packed[label]
             elif label in self.rows[-1:]:
                 block[label] = tile[label] = min(bm, max(16, pow2(sizes[label])))
-            elif label in self.columns and sizes[label] <= WHOLE_SIDE:
+            elif label in self.columns and sizes[label] <= (CUT_SIDE if few else WHOLE_SIDE):
                 tile[label] = 0
             elif label in self.columns[-1:]:
-                tile[label] = 256 // itemsize
-                block |= {label: 64} if few else {}
-                tile |= {label: 64} if few else {}
+                tile[label] = CUT_SIDE if few else 256 // itemsize
+                block |= {label: CUT_SIDE} if few else {}
             else:
                 block[label] = tile[label] = 1
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
@@ -267,7 +270,7 @@ class _Chain:
         shape = self.shape
         inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
         blocks = shape.programs({x: bm if x in self.rows[-1:] else 1 for x in shape.algorithm[self.root].labels if x not in self.columns})
-        return self._narrow() and 2 * blocks <= shape.target.multiprocessors and max(inner, default=0) <= WHOLE_CHAIN
+        return bool(inner) and 2 * blocks <= shape.target.multiprocessors and max(inner) <= WHOLE_CHAIN
 
     def _loose(self) -> tuple[Primitive, ...]:
         """Small operands from copies by descriptors where rows of the large one are not aligned: what it cannot load ahead it

@@ -20,7 +20,7 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     passing = _passes(shape, root, members)
     for r in reduced:
         if labels and _down_columns(shape, r, members):  # the width goes to the label that lies contiguous
-            tile[r] = min(pow2(shape.sizes[r]), max(4, 4096 // pow2(shape.sizes[labels[-1]])) if passing else 32)
+            tile[r] = min(pow2(shape.sizes[r]), 4096 // _columns(shape.sizes[labels[-1]]) if passing else 32)
             width *= tile[r]
             continue
         whole = pow2(shape.sizes[r]) * width <= ROW_LIMIT
@@ -31,7 +31,7 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     for label in _contiguous_first(shape, labels, members):
         if label in tile:
             continue
-        block[label] = min(pow2(shape.sizes[label]), room)
+        block[label] = min(_columns(shape.sizes[label]) if passing else pow2(shape.sizes[label]), room)
         room //= block[label]
         width *= block[label]
     block = {label: block[label] for label in labels if label in block}
@@ -41,6 +41,11 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
     warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+
+
+def _columns(size: int) -> int:
+    """Columns of a block: 1024, or 512 or 256 where the last block of as many would be mostly empty."""
+    return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
 
 
 def _elements(shape: Shape, reduced: list[str], width: int) -> int:

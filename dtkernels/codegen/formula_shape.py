@@ -13,6 +13,9 @@ from .target import Target
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
+LONG = 1024  #: elements of a sum from which on it is worth a kernel of its own
+ROWS = 64  #: of a block of a chained product
+CUT_SIDE = 64  #: what is held of the output's side where blocks of rows are few
 
 
 @dataclass
@@ -33,9 +36,23 @@ class Shape:
         """Whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-        return bool(self.dots(func) and carried and any(self.sizes[n] > WHOLE_SIDE for n in missing)) and all(
-            self.sizes[c] <= WHOLE_CHAIN for c in carried
-        )
+        if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
+            return False
+        few = self._inner(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
+        return not self.starves(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
+
+    def starves(self, func: str, root: str) -> bool:
+        """Whether a long product into a narrow intermediate leaves a third of the multiprocessors idle where it is computed by
+        blocks of rows of ``root``: in a kernel of its own it can be cut over programs."""
+        narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
+        return narrow and self._inner(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
+
+    def _inner(self, func: str) -> int:
+        return max((self.sizes[k] for k in reduction_labels(self.algorithm, func)), default=0)
+
+    def _row_blocks(self, func: str, root: str) -> int:
+        shared = [label for label in self.algorithm[root].labels if label in self.algorithm[func].labels]
+        return self.programs({label: ROWS if label == shared[-1] else 1 for label in shared})
 
     def pitch(self, tensor: str) -> int:
         """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
@@ -100,7 +117,12 @@ class Shape:
             return ()
         longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
         parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
-        return (Sized(longest, 1 << (parts.bit_length() - 1)),) if parts >= 2 else ()
+        return (Sized(longest, whole_parts(parts)),) if parts >= 2 else ()
+
+
+def whole_parts(parts: int) -> int:
+    """At most ``parts``, as many as a merge takes in whole steps (spread.py)."""
+    return parts // 16 * 16 if parts >= 16 else 1 << max(0, parts.bit_length() - 1)
 
 
 def pow2(n: int) -> int:

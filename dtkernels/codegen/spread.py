@@ -12,8 +12,9 @@ After, one for every 32 columns, each taking 32 parts at a time::
     for part in 0 .. 256 by 32:              acc[part, y] <- acc[part, y] + acc_part[part, y]
     f[y] := sum(acc[part, y], part)
 
-A merge in blocks takes smaller ones than the kernel before it, down to ``ELEMENTS``: that one's blocks are large so that each
-reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
+So is a merge in blocks of columns: one program that goes through 256 parts of 768 columns takes longer than they took to make.
+Other merges in blocks take smaller ones than the kernel before them, down to ``ELEMENTS``: that one's blocks are large so that
+each reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
 
 A merge relative to a running maximum goes from part to part, so its programs are small, ``ROWS`` by ``COLUMNS``, however wide the
 rows: one query's heads are few, and eight programs that go through 32 parts of 16 rows one after another take longer than the parts took.
@@ -26,7 +27,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from . import nest
-from .nest import WHOLE, Accumulator, Index, Position, Statement, Store, TileReduce
+from .nest import WHOLE, Accumulator, Index, Loop, Position, Statement, Store, TileReduce
 from .ranges import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
@@ -38,10 +39,15 @@ LENGTH = 64  #: what a whole extent beside blocks is taken to be
 
 def at_once(body: tuple[Statement, ...], parts: int) -> int:
     """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already."""
-    wholes = [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]
     stored = [s for s in body if isinstance(s, Store)]
-    kept = any(all(Position(a) in s.index for s in stored) for a in wholes)
-    return 1 if _relative(body) or not kept or _has_blocks(body) else min(PARTS, parts & -parts)
+    if _relative(body):
+        return 1
+    if _has_blocks(body):
+        kept = all(len(wide := [a for a in s.axes if not a.scalar]) == 1 and wide[0].tile != WHOLE for s in stored)
+    else:
+        wholes = [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]
+        kept = any(all(Position(a) in s.index for s in stored) for a in wholes)
+    return min(PARTS, parts & -parts) if kept and stored else 1
 
 
 def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -60,13 +66,15 @@ def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body in smaller blocks, if all it does is along each element of them."""
     stored = [s for s in nest.statements(body) if isinstance(s, Store)]
+    pieces = {s.axis for s in body if isinstance(s, Loop) and s.axis.tile > 1}
     over = {a for v in nest.values(body) for n in v.walk() if isinstance(n, (TileReduce, nest.TileDot)) for a in n.axes}
-    if over or any(isinstance(s, nest.Put) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
+    if over - pieces or any(isinstance(s, nest.Put) or isinstance(s, Index) and s.start == "block+loop" for s in nest.statements(body)):
         return body
+    limit = COLUMNS * PARTS // max(a.tile for a in pieces) if pieces else ELEMENTS
     while stored:
         blocks = [s.axis for s in body if isinstance(s, Index) and s.start == "block" and not s.axis.padded]
         wide = [a for a in blocks if a.tile > COLUMNS and all(Position(a) in s.index for s in stored)]
-        if not wide or max(_elements(s) for s in stored) <= ELEMENTS:
+        if not wide or max(_elements(s) for s in stored) <= limit:
             break
         axis = max(wide, key=lambda a: a.tile)
         body = swap_axis(body, axis, replace(axis, tile=axis.tile // 2))

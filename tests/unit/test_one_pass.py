@@ -82,11 +82,12 @@ def test_a_merge_of_whole_rows_is_cut_into_columns():
     assert loop.axis.tile == 16, "as many parts at once as 48 is a multiple of, among powers of two"
 
 
-def test_a_merge_that_has_blocks_stays_as_it_is():
-    text = COLUMNS.format(parts=48).replace("f.tensorize(x:2, y:0);", "f.block(y:8); f.tensorize(x:2, y:8);")
+@pytest.mark.parametrize("parts, at_once, columns", [(48, 16, 64), (4, 4, 256), (256, 32, 32), (7, 1, 512)])
+def test_a_merge_in_blocks_of_columns_takes_as_many_parts_at_once(parts, at_once, columns):
+    text = COLUMNS.format(parts=parts).replace("f.tensorize(x:2, y:0);", "f.block(y:512); f.tensorize(x:2, y:512);")
     _, merge = lower(parse(text))
-    assert [(g.label, g.block) for g in merge.grid] == [("y", 8)]
-    assert next(s for s in merge.body if hasattr(s, "reduces")).axis.tile == 1
+    assert [(g.label, g.block) for g in merge.grid] == [("y", columns)]
+    assert next(s for s in merge.body if hasattr(s, "reduces")).axis.tile == at_once
 
 
 def test_deviations_from_the_mean_sum_to_nothing():
