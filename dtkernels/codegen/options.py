@@ -23,6 +23,7 @@ class Options:
     ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: staged.py
     ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
+    ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exponentials.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
@@ -103,6 +104,10 @@ class Options:
     def descriptors(self) -> tuple[str, ...]:
         """Tensors that the schedule wants read or written through descriptors."""
         return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
+
+    def exponentials(self) -> tuple[int, int] | None:
+        """The share of this kernel's exponentials that polynomials work out: part and whole."""
+        return next((share for m in self.members if (share := self.schedule.share(m))), None)
 
     def split(self) -> Split | None:
         """The one reduction of this kernel that several programs share, if any."""

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from . import nest
 from .base_two import base_two
+from .exponentials import shared
 from .kinds import kind_of
 from .nest import (
     Accumulator,
@@ -35,10 +36,13 @@ from .ranges import cut_ranges
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
 
 
-def finish(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
-    """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents."""
+def finish(
+    body: tuple[Statement, ...], zero_outside: tuple[str, ...] = (), exponentials: tuple[int, int] | None = None
+) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
+    """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents; of
+    ``exponentials`` so many are worked out by polynomials."""
     body = drop_guards(body, zero_outside)
-    body = put_off(orient(base_two(cut_ranges(share(body)))))
+    body = shared(put_off(orient(base_two(cut_ranges(share(body))))), exponentials)
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]

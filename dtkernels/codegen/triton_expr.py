@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from ..lang.expr import COMPARISONS, DTYPES
-from . import nest
+from . import exponentials, nest
 from .kinds import is_boolean, is_integer, never_negative
 from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
 from .passes import natural_order
@@ -78,6 +78,7 @@ def nan_max(a, b):
 def nan_min(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    **exponentials.HELPERS,
 }
 
 
@@ -150,6 +151,11 @@ class ExpressionPrinter:
         if fn in self.approximate and nest.axes_of(op):
             self.helpers |= {fn, f"hardware_{fn}"}
             return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
+        if fn.startswith(("exp:", "exp2:")):
+            base, share = fn.split(":")
+            self.helpers.add(name := f"exp2_{share.replace('/', '_of_')}")
+            scaled = self.text(args[0], order) if base == "exp2" else f"{self._at(args[0], order, _MULTIPLY)} * {math.log2(math.e)!r}"
+            return f"{name}({scaled}, EXP_DEGREE)", _ATOM
         if fn in HELPERS or fn in ("//", "%"):
             self.helpers.add({"//": "floor_divide", "%": "floor_modulo"}.get(fn, fn))
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)

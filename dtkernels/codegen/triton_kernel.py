@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..lang.algorithm import Algorithm
 from ..lang.expr import Access, Cast, Dot, Label, accesses
-from . import nest
+from . import exponentials, nest
 from .dependent import Link
 from .nest import (
     WHOLE,
@@ -174,6 +174,8 @@ class _KernelPrinter:
         text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
         if any(h.startswith("hardware_") for h in self.expr.helpers):
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
+        if self.expr.helpers & exponentials.HELPERS.keys():
+            text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
 

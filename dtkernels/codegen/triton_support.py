@@ -41,6 +41,12 @@ def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""
     return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
 ''',
+    "exp_degree": '''
+def exp_degree(tensor, dtype):
+    """The degree of polynomials for exponentials, by what results of ``dtype`` hide; 0 for none, where the GPU lacks what they need."""
+    able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+    return (5 if dtype == torch.float32 else 3) if able else 0
+''',
     "whole_waves": '''
 def whole_waves(blocks, programs, tensor):
     """How many of ``blocks`` are left to programs that take one after the other: whole waves of them, and a last one that is more than half full.

@@ -10,7 +10,7 @@ from .checks import check_program
 from .errors import DTError, Position
 from .lexer import Token, tokens
 from .resolve import resolve_names
-from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Sized
+from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Share, Sized
 
 _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars", "RVar": "rvars"}
 
@@ -191,7 +191,8 @@ class _Parser:
             if self.accept("/"):
                 return Grouped(name, second, self.integer("a group size"))
             return Named(name, second)
-        return Sized(name, self.integer("an integer"))
+        size = self.integer("an integer")
+        return Share(name, size, self.integer("an integer")) if self.accept("/") else Sized(name, size)
 
     # -- expressions, loosest first -------------------------------------------------------------------------------
 

@@ -43,7 +43,19 @@ class Named:
         return f"{self.name}:{self.choice}"
 
 
-Argument = Sized | Grouped | Named | str | int
+@dataclass(frozen=True)
+class Share:
+    """``exp:1/4``: ``part`` of every ``whole``."""
+
+    name: str
+    part: int
+    whole: int
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.part}/{self.whole}"
+
+
+Argument = Sized | Grouped | Named | Share | str | int
 
 #: primitive -> the form of its arguments; ``*`` means one or more
 PRIMITIVES = {
@@ -51,11 +63,12 @@ PRIMITIVES = {
     "num_warps": "number", "num_stages": "number", "compile": "", "compile_to_kernel": "",
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
-    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function*", "stage": "tensor*", "align": "",
+    "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
     "parts_at": "func, label", "tail": "label:size*",
 }  # fmt: skip
 EVICTION_POLICIES = ("first", "last")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
+SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: of exponentials that a polynomial may work out: part, whole
 
 
 @dataclass(frozen=True)
@@ -93,6 +106,11 @@ class Schedule:
     def names(self, func: str, name: str) -> tuple[str, ...]:
         """Plain-name arguments of all statements ``func.name(a, b)``."""
         return tuple(a for p in self.of(func, name) for a in p.args if isinstance(a, str))
+
+    def share(self, func: str) -> tuple[int, int] | None:
+        """Part and whole of the last ``func.approximate(exp:part/whole)``, None if there is none."""
+        found = [a for p in self.of(func, "approximate") for a in p.args if isinstance(a, Share)]
+        return (found[-1].part, found[-1].whole) if found else None
 
     def fused(self) -> dict[str, tuple[str, str]]:
         """func -> (consumer, label) of its ``fuse_at``."""

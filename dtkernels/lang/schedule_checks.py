@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm
 from .errors import DTError
-from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, Grouped, Named, Primitive, Schedule, Sized
+from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, SHARES, Grouped, Named, Primitive, Schedule, Share, Sized
 
 MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
 _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
@@ -24,7 +24,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
 def _forms(p: Primitive) -> tuple[type, ...]:
     return {
         "label:size*": (Sized,), "label or label:inner/size*": (str, Grouped), "func, label": (str,), "number": (int,),
-        "tensor*": (str,), "function*": (str,), "label": (str,), "label*": (str,), "tensor:policy*": (Named,), "": (),
+        "tensor*": (str,), "function or function:part/whole*": (str, Share), "label": (str,), "label*": (str,), "tensor:policy*": (Named,), "": (),
     }[PRIMITIVES[p.name]]  # fmt: skip
 
 
@@ -57,8 +57,8 @@ def _check_form(p: Primitive) -> None:
                 allowed=f"{a.label}:{1 << (size.bit_length() - 1)} or {a.label}:{1 << size.bit_length()}",
                 at=p.pos,
             )
-        if p.name == "approximate" and a not in APPROXIMATIONS:
-            raise DTError("a function to approximate", found=str(a), allowed=", ".join(APPROXIMATIONS), at=p.pos)
+        if p.name == "approximate" and str(a) not in (allowed := (*APPROXIMATIONS, *(f"exp:{part}/{whole}" for part, whole in SHARES))):
+            raise DTError("a function to approximate", found=str(a), allowed=", ".join(allowed), at=p.pos)
         if p.name == "evict" and a.choice not in EVICTION_POLICIES:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if p.name == "num_warps" and (p.args[0] & (p.args[0] - 1) or p.args[0] > 32):

@@ -51,6 +51,19 @@ def machine_code(compiled, suffix: str, *command: str) -> str:
 
 
 HEADS = [(2, 4, 1000, 128)] * 3
+
+
+@pytest.mark.parametrize("share", [(1, 8), (1, 4), (1, 2)])
+def test_a_share_of_exponentials_leaves_the_special_function_unit(share):
+    def of(more: str) -> tuple[dict[str, int], str]:
+        (launch,) = (x for x in launches(attention() + more, HEADS) if "gluon" in x.kernel.__name__)
+        code = machine_code(build(launch, H200), "cubin", "nvdisasm", "-c")
+        return {word: len(re.findall(rf"\b{word}\b", code)) for word in ("MUFU.EX2", "STL", "LDL", "STS", "LDS")}, code
+
+    (whole, _), (fewer, code) = of(""), of(f"att.approximate(exp:{share[0]}/{share[1]});")
+    rows = 8  # exponentials that are one a row, for each tile
+    assert fewer["MUFU.EX2"] <= whole["MUFU.EX2"] * (1 - share[0] / share[1]) + rows * 4
+    assert "FADD.FTZ.RM" in code and fewer["STL"] == fewer["LDL"] == 0 and fewer["STS"] <= whole["STS"] and fewer["LDS"] <= whole["LDS"]
 CASES = {
     "full": (attention(), HEADS),
     "causal": (attention(CAUSAL), HEADS),

@@ -337,6 +337,14 @@ def test_an_approximate_tanh_is_exact_where_there_is_no_gpu():
         source(text.replace("approximate(tanh)", "approximate(exp)"))
 
 
+@pytest.mark.parametrize("share", ["1/8", "1/4", "3/8", "1/2"])
+@pytest.mark.parametrize("more", ["f.block(x:1); f.tensorize(x:1, y:0);", "f.block(x:4); f.tensorize(x:4, y:8); f.split(y:2);"])
+def test_a_share_of_exponentials_is_exact_where_there_is_no_gpu(more, share):
+    text = ROWS + more + f"f.approximate(exp:{share});"
+    check(text, random((9, 37)))
+    assert f"exp2_{share.replace('/', '_of_')}(" in source(text)
+
+
 # -- the form of what is emitted ---------------------------------------------------------------------------------------
 
 
