@@ -7,7 +7,8 @@
 
 Candidates come from the formula, from the schedule families of the spec, and from their neighbours. What cannot fit is
 dropped, the rest is ranked by estimate, compiled on all cores and timed on the GPU meanwhile; numbers are checked before
-times count. Few schedules are kept, chosen by regret, and judged at sizes held out of the choice. Then:
+times count. The rows of the table that is there race too, so none is replaced by a slower one; those at other sizes stay. Few
+schedules are kept, chosen by regret, and judged at sizes held out of the choice. Then:
 
     python tools/build.py        make the kernels of the table
 """
@@ -29,8 +30,10 @@ import yaml
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
 
+from tuning.choosing import choose_group  # noqa: E402
 from tuning.compiling import make_cpu_worker  # noqa: E402
 from tuning.crew import Crew  # noqa: E402
+from tuning.earlier import Earlier  # noqa: E402
 from tuning.finals import Finals  # noqa: E402
 from tuning.journal import Journal  # noqa: E402
 from tuning.measuring import make_gpu_worker  # noqa: E402
@@ -40,16 +43,17 @@ from tuning.search import Search  # noqa: E402
 from tuning.spots import Knowledge  # noqa: E402
 from tuning.standing_in import make_stand_in, make_troubled  # noqa: E402
 from tuning.works import Work, op_names, operator_of, works_of  # noqa: E402
-from tuning.writing import conclude, entrants, gpu_named, write_measurements, write_tables  # noqa: E402
+from tuning.writing import conclude, entrants, gpu_named, kept_rows, rows_of, run_at, settled, write_measurements, write_tables  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, Target, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
 from dtkernels.runtime.decide import target_for  # noqa: E402
-from dtkernels.runtime.table import Gpu  # noqa: E402
+from dtkernels.runtime.table import Gpu, TableError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-EXPLORE, FILL, RACE = 0.72, 0.82, 0.97  #: parts of the budget after which each phase ends
+FILL, RACE = 0.1, 0.97  #: the part of the budget that filling gaps takes, and that after which races end
+RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules took 30 on an H200, and a table's row runs along
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -62,6 +66,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run then; --resume goes on")
     parser.add_argument("--resume", action="store_true", help="go on with the journal in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the table's folder; default: schedule_tables/<gpu>")
+    parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows are raced too, or none; default: schedule_tables/<gpu>")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the GPUs of a Ray cluster: auto, an address, or local")
     parser.add_argument("--workers", type=int, help="GPU workers; default: one a GPU")
     parser.add_argument("--jobs", type=int, default=0, help="compiling processes; default: one a core that is left")
@@ -129,6 +134,7 @@ class Run:
             raise SystemExit(f"tune: {error}") from None
         self.before = self.journal.seconds
         self.known = Knowledge(self.works, self.journal)
+        self.earlier = self._earlier()
         timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
         self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.before, args.stop_after)
@@ -168,6 +174,15 @@ class Run:
             raise SystemExit(f"tune: workers differ: {', '.join(names)}; tune one kind at a time, with CUDA_VISIBLE_DEVICES or --workers")
         return abouts[0]
 
+    def _earlier(self) -> Earlier:
+        folder = ROOT / "schedule_tables" / self.gpu.folder if self.args.earlier is None else Path(self.args.earlier)
+        try:
+            if self.args.earlier not in (None, "none") and not folder.is_dir():
+                raise TableError(f"--from {folder}: no such folder")
+            return Earlier(None if self.args.earlier == "none" else folder, self.works)
+        except TableError as error:
+            raise SystemExit(f"tune: {error}") from None
+
     def _target(self, gpu: Gpu) -> Target:
         found = target_for(gpu)
         if found is None:
@@ -193,22 +208,25 @@ class Run:
         """Search, race, write. Returns the exit status."""
         signal.signal(signal.SIGINT, self._interrupt)
         limits = {"measure": self.args.limit, "compile": 60.0}
-        search = Search(self.known, self.journal, self.cpus, self.gpus, limits)
+        search = Search(self.known, self.journal, self.cpus, self.gpus, limits, self.earlier)
+        racing = RACE - racing_part(len(self.works), len(self.gpus.members), self.args.budget)
         try:
-            for _ in search.explore((lambda: True) if self.args.write_only else self.past(EXPLORE), lambda: self.stopping):
+            for _ in search.explore((lambda: True) if self.args.write_only else self.past(racing - FILL), lambda: self.stopping):
                 self.progress.show("search", search.measured, search.failed)
+            if told := self.earlier.text():
+                print(f"tune: {told}", flush=True)
             if not self.args.write_only:
                 for _ in range(2):
-                    for _ in search.fill(self.past(FILL)):
+                    for _ in search.fill(self.past(racing)):
                         self.progress.show("fill", search.measured, search.failed)
-            self._race(search, limits)
+            self._race(search, Finals(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits), racing)
         finally:
             self.cpus.close()
             self.gpus.close()
             self.progress.close()
             if not self.args.write_only:
                 self.journal.spent(time.monotonic() - self.begin)
-        self.write(search)
+        self.write()
         self.journal.close()
         return 130 if self.stopping else 0
 
@@ -218,30 +236,42 @@ class Run:
         self.stopping = True
         print("\ntune: stopping after what is in hand; --resume goes on", file=sys.stderr, flush=True)
 
-    def _race(self, search: Search, limits: dict[str, float]) -> None:
-        from tuning.choosing import choose_group
+    def _race(self, search: Search, finals: Finals, begin: float) -> None:
+        """Race at sizes that are chosen for, choose, then race what calls would run at those held out."""
+        known, times = self.known, self.journal.times
+        chosen = {g: choose_group(known, g, self.args.regret) for g in known.of_group}
+        first = sum(not w.held_out for w in self.works) / len(self.works)
+        self._finals(finals, entrants(known, {w: chosen[w.group].get(w) for w in self.works if not w.held_out}), begin + first * (RACE - begin))
+        self.choice = settled(known, times, chosen, self.args.regret)
+        rows = [r for g, choice in self.choice.items() for r in rows_of(known, times, choice, {}, True)]
+        self.kept = kept_rows(self.out, known, rows, not self.stopping and not search.unseeded())
+        self.runs = {w: made for g, choice in self.choice.items() for w, made in run_at(known, g, choice, self.kept[operator_of(g.op).spec.op]).items()}
+        self._finals(finals, entrants(known, self.runs), RACE)
 
-        chosen = {g: choose_group(self.known, g, self.args.regret) for g in self.known.of_group}
-        self.known.raced = entrants(self.known, chosen)
-        if self.args.write_only:
-            return
-        finals = Finals(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits)
-        for _ in finals.run(self.known.raced, self.past(RACE)):
-            self.progress.show("finals", finals.raced, len(finals.failed))
+    def _finals(self, finals: Finals, races: dict, end: float) -> None:
+        self.known.raced |= races
+        if not self.args.write_only:
+            for _ in finals.run(races, self.past(end)):
+                self.progress.show("finals", finals.raced, len(finals.failed))
 
-    def write(self, search: Search) -> None:
+    def write(self) -> None:
         """Tables, matrix and regrets."""
         about = self.journal.about
         by = {"gpu": self.gpu.name, "multiprocessors": self.gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
               "date": about["date"], "command": about["command"]}  # fmt: skip
-        outcome = conclude(self.known, self.journal.times, self.args.regret, by, not self.args.dry_run)
-        paths = write_tables(self.out, self.gpu, outcome, list(self.known.of_group), not self.stopping and not search.unseeded())
+        outcome = conclude(self.known, self.journal.times, self.choice, self.runs, by, not self.args.dry_run)
+        paths = write_tables(self.out, self.gpu, outcome.rows, self.kept)
         write_measurements(self.out / "measurements.safetensors", self.known, self.journal.times, by)
         print(outcome.text())
         failures = sum(bool(t.failure) for t in self.journal.times.values())
         for place, count in sorted(Counter(self.journal.places.values()).items()):
             print(f"{place}: {count} measurements")
         print(f"{len(self.journal.times)} measurements, {failures} of them failures; {self.journal.seconds:.0f} s in all; wrote {', '.join(p.name for p in paths)} in {self.out}")
+
+
+def racing_part(works: int, gpus: int, budget: float) -> float:
+    """The part of the budget that racing takes: as much as it needs, half of the budget at most."""
+    return min(0.5, max(0.15, works * RACED / max(gpus, 1) / budget))
 
 
 def only_one(folder: Path) -> int:

@@ -17,12 +17,12 @@ sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import tune as tune_tool  # noqa: E402
 import tuning_workers  # noqa: E402
-from safetensors import safe_open  # noqa: E402
 from tuning.choosing import choose, dispatched, summary  # noqa: E402
 from tuning.compiling import CpuWorker, completed, family_texts  # noqa: E402
 from tuning.crew import Crew  # noqa: E402
 from tuning.data import make, wrong  # noqa: E402
 from tuning.journal import Journal, Time  # noqa: E402
+from tuning.matrix import read_matrices  # noqa: E402
 from tuning.measuring import GpuWorker  # noqa: E402
 from tuning.neighbours import Surroundings, Tiling, neighbours  # noqa: E402
 from tuning.plans import Cut, Plan, cut  # noqa: E402
@@ -296,7 +296,7 @@ SHAPES = "relu: [{sizes: {x: 1048576}}, {sizes: {x: 500000}, held_out: true}]\ns
 def tune(out: Path, *more: str, wait: bool = True):
     shapes = out.parent / "shapes.yaml"
     shapes.write_text(SHAPES)
-    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--out", str(out)]
+    what = ["--ops", "relu,softmax", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--from", "none", "--out", str(out)]
     command = [sys.executable, str(ROOT / "tools" / "tune.py"), "--dry-run", *what, *more]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -325,10 +325,12 @@ def test_a_table_is_written_with_every_time_that_was_taken(tmp_path):
     told = tune(tmp_path / "out", "--budget", "900s")
     check_tables(tmp_path / "out")
     assert "regret where held out:   2 sizes" in told
-    with safe_open(tmp_path / "out" / "measurements.safetensors", "np") as f:
-        about = json.loads(f.metadata()["group/0"])
-        times = f.get_tensor("cold/0")
-        assert times.shape == (len(about["works"]), len(about["schedules"])) and (times > 0).any(axis=1).all()
+    by, matrices = read_matrices(tmp_path / "out" / "measurements.safetensors")
+    assert by["gpu"] == "NVIDIA H200" and len(matrices) == 3
+    for m in matrices:
+        assert m.cold.shape == (len(m.about["works"]), len(m.about["schedules"])) and (m.cold > 0).any(axis=1).all()
+    journal = Journal(tmp_path / "out" / "journal.jsonl", {})
+    assert sum((m.cold > 0).sum() for m in matrices) == sum(not t.failure for t in journal.times.values())
     assert not list((tmp_path / "out").glob("*.part"))
 
 

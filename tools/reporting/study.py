@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
 from tuning.choosing import Regret, dispatched, summary
 from tuning.journal import HALF
+from tuning.matrix import read_matrices
 from tuning.plans import cut
 from tuning.works import Group, Work, variants_of
 
@@ -89,21 +89,17 @@ class Study:
 
 def read(folder: Path, benches: list[Path]) -> Study:
     """The study of one table's folder. Raises OSError, and ValueError where a file is not what it should be."""
-    with safe_open(folder / "measurements.safetensors", "numpy") as store:
-        header = store.metadata()
-        groups = {name.split("/")[1]: json.loads(text) for name, text in header.items() if name.startswith("group/")}
-        matrices = {n: store.get_tensor(f"cold/{n}") for n in groups}
+    by, matrices = read_matrices(folder / "measurements.safetensors")
     raw = [json.loads(path.read_text()) for path in benches]
     peers = _peers(raw)
     kinds = []
-    for n, told in groups.items():
-        params, wanted, kept = tuple(sorted(told["params"].items())), tuple(told["wanted"]), tuple(told.get("kept", ()))
-        group = Group(told["op"], told["direction"], told["dtype"], params, wanted, told["saved"], kept)
-        kind = _kind(group, told, matrices[n], _rows(folder, group), peers)
+    for matrix in matrices:
+        group = Group(*matrix.kind)
+        kind = _kind(group, matrix.about, matrix.cold, _rows(folder, group), peers)
         kinds += [kind] if kind.sizes else []
     kinds.sort(key=lambda k: (k.group.op, k.group.direction != "forward", k.group.dtype, k.group.params, k.group.saved))
     bandwidth = max((f["bytes_per_second"] for b in raw for f in [b] if "bytes_per_second" in b), default=_bandwidth(folder))
-    return Study(json.loads(header.get("by", "{}")), kinds, bandwidth, raw)
+    return Study(by, kinds, bandwidth, raw)
 
 
 def _bandwidth(folder: Path) -> float:

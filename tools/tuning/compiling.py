@@ -51,6 +51,8 @@ class Seeds:
     formula: Cut
     cuts: dict[str, Cut] = field(default_factory=dict)  #: by what is fused
     plans: dict[Plan, float | None] = field(default_factory=dict)  #: None for one that does not fit
+    earlier: list[Cut] = field(default_factory=list)  #: schedules of a table's rows
+    illegal: list[str] = field(default_factory=list)  #: those that cannot be made here
 
 
 class CpuWorker:
@@ -63,8 +65,8 @@ class CpuWorker:
         kind, *rest = task
         return getattr(self, kind)(*rest)
 
-    def seeds(self, work: Work, families: bool = True) -> Seeds:
-        """The formula's schedules, and those of the spec's families where asked for."""
+    def seeds(self, work: Work, families: bool = True, earlier: tuple[str, ...] = ()) -> Seeds:
+        """The formula's schedules, those of the spec's families where asked for, and ``earlier`` ones."""
         _, variant = variants_of(work.group)
         algorithm, outputs = variant.algorithm, variant.outputs
         found: Seeds | None = None
@@ -80,7 +82,22 @@ class CpuWorker:
         assert found is not None
         for text in family_texts(work.group) if families else ():
             self._family(work, completed(text, found.formula, outputs), found)
+        for text in earlier:
+            self._earlier(work, text, found)
         return found
+
+    def _earlier(self, work: Work, text: str, found: Seeds) -> None:
+        """Add a row's schedule, whatever is estimated of it: it was fast at some size."""
+        _, variant = variants_of(work.group)
+        try:
+            made = cut(variant.algorithm, variant.outputs, text)
+        except (DTError, AssertionError, KeyError):
+            found.illegal.append(text)
+            return
+        if found.cuts.setdefault(made.fused, made).roots != made.roots:
+            found.illegal.append(text)
+            return
+        found.earlier.append(made)
 
     def _family(self, work: Work, text: str, found: Seeds) -> None:
         """Add the plans of one schedule of a family, where they are legal."""

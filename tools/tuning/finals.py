@@ -28,13 +28,19 @@ class Finals:
         self.waiting: dict[Work, list[Job]] = {}
         self.making: set[tuple] = set()
         self.again: set[Work] = set()
+        self.look: dict[Work, None] = {}  #: works whose entrants may all be made now
+        self.users: dict[tuple, list[Work]] = {}  #: what a work waits for -> those works
 
     def run(self, entrants: dict[Work, list[Cut]], until: Callable[[], bool]) -> Iterator[None]:
         """Race the entrants of each work, compiling ahead; yields now and then."""
         races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
         races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
         self.wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
-        ready, self.waiting = [], dict(races)
+        ready, self.waiting, self.look = [], dict(races), dict.fromkeys(races)
+        self.users = {}
+        for w, jobs in races.items():
+            for job in jobs:
+                self.users.setdefault(job.key, []).append(w)
         while (ready or self.waiting or self.gpus.busy()) and not until():
             for worker in self.cpus.idle():
                 if not self.wanted:
@@ -42,8 +48,10 @@ class Finals:
                 job = self.wanted.pop()
                 self.making.add((job.key, job.work))
                 self.cpus.send(worker, ("compile", job), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
-            for work in [w for w, jobs in self.waiting.items() if all(self._made(j) for j in jobs)]:
-                ready.append((work, self.waiting.pop(work)))
+            looked, self.look = self.look, {}
+            for work in looked:
+                if work in self.waiting and all(self._made(j) for j in self.waiting[work]):
+                    ready.append((work, self.waiting.pop(work)))
             for worker in self.gpus.idle():
                 if ready:
                     self._race(worker, *ready.pop(0))
@@ -69,6 +77,7 @@ class Finals:
             self.wanted.append(job)
             return
         self.making.discard((job.key, job.work))
+        self.look |= dict.fromkeys(self.users.get(job.key, ()))
         if done.failure:
             if job.key not in self.artefacts:
                 self.failed[job.key, job.work] = done.failure
@@ -104,6 +113,7 @@ class Finals:
             for sent in self.sent.values():
                 sent.difference_update(j.key for j in jobs)
             self.waiting[work] = jobs
+            self.look[work] = None
             return
         self.raced += 1
         unfit = [j for j, found in zip(jobs, results) if "no build of" in found.failure]

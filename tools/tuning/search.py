@@ -11,9 +11,11 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from .compiling import Artefact, Seeds
 from .crew import FORGOTTEN, Crew, Done
+from .earlier import Earlier
 from .journal import Journal, Time
 from .plans import Cut, Plan
 from .spots import Knowledge, Spot
@@ -31,12 +33,12 @@ class Job:
     cut: Cut
     root: str | None
 
-    @property
+    @cached_property
     def key(self) -> tuple:
         """What its kernels are compiled for."""
         return (self.work.group, self.cut.text() if self.root is None else self.plan.text())
 
-    @property
+    @cached_property
     def plan(self) -> Plan:
         return next(p for p in self.cut.plans if p.root == self.root)
 
@@ -44,8 +46,9 @@ class Job:
 class Search:
     """Owns the two crews while it runs."""
 
-    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, limits: dict[str, float] | None = None):
+    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, limits: dict[str, float] | None = None, earlier: Earlier | None = None):
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
+        self.earlier = earlier or Earlier(None, [])
         self.limits = {"measure": MEASURE_LIMIT, "compile": COMPILE_LIMIT, **(limits or {})}
         self.order = itertools.count()
         self.to_think: list[tuple] = []  #: heaps of (priority, number, task)
@@ -66,7 +69,7 @@ class Search:
         for i, work in enumerate(self.known.works):
             self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
             follows = self.known.follows(work.group)
-            self._think((-1 + 2 * follows, i), ("seeds", work, not follows and not until()))
+            self._think((-1 + 2 * follows, i), ("seeds", work, not follows and not until(), self.earlier.schedules(work)))
         yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
 
     def unseeded(self) -> int:
@@ -135,14 +138,19 @@ class Search:
 
     def _next(self, worker: int) -> Job | None:
         """The most wanted measurement; among equals one on the tensors that the worker has at hand."""
-        tops = {w: heap[0] for w, heap in self.ready.items() if heap and not self.seeding.get(w.group)}
+        seeding = {g for g, count in self.seeding.items() if count}
+        tops = [(heap[0][:2], w) for w, heap in self.ready.items() if not seeding or w.group not in seeding]  # hundreds, at each measurement
         if not tops:
             return None
-        first = min(top[:2] for top in tops.values())
+        first, work = min(tops)
         here = self.at.get(worker)
-        work = here if here in tops and tops[here][0][0] <= first[0][0] else min(tops, key=lambda w: tops[w][:2])
+        if here in self.ready and here.group not in seeding and self.ready[here][0][0][0] <= first[0][0]:
+            work = here
         self.at[worker] = work
-        return heapq.heappop(self.ready[work])[2]
+        job = heapq.heappop(self.ready[work])[2]
+        if not self.ready[work]:
+            del self.ready[work]
+        return job
 
     def _measure(self, worker: int, job: Job) -> None:
         spot = self._spot(job)
@@ -231,13 +239,17 @@ class Search:
     # -- what to try ----------------------------------------------------------------------------------------------------
 
     def _seeded(self, work: Work, seeds: Seeds) -> None:
-        """The formula's plans first, then the families' best estimates."""
+        """The formula's plans and those of earlier rows first, then the families' best estimates."""
+        self.earlier.illegal.update(seeds.illegal)
         for spot in self.known.seeded(work, seeds):
-            first = [p for p in seeds.cuts[spot.fused].plans if p.root == spot.root] if spot.fused in seeds.cuts else []
+            starts = [*([seeds.cuts[spot.fused]] if spot.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == spot.fused)]
+            first = list(dict.fromkeys(p for c in starts for p in c.plans if p.root == spot.root))
             ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
             rest = sorted(ranked, key=ranked.__getitem__)
             count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND
-            self._request(spot, first + rest[:count], (1 if self.known.follows(work.group) else 0,))
+            level = 1 if self.known.follows(work.group) else 0
+            self._request(spot, first, (level,))
+            self._request(spot, rest[:count], (level + 0.5,))  # a short budget serves every size first
             spot.reserve = rest[count:]
             if not spot.waiting:
                 self._advance(spot)

@@ -51,6 +51,7 @@ class Knowledge:
             self.of_group.setdefault(w.group, []).append(w)
         self.cuts: dict[Group, dict[str, Cut]] = {}
         self.formula: dict[Work, Cut] = {}
+        self.earlier: dict[Work, list[Cut]] = {}  #: of a table's rows, what a call takes now first
         self.raced: dict[Work, list[Cut]] = {}  #: whole schedules that were to be timed against each other
         self.spots: dict[tuple[Work, str, str], Spot] = {}
         self._past: dict[str, list[tuple[str, Time]]] = {}
@@ -65,7 +66,7 @@ class Knowledge:
         ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
         for fused, made in ways.items():
             cuts.setdefault(fused, made)
-        self.formula[work] = seeds.formula
+        self.formula[work], self.earlier[work] = seeds.formula, seeds.earlier
         return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
 
     def _measured_before(self, work: Work, known: dict[str, Cut]) -> dict[str, Cut]:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 import torch
@@ -38,6 +38,16 @@ class Group:
     saved: bool = False
     kept: tuple[str, ...] = ()
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept))
+
+    def __hash__(self) -> int:
+        return self._hash  # what is scheduled is looked up by it thousands of times a second
+
+    def __reduce__(self) -> tuple:
+        return Group, (self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept)  # hashes differ between processes
+
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, ex.DTYPES[self.dtype])
@@ -66,12 +76,26 @@ class Work:
     sizes: tuple[tuple[str, int], ...]
     held_out: bool = False
 
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.group, self.sizes, self.held_out))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple:
+        return Work, (self.group, self.sizes, self.held_out)
+
     @property
     def extents(self) -> dict[str, int]:
         return dict(self.sizes)
 
     def text(self) -> str:
         """As a key of the journal."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
         return f"{self.group.text()}{HALF}{' '.join(f'{k}={v}' for k, v in self.sizes)}"
 
     def title(self) -> str:

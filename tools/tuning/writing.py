@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import save
 
 from dtkernels.codegen.target import TARGETS
 from dtkernels.lang.errors import DTError
 from dtkernels.runtime.decide import gpu_of
-from dtkernels.runtime.table import Gpu, Row, TableError, read_rows, spec_hash, write_gpu, write_rows, write_whole
+from dtkernels.runtime.table import Gpu, Row, spec_hash, write_gpu, write_rows
 
-from .choosing import Regret, choose_group, dispatched, kinds, summary
+from .choosing import Regret, choose, dispatched, kinds, summary
+from .earlier import rows_in
 from .journal import Time
+from .matrix import Matrix, read_matrices, write_matrices
 from .plans import Cut, cut
 from .spots import Knowledge
 from .works import Group, Work, operator_of, row_of, variants_of
-
-WORTH = 1.03  #: a row whose schedule loses by more to another that was raced takes that one
 
 
 @dataclass
@@ -51,61 +49,86 @@ class Outcome:
         return summary([r for found in self.held_out.values() for r in found])
 
 
-def entrants(known: Knowledge, chosen: dict[Group, dict[Work, Cut]]) -> dict[Work, list[Cut]]:
-    """What races at each work: what a call would run, the best kernel by kernel, the formula's."""
+def entrants(known: Knowledge, runs: dict[Work, Cut | None]) -> dict[Work, list[Cut]]:
+    """What races at each work of ``runs``: what a call would run, the best kernel by kernel, what a call runs without this run, the formula's."""
     found: dict[Work, list[Cut]] = {}
-    for group, works in known.of_group.items():
-        rows = [_row(w, c) for w, c in chosen.get(group, {}).items()]
-        for w in works:
-            best, formula = known.composed(w), known.formula.get(w)
-            runs = _dispatched_cut(rows, w) if w.held_out else chosen.get(group, {}).get(w)
-            cuts = [c for c in (runs, best, formula) if c is not None]
-            if best is not None:
-                found[w] = list(dict.fromkeys(cuts))
+    for w, own in runs.items():
+        best = known.composed(w)
+        if best is not None:
+            cuts = (own, best, *known.earlier.get(w, ())[:1], known.formula.get(w))
+            found[w] = list(dict.fromkeys(c for c in cuts if c is not None))
     return found
+
+
+Choice = dict[Group, dict[Work, Cut]]  #: the schedule of each work that is not held out
+
+
+def settled(known: Knowledge, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
+    """``chosen`` corrected by the races: whole schedules timed side by side say more than sums of kernels timed apart.
+
+    Of what is within ``tolerated`` of the best at a size that is taken which does for the most sizes. Sizes are left out at which the
+    formula could not be timed, or what a call takes now was not: nothing says that a new row would be better.
+    """
+    found: Choice = {}
+    for group, of_works in chosen.items():
+        cuts, raced = {}, {}
+        for w, made in of_works.items():
+            if not _formula_unknown(known, times, w) and not _untimed(known, times, w):
+                here = _raced(known, times, w)
+                cuts |= {c.text(): c for c in (made, *here)}
+                raced[w.text()] = {c.text(): t.score for c, t in here.items()} or {made.text(): known.total(w, made.fused)}
+        picked = choose(raced, tolerated, len(cuts))
+        found[group] = {w: cuts[picked[w.text()]] for w in of_works if w.text() in picked}
+    return found
+
+
+def rows_of(known: Knowledge, times: dict[tuple[str, str], Time], choice: dict[Work, Cut], by: dict, measured: bool) -> list[Row]:
+    """The rows of one group."""
+    rows = []
+    for w, made in choice.items():
+        found = times.get((w.text(), made.text()))
+        time = found.cold if found is not None and not found.failure else known.total(w, made.fused)
+        micro = round(time, 2) if measured and 0 < time < float("inf") else None
+        rows.append(replace(_row(w, made), microseconds=micro, measured=measured, by=by))
+    return rows
 
 
 def _row(work: Work, made: Cut) -> Row:
     return row_of(work, made.schedule(variants_of(work.group)[1].outputs))
 
 
-def _dispatched_cut(rows: list[Row], work: Work) -> Cut | None:
-    row = dispatched(rows, work)
+def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], kept: list[Row]) -> dict[Work, Cut | None]:
+    """What a call runs at each size held out: the schedule of the row that the dispatcher takes from the new table, else the formula's."""
+    mine = {_row(w, c).schedule: c for w, c in choice.items()}
+    rows = [*(_row(w, c) for w, c in choice.items()), *kept]
+    found: dict[Work, Cut | None] = {}
+    for w in (w for w in known.of_group[group] if w.held_out):
+        row = dispatched(rows, w)
+        if row is not None and row.schedule not in mine:
+            mine[row.schedule] = _cut_of(row, w)  # type: ignore[assignment]
+        found[w] = mine[row.schedule] if row is not None else known.formula.get(w)
+    return found
+
+
+def _cut_of(row: Row, work: Work) -> Cut | None:
     _, variant = variants_of(work.group)
     try:
-        return cut(variant.algorithm, variant.outputs, row.schedule) if row is not None else None
+        return cut(variant.algorithm, variant.outputs, row.schedule)
     except DTError:
         return None
 
 
-def conclude(known: Knowledge, times: dict[tuple[str, str], Time], tolerated: float, by: dict, measured: bool) -> Outcome:
-    """Rows by regret, corrected by the races, and the regrets of what a call would run."""
+def conclude(known: Knowledge, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[Work, Cut | None], by: dict, measured: bool) -> Outcome:
+    """Rows, and the regrets of what calls would run: ``choice`` at sizes chosen for, ``runs`` at those held out."""
     outcome = Outcome()
     for group, works in known.of_group.items():
         op = operator_of(group.op).spec.op
-        chosen = choose_group(known, group, tolerated)
-        rows = []
-        for w, made in list(chosen.items()):
-            raced = _raced(known, times, w)
-            if _formula_unknown(known, times, w):
-                del chosen[w]  # nothing says that a row would be better than what runs without one
-                continue
-            made = _corrected(made, raced)
-            chosen[w] = made
-            if made in raced:
-                outcome.chosen.setdefault(op, []).append(raced[made].score / min(t.score for t in raced.values()))
-            time = raced[made].cold if made in raced else known.total(w, made.fused)
-            micro = round(time, 2) if 0 < time < float("inf") else None
-            rows.append(_with(_row(w, made), micro if measured else None, measured, by))
-        outcome.rows += rows
+        chosen = choice.get(group, {})
+        outcome.rows += rows_of(known, times, chosen, by, measured)
         outcome.kernels[op] = outcome.kernels.get(op, 0) + kinds(chosen.items())
         for w in works:
-            _judge(outcome, op, known, times, rows, w)
+            _judge(outcome, op, w, known.formula.get(w), runs.get(w) if w.held_out else chosen.get(w), _raced(known, times, w))
     return outcome
-
-
-def _with(row: Row, micro: float | None, measured: bool, by: dict) -> Row:
-    return replace(row, microseconds=micro, measured=measured, by=by)
 
 
 def _raced(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> dict[Cut, Time]:
@@ -126,32 +149,28 @@ def _formula_unknown(known: Knowledge, times: dict[tuple[str, str], Time], work:
     return any(t is None or t.failure for t in kernels) and (whole is None or bool(whole.failure))
 
 
+def _untimed(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+    """Whether the row that a call takes now was not tried at ``work``, as a whole or kernel by kernel."""
+    for made in known.earlier.get(work, ())[:1]:
+        return (work.text(), made.text()) not in times and any((work.text(), p.text()) not in times for p in made.plans)
+    return False
+
+
 def _known_cuts(known: Knowledge, work: Work) -> list[Cut]:
     return [c for c in dict.fromkeys((*known.raced.get(work, ()), known.composed(work), known.formula.get(work))) if c is not None]
 
 
-def _corrected(made: Cut, raced: dict[Cut, Time]) -> Cut:
+def _judge(outcome: Outcome, op: str, work: Work, formula: Cut | None, runs: Cut | None, raced: dict[Cut, Time]) -> None:
+    """The regret of what a call of these sizes runs, and of the formula, among what was raced there."""
     if not raced:
-        return made
-    best = min(raced, key=lambda c: raced[c].score)
-    return best if made in raced and raced[made].score > WORTH * raced[best].score else made
-
-
-def _judge(outcome: Outcome, op: str, known: Knowledge, times: dict, rows: list[Row], work: Work) -> None:
-    """The regret of what a call of these sizes runs, and of the formula."""
-    raced = _raced(known, times, work)
-    if len(raced) == 0:
         return
     best = min(t.score for t in raced.values())
-    formula = known.formula.get(work)
     if formula in raced:
         outcome.against_formula.setdefault(op, []).append(raced[formula].score / best)
-    if work.held_out:
-        runs = _dispatched_cut(rows, work) or formula
-        if runs in raced:
-            regret = raced[runs].score / best
-            outcome.held_out.setdefault(op, []).append(regret)
-            outcome.worst.append((regret, work.title()))
+    if runs in raced:
+        regret = raced[runs].score / best
+        (outcome.held_out if work.held_out else outcome.chosen).setdefault(op, []).append(regret)
+        outcome.worst += [(regret, work.title())] if work.held_out else []
 
 
 # -- files --------------------------------------------------------------------------------------------------------------
@@ -163,47 +182,52 @@ def gpu_named(about: dict) -> Gpu:
     return Gpu(about["name"], about["arch"], about["multiprocessors"], bandwidth)
 
 
-def write_tables(folder: Path, gpu: Gpu, outcome: Outcome, groups: list[Group], whole: bool) -> list[Path]:
-    """A file an op; rows of kinds of calls that were not tuned now stay if they are of the current spec.
+def kept_rows(folder: Path, known: Knowledge, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
+    """By op, what stays of the table in ``folder`` beside ``rows``: rows of the current spec at other sizes.
 
-    Where the run was cut short (not ``whole``) so do rows at sizes that nothing is known of now."""
+    A run that was not cut short (``whole``) takes away those at sizes held out, which would judge themselves."""
+    places = {_place(r) for r in rows}
+    if whole:
+        places |= {_place(row_of(w, "")) for w in known.works if w.held_out}
+    found = {}
+    for op in dict.fromkeys(g.op for g in known.of_group):
+        spec = operator_of(op).spec
+        found[spec.op] = [r for r in rows_in(folder / f"{spec.op}.yaml") if r.spec == spec_hash(spec.algorithm) and _place(r) not in places]
+    return found
+
+
+def _place(row: Row) -> tuple:
+    return row.key, tuple(sorted(row.sizes.items()))
+
+
+def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[Row]]) -> list[Path]:
+    """A file an op of ``kept``: ``rows`` and what stays beside them."""
     write_gpu(folder, gpu)
-    written = []
-    for op in dict.fromkeys(g.op for g in groups):
-        operator = operator_of(op)
-        path = folder / f"{operator.spec.op}.yaml"
-        mine = {(g.direction, g.dtype, g.params, g.wanted, g.saved, g.kept) for g in groups if g.op == op}
-        new = [r for r in outcome.rows if r.op == operator.spec.op]
-        places = {(r.key, tuple(r.sizes.items())) for r in new}
-        current = [r for r in _existing(path) if r.spec == spec_hash(operator.spec.algorithm) and (r.key, tuple(r.sizes.items())) not in places]
-        kept = [r for r in current if not whole or (r.direction, r.dtype, tuple(sorted(r.params.items())), r.wanted, r.saved, r.kept) not in mine]
-        write_rows(path, new + kept)
-        written.append(path)
-    return written
-
-
-def _existing(path: Path) -> tuple[Row, ...]:
-    try:
-        return read_rows(path.read_text(), str(path))
-    except (OSError, TableError, UnicodeDecodeError):
-        return ()
+    for op, stay in kept.items():
+        write_rows(folder / f"{op}.yaml", [r for r in rows if r.op == op] + stay)
+    return [folder / f"{op}.yaml" for op in kept]
 
 
 def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str], Time], by: dict) -> None:
-    """Every time as ``cold/<n>`` and ``warm/<n>`` of shape (works, schedules), NaN where none; ``group/<n>`` in the header names them."""
-    tensors, header = {}, {"by": json.dumps(by)}
-    for i, (group, works) in enumerate(known.of_group.items()):
-        texts = {w.text(): j for j, w in enumerate(works)}
-        found = {(w, p): t for (w, p), t in times.items() if w in texts}
-        plans = list(dict.fromkeys(p for _, p in found))
-        cold, warm = (np.full((len(works), len(plans)), np.nan, np.float32) for _ in range(2))
-        places = {p: j for j, p in enumerate(plans)}
-        for (w, p), t in found.items():
-            if not t.failure:
-                cold[texts[w], places[p]], warm[texts[w], places[p]] = t.cold, t.warm
-        tensors |= {f"cold/{i}": cold, f"warm/{i}": warm}
-        kind = {"op": group.op, "direction": group.direction, "dtype": group.dtype, "params": dict(group.params), "wanted": group.wanted, "saved": group.saved}
-        kind |= {"kept": group.kept} if group.kept else {}
-        header[f"group/{i}"] = json.dumps({**kind, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": plans})
-    write_whole(path, save(tensors, header))
+    """Every time of this run, and of earlier ones those of kinds of calls that this one did not tune."""
+    works = {w.text(): (g, j) for g, of_group in known.of_group.items() for j, w in enumerate(of_group)}
+    found: dict[Group, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
+    for (w, p), t in times.items():
+        if w in works:
+            group, j = works[w]
+            found[group][j, p] = t
+    mine = [_matrix(g, known.of_group[g], timed, by) for g, timed in found.items()]
+    kinds_now = {m.kind for m in mine}
+    earlier = read_matrices(path)[1] if path.exists() else []
+    write_matrices(path, by, [*mine, *(m for m in earlier if m.kind not in kinds_now)])
 
+
+def _matrix(group: Group, works: list[Work], times: dict[tuple[int, str], Time], by: dict) -> Matrix:
+    plans = {p: i for i, p in enumerate(dict.fromkeys(p for _, p in times))}
+    cold, warm = (np.full((len(works), len(plans)), np.nan, np.float32) for _ in range(2))
+    for (j, p), t in times.items():
+        if not t.failure:
+            cold[j, plans[p]], warm[j, plans[p]] = t.cold, t.warm
+    about = {"op": group.op, "direction": group.direction, "dtype": group.dtype, "params": dict(group.params), "wanted": group.wanted, "saved": group.saved}
+    about |= {"kept": group.kept} if group.kept else {}
+    return Matrix({**about, "by": by, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": list(plans)}, cold, warm)
