@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from .table import Gpu, Row, kind_of
 
@@ -15,8 +15,7 @@ LIGHT = 0.25  #: weight of a label that only says how many blocks there are
 UNLIKE = 2.0  #: added to the squared distance for a row of a tensor that is aligned to other elements than the call's
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A row, how far its sizes are, and why it may not be taken ("" if it may).
 
     ``exact``: it is for these very parameters, so that its binaries may run; else they differ in a number.
@@ -36,10 +35,11 @@ def candidates(
     Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
     """
     found, kind = [], kind_of(key)
+    logs = {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
     for row in rows:
         own = row.key
-        if own == key or kind_of(own) == kind:
-            d = distance(row, sizes, pitches)
+        if own == key or row.kind == kind:
+            d = _distance(row, sizes, logs, pitches)
             found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), own == key))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
 
@@ -49,7 +49,7 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float)
         return f"it is of another version of the spec ({row.spec}, now {spec})"
     if d > limit:
         return f"it is {d:.2f} away, more than {limit:g}"
-    for label in whole_labels(row.schedule):
+    for label in _labels(row.schedule)[1]:
         if label in sizes and _power(sizes[label]) != _power(row.sizes.get(label, 0)):
             return f"it holds {label} whole: {_power(row.sizes.get(label, 0))} elements, {_power(sizes[label])} needed"
     return ""
@@ -61,14 +61,20 @@ def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozense
     ``pitches``: labels whose extent is the distance of one row of a tensor from the next. What is fast for rows that start at
     multiples of 16 bytes may be slow for others, where loads are narrower.
     """
+    return _distance(row, sizes, {label: math.log2(max(size, 1)) for label, size in sizes.items()}, pitches)
+
+
+def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: frozenset[str]) -> float:
+    """``distance``, given the logarithms of the sizes."""
+    own, there_logs, total = row.sizes, row.logs, 0.0
     tiled, widest = _labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
-    total = 0.0
     for label, size in sizes.items():
-        there = row.sizes.get(label, 1)
+        there = own.get(label, 1)
         if there != size:
-            step = math.log2(max(size, 1)) - math.log2(max(there, 1))
+            step = logs[label] - there_logs.get(label, 0.0)
             total += (1.0 if label in tiled else LIGHT) * step * step
-            total += UNLIKE if label in pitches and math.gcd(size, widest) != math.gcd(there, widest) else 0.0
+            if label in pitches and math.gcd(size, widest) != math.gcd(there, widest):
+                total += UNLIKE
     return math.sqrt(total)
 
 

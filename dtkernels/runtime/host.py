@@ -81,9 +81,10 @@ class _Kernel:
 
     def __getitem__(self, grid: tuple[int, ...]):
         def note(*args, **kwargs):
-            constants = {k: v for k, v in kwargs.items() if k in self.names}
+            own = frozenset(self.names)
+            constants = {k: v for k, v in kwargs.items() if k in own}
             compiled = getattr(self.module, self.name)[grid](*args, **kwargs) if self.module else None
-            options = {k: v for k, v in kwargs.items() if k not in self.names}
+            options = {k: v for k, v in kwargs.items() if k not in own}
             self.notes.launches.append(Launch(self.name, self.names, tuple(grid), args, constants, options, compiled))
 
         return note

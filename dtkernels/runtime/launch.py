@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import math
+import struct
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +13,7 @@ from .driver import NO_CONTEXT, driver, launch_config
 from .host import Record
 from .store import Entry
 
-_RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+_RAW = frozenset(("i32", "i64", "fp32"))
 
 
 def _stream_of(device: int) -> int:
@@ -40,6 +40,10 @@ def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= max(n, 1)
     return tuple(reversed(strides))
+
+
+def _bits(number: float) -> int:
+    return int.from_bytes(struct.pack("<f", number), "little")
 
 
 class NotBound(Exception):
@@ -98,9 +102,14 @@ class Bound:
     def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
         """(places of the arguments, grid, entry, function) of one launch."""
         given, places = dict(zip(launch.names, launch.args)), []
+        slots = self._slots
         for name, kind in entry.types.items():
             if kind != "constexpr":
-                places.append(self._slot(name, kind, given[name]))
+                value = given[name]
+                if type(value) is int and kind in _RAW:  # most are: strides and sizes
+                    places.append(slots.setdefault(("raw", kind, value), len(slots)))
+                else:
+                    places.append(self._slot(name, kind, value))
         scratch, _ = entry.scratch
         if scratch:
             self.allocations.append(((scratch * entry.blocks * math.prod(launch.grid),), torch.uint8))
@@ -126,20 +135,19 @@ class Bound:
         return self._slots.setdefault(key, len(self._slots))
 
     def _frame(self) -> _Frame:
-        slots = (ctypes.c_uint64 * max(1, len(self._slots)))()
+        slots = (ctypes.c_uint64 * max(1, len(self._slots)))(*self._raw())
         base = ctypes.addressof(slots)
-        floats = []
-        for key, slot in self._slots.items():
-            if key[0] == "raw":
-                _RAW[key[1]].from_address(base + 8 * slot).value = key[2]
-            elif key[0] == "float":
-                floats.append((key[1], ctypes.c_float.from_address(base + 8 * slot)))
+        floats = [(key[1], ctypes.c_float.from_address(base + 8 * slot)) for key, slot in self._slots.items() if key[0] == "float"]
         launches = []
         for (places, grid, entry, function), overlaps in zip(self._plans, self._overlaps):
             config, attributes = launch_config(grid, entry.threads, entry.shared, entry.blocks, overlaps)
-            params = (ctypes.c_void_p * len(places))(*(base + 8 * p for p in places))
+            params = (ctypes.c_uint64 * len(places))(*[base + 8 * p for p in places])
             launches.append((config, ctypes.byref(config), function, params, attributes))
         return _Frame(slots, floats, launches)
+
+    def _raw(self) -> list[int]:
+        """What slots hold from the start, as bits: kernels read the lower half of those of 32-bit parameters."""
+        return [(_bits(key[2]) if key[1] == "fp32" else key[2]) if key[0] == "raw" else 0 for key in self._slots]
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:
         """The results for ``values``, the inputs then the scalars in order of declaration."""
@@ -154,7 +162,8 @@ class Bound:
 
     def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> Bound:
         """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
-        other = copy.copy(self)
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
         other.allocations, other._free, other._taken = list(self.allocations), [], []
         for j, shape in zip(self.results, shapes):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])

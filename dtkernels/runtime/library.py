@@ -61,8 +61,12 @@ class OpTable:
 
 def tables_folder() -> Path:
     """``DTKERNELS_TABLES``, else the tables that came with the package."""
-    if named := os.environ.get("DTKERNELS_TABLES"):
-        return Path(named)
+    named = os.environ.get("DTKERNELS_TABLES")
+    return Path(named) if named else _own_tables()
+
+
+@lru_cache(maxsize=1)
+def _own_tables() -> Path:
     inside = _PACKAGE / "schedule_tables"
     return inside if inside.is_dir() else _PACKAGE.parent / "schedule_tables"
 

@@ -20,7 +20,7 @@ from .training import Elsewhere, Training, bound_of
 if TYPE_CHECKING:
     from .operator import BoundCall
 
-REMEMBERED = 4096
+REMEMBERED = 1024  #: kinds of calls of one op; then the oldest goes
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -85,7 +85,7 @@ class QuickCalls:
             known.same, known.count = like(args), len(args)
             known.grad = _grad_enabled() if any(v.requires_grad for v in args) else None
         if len(self.known) >= REMEMBERED:
-            self.known.clear()
+            self.known.pop(next(iter(self.known), None), None)  # type: ignore[arg-type]  # another thread may have been there
         self.known[key] = known
 
 

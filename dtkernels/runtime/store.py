@@ -19,6 +19,7 @@ import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from .table import Row, kind_text, write_whole
@@ -69,10 +70,32 @@ class Entry:
         plain = asdict(self) | {"constants": dict(sorted(self.constants.items()))}
         return json.dumps({k: v for k, v in plain.items() if k != "steps" or v}, separators=(",", ":"))
 
-    @property
+    @cached_property
     def multiples(self) -> dict[str, int]:
         """What each parameter must be a multiple of, where that is more than 1."""
         return dict.fromkeys(self.divisible, 16) | self.steps
+
+    @cached_property
+    def sorts(self) -> tuple[list, list, list, list]:
+        """Parameters by what is asked of them: (place, type, multiple) of pointers, (place, whether of 64 bits, multiple) of integers, places
+        of floats, (place, name, value) of what is baked in."""
+        found: tuple[list, list, list, list] = ([], [], [], [])
+        for i, (name, kind) in enumerate(self.types.items()):
+            step = self.multiples.get(name, 1)
+            if kind == "constexpr":
+                found[3].append((i, name, self.constants.get(name)))
+            elif kind == "fp32":
+                found[2].append(i)
+            elif kind in ("i32", "i64"):
+                found[1].append((i, kind == "i64", step))
+            else:
+                found[0].append((i, kind.replace("u1", "i1"), step))
+        return found
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Of the parameters."""
+        return tuple(self.types)
 
     @property
     def name(self) -> str:
@@ -117,6 +140,8 @@ class Store:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
         self._dictionary = self._data[self._start + words[0] : self._start + words[1]]
+        self._entries: dict[str, Entry] = {}  #: those that were read: each new length asks for the same
+        self._hosts: dict[str, str] = {}
 
     def _place(self, name: str) -> tuple[int, int]:
         """Where a tensor lies. A first call asks for a few of hundreds: the header is searched for them, and not read."""
@@ -128,15 +153,19 @@ class Store:
 
     def entry(self, name: str) -> Entry:
         """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
+        if (known := self._entries.get(name)) is not None:
+            return known
         text = self._checked(f"entry/{name}", name)
         try:
-            return Entry.parse(text)
+            return self._entries.setdefault(name, Entry.parse(text))
         except (ValueError, LookupError, TypeError) as error:
             raise StoreError(f"{self.path}: entry {name} is damaged: {type(error).__name__}") from None
 
     def host(self, name: str) -> str:
         """The host text called ``name``. Raises StoreError where there is none, or it is damaged."""
-        return self._checked(f"host/{name}", name)
+        if name not in self._hosts:
+            self._hosts[name] = self._checked(f"host/{name}", name)
+        return self._hosts[name]
 
     def code(self, name: str) -> bytes:
         """The machine code called ``name``. Raises StoreError where it is missing or not what it was."""

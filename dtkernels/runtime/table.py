@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 DIRECTIONS = ("forward", "backward")
@@ -50,11 +52,21 @@ class Row:
     by: dict[str, object] = field(default_factory=dict)
     binaries: tuple[str, ...] = ()  #: names in the binary store beside the table
 
-    @property
+    @cached_property
     def key(self) -> tuple:
         """What must agree exactly; of the rows that agree the nearest in ``sizes`` is taken."""
         params = tuple(sorted(self.params.items()))
         return (self.op, self.direction, params, self.wanted, self.kept or self.saved, self.batched, self.dtype, frozenset(self.sizes))
+
+    @cached_property
+    def kind(self) -> tuple:
+        """``kind_of`` its key."""
+        return kind_of(self.key)
+
+    @cached_property
+    def logs(self) -> dict[str, float]:
+        """The logarithms of its sizes."""
+        return {label: math.log2(max(n, 1)) for label, n in self.sizes.items()}
 
     def title(self) -> str:
         """The row in a few words."""
