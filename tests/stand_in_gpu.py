@@ -81,7 +81,7 @@ def use(monkeypatch) -> None:
 
     def first(self, tensors: dict, scalars: dict):
         choice, gpu = self.choose(tensors), target("h200")
-        program = by_formula(self.algorithm(), self.outputs, choice, self.signature.result_dtype(tensors).itemsize, gpu)
+        program = by_formula(self.algorithm(), self.outputs, choice.sizes, self.signature.result_dtype(tensors).itemsize, gpu)
         values = dispatch._apart(tensors, scalars)
         notes = record(host_text(emit(program, "call", gpu)), values)
         bound = Computing(self, notes, tensors, scalars, values)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..codegen.target import TARGETS, Target
-from ..lang.errors import DTError
 from .choice import Candidate, candidates
 from .library import OpTable, op_table
-from .notes import log, warn_once
 from .table import Gpu
 
 if TYPE_CHECKING:
@@ -57,6 +56,7 @@ class Choice:
         return f"the nearest row of {self.table.gpu} ({c.row.title()}) is not taken: {c.refused}"
 
 
+@lru_cache(maxsize=32)
 def gpu_of(target: Target) -> Gpu:
     """A target as tables name GPUs."""
     known = target.name in TARGETS
@@ -89,30 +89,20 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
     return program
 
 
-def program_for(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> tuple[Program, Candidate | None]:
-    """The program to compile where nothing is prebuilt, and the row it is from, None for the formula."""
+def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> None:
+    """Raise DTError where the GPU does not have what the kernels of a program take."""
     from ..codegen.fit import element_bytes
     from ..codegen.lower import lower
     from ..codegen.resources import check_resources
 
-    itemsizes = element_bytes(algorithm, outputs, itemsize)
-    for candidate in choice.usable:
-        try:
-            program = scheduled(algorithm, candidate.row.schedule)
-            for kernel in lower(program):
-                check_resources(kernel, choice.sizes, itemsizes, target)
-        except Exception as error:  # a row from somewhere must not end the call
-            tell = log.info if isinstance(error, DTError) and candidate.distance else warn_once  # a neighbour may well not fit
-            tell(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {error}")
-            continue
-        if program.outputs() == outputs:
-            return program, candidate
-    return by_formula(algorithm, outputs, choice, itemsize, target), None
+    itemsizes = element_bytes(program.algorithm, outputs, itemsize)
+    for kernel in lower(program):
+        check_resources(kernel, sizes, itemsizes, target)
 
 
-def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], choice: Choice, itemsize: int, target: Target) -> Program:
-    """The algorithm with the formula's schedule."""
+def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+    """The algorithm with the formula's schedule for just these sizes."""
     from ..codegen.formula import formula
     from ..lang.schedule import Program
 
-    return Program(algorithm, formula(algorithm, outputs, choice.sizes, itemsize, target))
+    return Program(algorithm, formula(algorithm, outputs, sizes, itemsize, target))

@@ -12,12 +12,14 @@ import torch
 
 from ..codegen.target import Target
 from .choice import Candidate
-from .decide import Choice, Subject, by_formula, choose, program_for
+from .compiled import CompiledKernels
+from .decide import Choice, Subject, choose
 from .driver import DriverError, driver
 from .host import Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
+from .programs import Planned, Programs
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 allows_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-REMEMBERED = 4096  #: kinds of calls that one dispatcher keeps
+REMEMBERED = 1024  #: kinds of calls that one dispatcher keeps, each of about 16 KiB; then the oldest goes
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,10 @@ class Dispatcher:
     ):
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
+        self.programs = Programs(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: dict[tuple, Route] = {}
-        self._compiled: dict[str, object] = {}
+        self._compiled: set[str] = set()  #: files that were told of
+        self._kernels = CompiledKernels()
         self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
         self._lock = threading.RLock()
 
@@ -88,7 +92,7 @@ class Dispatcher:
                 return self._routes[key], self._routes[key].launch(values)
             route, results = self._first(tensors, scalars)
             if len(self._routes) >= REMEMBERED:
-                self._routes.clear()
+                del self._routes[next(iter(self._routes))]
             self._routes[key] = route
             return route, results
 
@@ -166,24 +170,25 @@ class Dispatcher:
     def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         gpu = self.device_target(next(iter(tensors.values())).device)
         itemsize = self.signature.result_dtype(tensors).itemsize
-        program, candidate = program_for(self.algorithm(), self.outputs, choice, itemsize, gpu)
-        if candidate is not None:
+        planned = self.programs.plan(choice, itemsize, gpu)
+        if (candidate := planned.candidate) is not None:
             try:
-                return self._compile(program, candidate, choice, tensors, scalars, on_gpu)
+                return self._compile(planned, choice, tensors, scalars, on_gpu)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
             except Exception as error:  # too large for this GPU, say: the formula fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-                program = by_formula(self.algorithm(), self.outputs, choice, itemsize, gpu)
-        return self._compile(program, None, choice, tensors, scalars, on_gpu)
+                planned = self.programs.formula(choice, itemsize, gpu)
+        return self._compile(planned, choice, tensors, scalars, on_gpu)
 
-    def _compile(self, program, candidate, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+    def _compile(self, planned: Planned, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         from .cache import load_module
 
-        source = self._source(program, self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
+        candidate = planned.candidate
+        source = self._source(planned.program, self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
-            self._compiled[source] = module
+            self._compiled.add(source)
             if on_gpu:
                 where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_none()}"
                 log.info(
@@ -198,12 +203,30 @@ class Dispatcher:
             return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
         values = _apart(tensors, scalars)
         with _relaxed():
+            if (found := self._shared(source, module, values, tensors, scalars)) is not None:
+                return Route(found[0], "compiled", candidate, choice), found[1]
             try:
                 notes = record(host_text(source), values, module)
             except (ImportError, NameError, SyntaxError) as error:  # a wrapper that asks for more than its stand-ins know
                 log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
                 return Route(launch, "compiled", candidate, choice), launch(values)
         return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+
+    def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[Bound, list[torch.Tensor]] | None:
+        """Kernels compiled for this and for other sizes; None where Triton must launch."""
+        device = values[0].device
+        target = self.device_target(device)
+        try:
+            notes = record(host_text(source), values)
+            found = [self._kernels.kernel(source, module, note, target) for note in notes.launches]
+            kernels = [(e, driver().function(device.index, e.code, lambda c=code: c, e.kernel, e.shared)) for e, code in found]
+            bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever Triton says to this, its own launch tells
+            log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
+            return None
+        return bound, bound.first(values, notes)
 
     def _source(self, program: Program, target: Target | None) -> str:
         """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from .choice import Candidate
-from .decide import Choice, program_for
+from .decide import Choice
 from .dispatch import DTYPE_NAMES
 from .operator import BoundCall, Operator, Pair, Variant, choose_path, device_target
 from .reference import result_dtype
@@ -93,15 +93,23 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) 
     choice: Choice = variant.dispatch.choose(tensors)
     known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if path == "gpu" and not any(t.is_meta for t in tensors.values()) else None
     target = device_target(next(t.device for t in tensors.values()))
-    program, candidate = program_for(variant.algorithm, variant.outputs, choice, dtype.itemsize, target)
+    planned = variant.dispatch.programs.plan(choice, dtype.itemsize, target)
+    candidate = planned.candidate
     if known is not None:
+        if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row could not be compiled
+            planned = variant.dispatch.programs.formula(choice, dtype.itemsize, target)
         candidate, kind = known.candidate, known.kind
     else:
         kind = "interpreter" if path == "interpreter" else "prebuilt if a binary fits" if candidate and candidate.row.binaries and candidate.exact else "compiled when first called"
-    schedule = candidate.row.schedule if candidate else str(program.schedule)
-    why = f"row {candidate.row.title()}, {candidate.distance:.2f} away: the nearest that fits" if candidate else f"schedule from the formula: {choice.why_none()}"
+    schedule = candidate.row.schedule if candidate else str(planned.program.schedule)
+    why = f"row {candidate.row.title()}, {candidate.distance:.2f} away: the nearest that fits" if candidate else f"schedule from the formula{_asked(planned.asked, choice.sizes)}: {choice.why_none()}"
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     return Decision(direction, kind, choice.sizes, candidate.row if candidate else None, candidate.distance if candidate else None, why, schedule, others)
+
+
+def _asked(asked: dict[str, int], sizes: dict[str, int]) -> str:
+    """At which sizes the formula was asked, where they are not the call's."""
+    return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 
 
 __all__ = ["Decision", "Explanation", "explain_call"]

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
@@ -28,17 +30,24 @@ _WIDEST = 16  #: bytes of a load
 
 def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
     """Whether the kernel of ``entry`` does what a launch with these arguments asks for."""
-    if tuple(entry.types) != names:
+    if entry.names != names:
         return False
-    single = "*fp32" in entry.types.values()
-    given, multiples = dict(zip(names, args)), entry.multiples
-    for name, kind in entry.types.items():
-        if name in constants:
-            if kind != "constexpr" or not _constant(name, entry.constants[name], plain(constants[name]), single):
-                return False
-        elif name not in given or not _argument(kind, given[name], entry.constants.get(name), multiples.get(name, 1)):
+    pointers, integers, floats, baked = entry.sorts
+    given = len(args)
+    if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
+        return False
+    for i, name, value in baked:
+        if not (args[i] == value if i < given else name in constants and _constant(name, value, constants[name], entry)):
             return False
-    return True
+    for i, wide, step in integers:
+        value = args[i]
+        if not isinstance(value, int) or value % step or not (wide or -(2**31) <= value < 2**31):
+            return False
+    for i, kind, step in pointers:
+        value = args[i]
+        if not isinstance(value, torch.Tensor) or POINTERS.get(value.dtype) != kind or value.data_ptr() % step:
+            return False
+    return all(isinstance(args[i], float) for i in floats)
 
 
 def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
@@ -48,39 +57,33 @@ def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     are small beside them, and of one that itself starts elsewhere nothing is lost.
     """
     pitches: dict[str, tuple[int, str]] = {}
-    strided = [name.split("_stride_")[0] for name in names if "_stride_" in name]
-    ranks = {tensor: strided.count(tensor) for tensor in strided}
-    most = {tensor for tensor, rank in ranks.items() if rank == max(ranks.values())}
-    askew = {name.removesuffix("_ptr") for name, value in zip(names, args) if isinstance(value, torch.Tensor) and value.data_ptr() % 16}
-    for name, value in zip(names, args):
-        tensor = name.split("_stride_")[0]
-        if tensor != name and tensor in most and tensor not in askew and isinstance(value, int) and value > 1:
-            pitches[tensor] = min(pitches.get(tensor, (value, name)), (value, name))
-    known, loads = entry.multiples, _loads(dict(zip(names, args)))
+    loads = _loads(dict(zip(names, args)))
+    for place, tensor, pointer in _strides_of_most(names):
+        value = args[place]
+        if isinstance(value, int) and value > 1 and not (pointer is not None and args[pointer].data_ptr() % _WIDEST):
+            pitches[tensor] = min(pitches.get(tensor, (value, names[place])), (value, names[place]))
+    known = entry.multiples
     aligned = ((name, loads.get(tensor, _WIDEST)) for tensor, (value, name) in pitches.items() if value % loads.get(tensor, _WIDEST) == 0)
     return any(known.get(name, 1) % step and entry.types[name] != "constexpr" for name, step in aligned)
 
 
-def _constant(name: str, built: object, asked: object, single: bool) -> bool:
-    if built == asked:
+@lru_cache(maxsize=1024)
+def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
+    """(place of a stride, its tensor, the place of that) for the tensors of most dimensions."""
+    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
+    ranks = Counter(tensor for _, tensor in strided)
+    places = {name: i for i, name in enumerate(names)}
+    return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
+
+
+def _constant(name: str, built: object, asked: object, entry: Entry) -> bool:
+    if built == asked or built == plain(asked):
         return True
     if name.startswith("EVEN_"):
         return built is False  # masks that are always true do no harm
     if name == "INDEX":
         return built == "tl.int64"
-    return name == "PRECISION" and (built == ANY_PRECISION or not single)
-
-
-def _argument(kind: str, value: object, baked: object, multiple: int) -> bool:
-    if isinstance(value, torch.Tensor):
-        return kind.replace("u1", "i1") == POINTERS.get(value.dtype) and value.data_ptr() % multiple == 0
-    if isinstance(value, float):
-        return kind == "fp32"
-    if not isinstance(value, int):
-        return False
-    if kind == "constexpr":
-        return value == baked
-    return (kind == "i64" or kind == "i32" and -(2**31) <= value < 2**31) and value % multiple == 0
+    return name == "PRECISION" and (built == ANY_PRECISION or "*fp32" not in entry.types.values())
 
 
 def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
@@ -105,6 +108,28 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
 
     ``product``: the kernel has a matrix product.
     """
+    found: list[Build] = []
+    for build in _ways(names, args, constants, types, wide, product):
+        if build not in found:
+            found.append(build)
+    return found
+
+
+def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
+    """The build to compile where none is there: the narrowest, but for what merely tells one length from the next.
+
+    It depends on the launch alone, so that calls in any order get the same. Whether an extent is a multiple of 16 matters where
+    it lies contiguous, since loads are then as wide as their masks allow, and where tiles divide it; a cache that grows by single
+    rows needs a build for the lengths that tiles divide and one for the others.
+    """
+    narrow = next(_ways(names, args, constants, types, None, False))
+    inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
+    told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}
+    return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
+
+
+def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
+    """The builds, some of which may be the same."""
     given = dict(zip(names, args))
     ints = {n: v for n, v in given.items() if isinstance(v, int) and not isinstance(v, bool)}
     strides = {n for n in ints if "_stride_" in n}
@@ -122,17 +147,13 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
     ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
     ways += [] if product else [(pointers | stepped, ones, set())]
     ways += [(pointers, ones, set()), ({}, set(), None)]
-    found: list[Build] = []
     for multiples, baked, even in ways:
         fixed = {n: v if n not in evens or even and n in even else False for n, v in constants.items()} | dict.fromkeys(baked, 1)
         kinds = types | dict.fromkeys(baked, "constexpr")
         if even is None:
             kinds |= dict.fromkeys(ints, "i64")
             fixed |= {"INDEX": wide} if "INDEX" in fixed else {}
-        build = Build(kinds, fixed, {n: multiples[n] for n in names if n in multiples})
-        if build not in found:
-            found.append(build)
-    return found
+        yield Build(kinds, fixed, {n: multiples[n] for n in names if n in multiples})
 
 
 def specialized(launch: Launch, target: Target):

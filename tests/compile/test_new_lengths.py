@@ -1,0 +1,71 @@
+"""What a cache of keys that grows compiles where no kernel is prebuilt: on tensors taken for those of an H200, launches that do nothing."""
+
+import ctypes
+from types import SimpleNamespace
+
+import pytest
+import stand_in_gpu
+import torch
+
+from dtkernels.codegen import formula as formulas
+from dtkernels.ops.registry import SPECS
+from dtkernels.runtime import compiled, dispatch, launch, library
+from dtkernels.runtime.match import shared_build
+from dtkernels.runtime.operator import Operator
+
+
+@pytest.fixture
+def builds(monkeypatch, tmp_path):
+    """(kernel, multiples) of each compilation, None for the formula; there is no table."""
+    monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
+    library.forget()
+    driver = SimpleNamespace(launch=lambda *args: 0, function=lambda *args: ctypes.c_void_p(1), overlaps=True)
+    for module in (dispatch, launch):
+        monkeypatch.setattr(module, "driver", lambda: driver)
+    monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    stand_in_gpu.tensors_on_it(monkeypatch)
+    found, formula, build = [], formulas.formula, compiled.compile_kernel
+    monkeypatch.setattr(formulas, "formula", lambda *args: found.append(None) or formula(*args))
+    monkeypatch.setattr(compiled, "compile_kernel", lambda kernel, types, constants, multiples, *rest: found.append((kernel.__name__, multiples)) or build(kernel, types, constants, multiples, *rest))
+    yield found
+    library.forget()
+
+
+def grow(lengths, found: list) -> list[str]:
+    """The kernels that are compiled for these lengths in turn, each of which must run without Triton."""
+    op, q = Operator(SPECS / "attention.yaml"), torch.randn(1, 8, 1, 64).bfloat16()
+    for length in lengths:
+        k = torch.empty(1, 2, length, 64, dtype=torch.bfloat16)
+        op(q, k, k, scale=0.125, group=4)
+    routes = [r for v in op._variants.values() for r in v.dispatch._routes.values()]
+    assert len(routes) == len(lengths) and all(r.kind == "compiled" and isinstance(r.launch, launch.Bound) for r in routes)
+    return sorted(name for name, _ in filter(None, found))
+
+
+def test_a_growing_cache_compiles_a_kernel_twice_at_most(builds):
+    kernels = grow(range(2048, 2113), builds)
+    assert kernels and max(map(kernels.count, kernels)) <= 2, kernels
+    assert builds.count(None) <= 6
+
+
+def test_the_same_kernels_are_compiled_in_any_order(builds):
+    grow((2048, 2049, 2064), builds)
+    forth = [b for b in builds if b]
+    builds.clear()
+    grow((2064, 2049, 2048), builds)
+    assert len(forth) == len([b for b in builds if b]) and all(b in builds for b in forth)
+
+
+def wanted(size: int, even: bool, *, inner: bool):
+    """The build for one pointer, an extent and the strides of its tensor."""
+    x = torch.empty(64, dtype=torch.float16)
+    names, strides = ("A_ptr", "size_y", "A_stride_x", "A_stride_y", "EVEN_y"), (size, 1) if inner else (64, 64)
+    types = {"A_ptr": "*fp16", "size_y": "i32", "A_stride_x": "i32", "A_stride_y": "i32", "EVEN_y": "constexpr"}
+    return shared_build(names, (x, size, *strides), {"EVEN_y": even}, types)
+
+
+def test_only_what_makes_kernels_slower_tells_builds_apart():
+    assert wanted(1001, False, inner=False) == wanted(1008, False, inner=False) != wanted(1024, True, inner=False)
+    classes = [wanted(n, False, inner=True).multiples for n in (1001, 1002, 1004, 1008)]  # loads there are as wide as rows allow
+    assert len({str(c) for c in classes}) == 4

@@ -1,0 +1,112 @@
+"""Calls at sizes never seen before, as a cache of keys that grows makes them: one schedule serves many, and what is kept is bounded."""
+
+import math
+import random
+
+import pytest
+import stand_in_gpu
+import torch
+
+import dtkernels
+from dtkernels.codegen import formula as formulas
+from dtkernels.codegen.target import target
+from dtkernels.ops.registry import SPECS, shipped
+from dtkernels.runtime import dispatch, library, programs, quick
+from dtkernels.runtime.decide import Choice
+from dtkernels.runtime.library import OpTable
+from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.programs import Programs, anchor
+
+H200 = target("h200")
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """The sizes that the formula is asked for, where there is no table."""
+    monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
+    library.forget()
+    found, formula = [], formulas.formula
+    monkeypatch.setattr(formulas, "formula", lambda algorithm, outputs, sizes, *rest: found.append(dict(sizes)) or formula(algorithm, outputs, sizes, *rest))
+    yield found
+    library.forget()
+
+
+def made(op: str) -> Programs:
+    variant = Operator(SPECS / f"{op}.yaml").variant((), frozenset(), 0)
+    return variant.dispatch.programs
+
+
+def choice(**sizes: int) -> Choice:
+    return Choice(OpTable(None), (), sizes)
+
+
+def test_an_anchor_is_a_size_of_the_same_kind():
+    for n in range(20000):
+        a = anchor(n)
+        assert n <= a <= n * 9 / 8 + 16 and math.gcd(a, 16) == math.gcd(n, 16) and anchor(a) == a, (n, a)
+        assert (a - 1).bit_length() == (n - 1).bit_length() and (n > 16 or a == n), (n, a)
+    assert all(anchor(1 << i) == 1 << i for i in range(31))
+    assert len({anchor(n) for n in range(2048, 2113)}) == 6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_growing_cache_asks_the_formula_a_handful_of_times_and_is_right(asked, dtype):
+    op, generator = Operator(SPECS / "attention.yaml"), torch.Generator().manual_seed(0)
+    q = torch.randn(1, 2, 1, 16, generator=generator).to(dtype)
+    for length in range(129, 145):
+        k, v = torch.randn(2, 1, 2, length, 16, generator=generator).to(dtype).unbind()
+        wide = [t.double() for t in (q, k, v)]
+        wanted = torch.softmax(wide[0] @ wide[1].mT / 4, -1) @ wide[2]
+        bound = 16 * torch.finfo(dtype).eps
+        torch.testing.assert_close(op(q, k, v, scale=0.25).double(), wanted, rtol=bound, atol=bound)
+    assert len(asked) == len({anchor(n) for n in range(129, 145)}) == 5
+
+
+def test_lengths_that_nothing_divides_are_right(asked):
+    op = Operator(SPECS / "softmax.yaml")
+    for length in (17, 31, 33, 97, 127, 129, 257, 1021, 1031, 4099):
+        x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
+        torch.testing.assert_close(op(x), torch.softmax(x.double(), -1).float())
+    assert any(sizes["y"] not in (17, 31, 33, 97, 127, 129, 257, 1021, 1031, 4099) for sizes in asked)
+
+
+def test_a_schedule_that_is_not_legal_at_the_sizes_themselves_gives_way_to_theirs(asked, monkeypatch):
+    monkeypatch.setattr(programs, "anchor", lambda n: 16)
+    own, large = made("softmax"), {"x": 64, "y": 1 << 21}
+    assert own.formula(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
+    planned = own.formula(choice(**large), 2, H200)
+    assert planned.asked == large and str(planned.program.schedule) == str(formulas.formula(own.algorithm(), own.outputs, large, 2, H200))
+
+
+@pytest.mark.parametrize("op", ["softmax", "mmsigmoid", "attention", "dyt"])
+def test_a_schedule_does_not_depend_on_earlier_calls(op):
+    labels = [n for n, source in Operator(SPECS / f"{op}.yaml").variant((), frozenset(), 0).signature.sizes.items() if not isinstance(source, int)]
+    rng = random.Random(0)
+    kinds = [{label: rng.choice((1, 17, 64, 1000, 1001, 1003, 4100)) for label in labels} for _ in range(6)]
+    forth, back = made(op), made(op)
+    first = [str(forth.formula(choice(**sizes), 2, H200).program.schedule) for sizes in kinds]
+    assert first == [str(back.formula(choice(**sizes), 2, H200).program.schedule) for sizes in reversed(kinds)][::-1]
+
+
+def test_labels_of_one_extent_only_stay_as_they_are():
+    own = Programs(made("softmax").algorithm, ("softmax",), frozenset("y"))
+    assert own.formula(choice(x=1001, y=1001), 2, H200).asked == {"x": anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
+
+
+def test_explain_says_at_which_sizes_the_formula_was_asked(asked):
+    shipped.cache_clear()
+    told, exact = (dtkernels.explain("softmax", torch.randn(4, n)).forward.why for n in (1001, 1024))
+    assert f"asked at sizes x=4 y={anchor(1001)}" in told and "formula" in exact and "asked at" not in exact
+
+
+def test_ever_new_lengths_do_not_fill_memory(monkeypatch):
+    stand_in_gpu.use(monkeypatch)
+    for module in (dispatch, quick):
+        monkeypatch.setattr(module, "REMEMBERED", 4)
+    op = Operator(SPECS / "softmax.yaml")
+    for length in (*range(20, 32), 20, 31):
+        for _ in range(2):
+            x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
+            torch.testing.assert_close(op(x), torch.softmax(x, -1))
+            assert len(op._quick.known) <= 4 and len(op.variant((), frozenset(), 0).dispatch._routes) <= 4
+    assert [key[0][1] for key in op._quick.known] == [29, 30, 31, 20]  # the oldest go, one at a time
