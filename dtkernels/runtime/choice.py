@@ -34,14 +34,22 @@ def candidates(
 
     Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
     """
-    found, kind = [], kind_of(key)
-    logs = {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
-    for row in rows:
-        own = row.key
-        if own == key or row.kind == kind:
-            d = _distance(row, sizes, logs, pitches)
-            found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), own == key))
+    return ranked(agreeing(rows, key), sizes, spec, limit, pitches)
+
+
+def ranked(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
+    """``candidates`` of the rows that ``agreeing`` gives."""
+    logs, found = {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}, []
+    for row, exact in rows:
+        d = _distance(row, sizes, logs, pitches)
+        found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), exact))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
+
+
+def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
+    """Rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
+    kind = kind_of(key)
+    return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
 
 
 def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float) -> str:

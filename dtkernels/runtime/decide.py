@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ..codegen.target import TARGETS, Target
-from .choice import Candidate, candidates
+from .choice import Candidate, ranked
 from .library import OpTable, op_table
 from .table import Gpu
 
@@ -72,7 +72,7 @@ def target_for(gpu: Gpu) -> Target | None:
 def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
     """The rows of the GPU's table for one call; ``pitches`` see ``choice.distance``."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return Choice(table, tuple(candidates(table.like(key), key, sizes, subject.spec, pitches=pitches)), sizes)
+    return Choice(table, tuple(ranked(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

@@ -101,15 +101,13 @@ class Bound:
 
     def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
         """(places of the arguments, grid, entry, function) of one launch."""
-        given, places = dict(zip(launch.names, launch.args)), []
-        slots = self._slots
-        for name, kind in entry.types.items():
-            if kind != "constexpr":
-                value = given[name]
-                if type(value) is int and kind in _RAW:  # most are: strides and sizes
-                    places.append(slots.setdefault(("raw", kind, value), len(slots)))
-                else:
-                    places.append(self._slot(name, kind, value))
+        args, slots, places = launch.args, self._slots, []
+        for i, name, kind in entry.given:
+            value = args[i]
+            if type(value) is int and kind in _RAW:  # most are: strides and sizes
+                places.append(slots.setdefault(("raw", kind, value), len(slots)))
+            else:
+                places.append(self._slot(name, kind, value))
         scratch, _ = entry.scratch
         if scratch:
             self.allocations.append(((scratch * entry.blocks * math.prod(launch.grid),), torch.uint8))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from .choice import nearest_gpu
+from .choice import agreeing, nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
 from .store import Store, StoreError, digest
@@ -25,6 +25,7 @@ class OpTable:
     store: Store | None = None
     packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
@@ -39,6 +40,12 @@ class OpTable:
         if kind not in self._read:  # of each kind once: every new shape asks
             self._read[kind] = self._copied(key)
         return self._read[kind]
+
+    def agreeing(self, key: tuple) -> list[tuple[Row, bool]]:
+        """The rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
+        if key not in self._agree:
+            self._agree[key] = agreeing(self.like(key), key)
+        return self._agree[key]
 
     def _copied(self, key: tuple | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None

@@ -56,15 +56,17 @@ def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
     Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
     are small beside them, and of one that itself starts elsewhere nothing is lost.
     """
+    known, types, strides = entry.multiples, entry.types, _strides_of_most(names)
+    if all(known.get(names[i]) == _WIDEST or types[names[i]] == "constexpr" for i, _, _ in strides):
+        return False
     pitches: dict[str, tuple[int, str]] = {}
     loads = _loads(dict(zip(names, args)))
-    for place, tensor, pointer in _strides_of_most(names):
+    for place, tensor, pointer in strides:
         value = args[place]
         if isinstance(value, int) and value > 1 and not (pointer is not None and args[pointer].data_ptr() % _WIDEST):
             pitches[tensor] = min(pitches.get(tensor, (value, names[place])), (value, names[place]))
-    known = entry.multiples
     aligned = ((name, loads.get(tensor, _WIDEST)) for tensor, (value, name) in pitches.items() if value % loads.get(tensor, _WIDEST) == 0)
-    return any(known.get(name, 1) % step and entry.types[name] != "constexpr" for name, step in aligned)
+    return any(known.get(name, 1) % step and types[name] != "constexpr" for name, step in aligned)
 
 
 @lru_cache(maxsize=1024)

@@ -93,6 +93,11 @@ class Entry:
         return found
 
     @cached_property
+    def given(self) -> tuple[tuple[int, str, str], ...]:
+        """(place, name, type) of what a launch hands over."""
+        return tuple((i, name, kind) for i, (name, kind) in enumerate(self.types.items()) if kind != "constexpr")
+
+    @cached_property
     def names(self) -> tuple[str, ...]:
         """Of the parameters."""
         return tuple(self.types)
