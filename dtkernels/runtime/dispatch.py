@@ -221,12 +221,12 @@ class Dispatcher:
             found = [self._kernels.kernel(source, module, note, target) for note in notes.launches]
             kernels = [(e, driver().function(device.index, e.code, lambda c=code: c, e.kernel, e.shared)) for e, code in found]
             bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
+            return bound, bound.first(values, notes)
         except (torch.OutOfMemoryError, MemoryError):
             raise
         except Exception as error:  # whatever Triton says to this, its own launch tells
             log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
             return None
-        return bound, bound.first(values, notes)
 
     def _source(self, program: Program, target: Target | None) -> str:
         """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""
