@@ -7,6 +7,7 @@ accumulated by that loop (streaming.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from ..lang import expr as ex
@@ -25,6 +26,7 @@ from .reduce import MIN_DOT, Reducer
 from .roots import host, kept, kernel_roots
 from .scope import Scope
 from .split import split_reduction
+from .spread import warps
 from .staged import computed, is_shift, staged
 from .walk import grid_order
 from .waves import ended
@@ -95,7 +97,8 @@ class _Lowering:
             found.append(self._kernel(name, parts, made + spaces, (*(w.name for w in spaces), *(o for o in self.stored if o in early))))
             made += spaces
         written = self._written(body)
-        return (*found, self._kernel(self.root, body, made, tuple(o for o in dict.fromkeys((self.root, *self.stored)) if o in written)))
+        last = self._kernel(self.root, body, made, tuple(o for o in dict.fromkeys((self.root, *self.stored)) if o in written))
+        return (*found, replace(last, num_warps=warps(body, last.num_warps)) if found else last)
 
     def _written(self, body: tuple[Statement, ...]) -> set[str]:
         """Funcs that the body stores."""
@@ -118,9 +121,8 @@ class _Lowering:
         reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs, *(w.name for w in spaces)) if t in reads)
         scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
         spaces = tuple(w for w in spaces if w.name in reads + writes)
-        kernel = Kernel(
-            name, self.root, reads, writes, scalars, grid, order, body, **self.options.of_kernel(reads, writes), workspaces=spaces
-        )
+        said = self.options.of_kernel(reads, writes)
+        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, body, **said, workspaces=spaces)
         if kernel.descriptors:
             described(kernel, self.options.where("descriptor"))  # refused here, or it can be printed
         return kernel
@@ -131,12 +133,10 @@ class _Lowering:
         for i, label in enumerate(asked):
             inside = next((a for a in asked[i + 1 :] if a in definition.labels and self._has_loop(a)), None)
             if label not in definition.labels and inside:
-                raise DTError(
-                    "a reduction is finished before the loops of the output go on",
-                    found=f"reorder: {label} outside the loop over {inside}",
-                    allowed=f"tensorize({inside}:0), or {inside} before {label}",
-                    at=self.schedule.of(self.root, "reorder")[-1].pos,
-                )
+                raise DTError("a reduction is finished before the loops of the output go on",
+                              found=f"reorder: {label} outside the loop over {inside}",
+                              allowed=f"tensorize({inside}:0), or {inside} before {label}",
+                              at=self.schedule.of(self.root, "reorder")[-1].pos)  # fmt: skip
         named = tuple(a for a in asked if a in definition.labels)
         return named + tuple(label for label in definition.labels if label not in named)
 

@@ -110,7 +110,10 @@ class _Splitter:
         after = _without_sums(body[at + 1 :], whole)
         if not self.piece.scalar:
             whole = {name: replace(a, axes=(self.piece, *a.axes)) for name, a in whole.items()}
-            after = _with_sums(after, whole, self.piece)
+            if any(a.moves for a in accumulators):
+                after = (*self._joined(tuple(whole.values())), *_renamed(after, whole, self.piece))
+            else:
+                after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
         return (*prologue, *self._bounded(loop), *stores), (*start, merge, *after)
@@ -216,6 +219,24 @@ class _Splitter:
             options=(("loop_unroll_factor", min(self.split.parts // self.piece.tile, 16)),),
         )
 
+    def _joined(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
+        """What is left after the loop where a step takes several parts: those at one place of each step, joined by the same repair."""
+        axes = {a.name: tuple(x for x in a.axes if x != self.piece) for a in accumulators}
+        own = {a.name: Local(a.name, a.axes) for a in accumulators}
+        whole = {name: Local(f"{name}_joined", x) for name, x in axes.items()}
+        running = dict.fromkeys(name for a in accumulators for name, _ in a.moves)
+        moves = dict.fromkeys(move for a in accumulators for move in a.moves)
+        factors = {m: Local(f"{m[0]}_joined_rescale" + (f"_{i}" if i else ""), own[m[0]].axes) for i, m in enumerate(moves)}
+        values: dict[str, Tile] = {}
+        for a in accumulators:
+            value: Tile = own[a.name]
+            for move in a.moves:
+                value = Op("*", (value, factors[move]))
+            values[a.name] = TileReduce(REDUCTIONS[a.combine], value, (self.piece,), keeps_nan=a.combine != "largest")
+        lets = [Let(whole[n].name, values[n], axes[n]) for n in running]
+        lets += [Let(f.name, rescale(own[n], whole[n], times), f.axes) for (n, times), f in factors.items()]
+        return (*lets, *(Let(whole[n].name, v, axes[n]) for n, v in values.items() if n not in running))
+
 
 def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:
     """The body after a loop, where accumulators come merged: nothing is left to sum over the loop's own tile."""
@@ -236,6 +257,17 @@ def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piec
         if isinstance(tile, Local) and tile.name in merged:
             a = merged[tile.name]
             return TileReduce(REDUCTIONS[a.combine], Local(a.name, a.axes), (piece,), keeps_nan=a.combine != "largest")
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
+
+
+def _renamed(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
+    """The body after a loop, with what ``_joined`` makes of its accumulators."""
+
+    def change(tile: Tile) -> Tile:
+        if isinstance(tile, Local) and tile.name in merged:
+            return Local(f"{tile.name}_joined", tuple(x for x in merged[tile.name].axes if x != piece))
         return tile
 
     return nest.map_values(body, lambda value: value.transform(change))

@@ -16,32 +16,37 @@ So is a merge in blocks of columns: one program that goes through 256 parts of 7
 Other merges in blocks take smaller ones than the kernel before them, down to ``ELEMENTS``: that one's blocks are large so that
 each reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
 
-A merge relative to a running maximum goes from part to part, so its programs are small, ``ROWS`` by ``COLUMNS``, however wide the
-rows: one query's heads are few, and eight programs that go through 32 parts of 16 rows one after another take longer than the parts took.
+A merge relative to a running maximum has small programs, ``ROWS`` by ``COLUMNS``, however wide the rows: one query's heads are few, and
+eight programs that go through 32 parts of 16 rows one after another take longer than the parts took. Each takes as many parts at a time as
+make ``LIVE`` elements, so that their loads are on their way together, and keeps a maximum for each of these: what is left after the last
+step is joined once, relative to the largest. From part to part instead every step would wait for memory, and for the step before it.
 
 The order is fixed as before: which parts meet in which element, and the tree that ``sum`` adds them up by.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from . import nest
-from .nest import WHOLE, Accumulator, Index, Loop, Position, Statement, Store, TileReduce
+from .nest import WHOLE, Accumulator, Axis, Index, Loop, Position, Statement, Store, TileReduce
 from .ranges import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
 ROWS = 4  #: of a program that goes from part to part, where those before it were padded for a product
 PARTS = 32  #: most parts that one step takes
+LIVE = 4096  #: elements of parts that such a program has at once
+A_WARP = 2048  #: of them, to a warp
 ELEMENTS = 2048  #: of a program's block, at most if that leaves COLUMNS of each label
 LENGTH = 64  #: what a whole extent beside blocks is taken to be
 
 
 def at_once(body: tuple[Statement, ...], parts: int) -> int:
-    """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already."""
+    """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already, and large."""
     stored = [s for s in body if isinstance(s, Store)]
     if _relative(body):
-        return 1
+        return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _held(body)).bit_length() >> 1))
     if _has_blocks(body):
         kept = all(len(wide := [a for a in s.axes if not a.scalar]) == 1 and wide[0].tile != WHOLE for s in stored)
     else:
@@ -56,11 +61,41 @@ def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     if _has_blocks(body) and not relative:
         return _finer(body)
     for axis in [s.axis for s in body if isinstance(s, Index) and (s.axis.tile == WHOLE or relative and s.axis.padded)]:
-        reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
-        if not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store)):
+        if _parallel(body, axis):
             block = replace(axis, tile=ROWS if axis.padded else COLUMNS, padded=False)
             body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
     return _finer(body) if relative else body
+
+
+def _parallel(body: tuple[Statement, ...], axis: Axis) -> bool:
+    """Whether the same is done along every element of the axis."""
+    reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
+    return not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store))
+
+
+def _held(body: tuple[Statement, ...]) -> int:
+    """How many elements of one part a program of a merge relative to a running maximum holds, as far as the text tells."""
+    sizes = {}
+    for axis in (s.axis for s in body if isinstance(s, Index)):
+        cut = _parallel(body, axis) and (axis.padded or axis.tile == WHOLE)
+        sizes[axis] = (ROWS if axis.padded else COLUMNS) if cut else axis.tile or LENGTH
+    return _largest([[sizes.get(x, 1) for x in a.axes] for a in nest.statements(body) if isinstance(a, Accumulator)])
+
+
+def warps(body: tuple[Statement, ...], most: int) -> int:
+    """How many warps a merge relative to a running maximum has where it takes several parts at once, ``most`` at most.
+
+    One where that does: what is summed over the parts then crosses lanes and waits at no barrier.
+    """
+    held = [a.axes for a in nest.statements(body) if isinstance(a, Accumulator)]
+    several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
+    if not _relative(body) or not several:
+        return most
+    return min(most, max(1, _largest([[x.tile or LENGTH for x in axes] for axes in held]) // A_WARP))
+
+
+def _largest(tiles: list[list[int]]) -> int:
+    return max(math.prod(one) for one in tiles)
 
 
 def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -1,11 +1,13 @@
 """The kernel that adds up the parts of a split sum has blocks of its own, smaller than those that made the parts."""
 
 import pytest
+import torch
 from oracle import check
 from small_programs import random
 
 import dtkernels
 from dtkernels.codegen.lower import lower
+from dtkernels.codegen.nest import Loop, statements
 from dtkernels.codegen.spread import ELEMENTS
 from dtkernels.lang.parser import parse
 
@@ -61,3 +63,40 @@ def test_a_merge_relative_to_a_maximum_is_of_small_programs(schedule, blocks):
     assert {g.label: g.block for g in merge.grid} == blocks
     for heads, width, length in ((7, 40, 70), (1, 1, 3), (130, 64, 64)):
         check(ROWS_OF_QUERIES + schedule, *random((heads, 24), (length, 24), (length, width)))
+
+
+@pytest.mark.parametrize(
+    ("parts", "schedule", "at_once", "warps"),
+    [
+        (16, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 16, 1),
+        (64, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 32, 2),
+        (24, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 8, 1),
+        (5, "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);", 1, 4),
+        (16, "f.block(h:32); f.tensorize(h:32, n:0, l:16, d:0);", 4, 2),
+        (16, "f.block(h:128); f.tensorize(h:128, n:0, l:16, d:0);", 1, 4),
+    ],
+)
+def test_a_merge_relative_to_a_maximum_takes_several_parts_at_a_time(parts, schedule, at_once, warps):
+    text = ROWS_OF_QUERIES.replace("split(l:4)", f"split(l:{parts})") + schedule
+    _, merge = lower(parse(text))
+    assert [s.axis.tile for s in statements(merge.body) if isinstance(s, Loop)] == [at_once]
+    assert merge.num_warps == warps
+    for heads, width, length in ((7, 40, 300), (1, 33, 3)):  # parts of several tiles; parts of nothing, whose maximum is -inf
+        check(text, *random((heads, 24), (length, 24), (length, width)))
+
+
+def test_parts_of_very_different_maxima_are_joined_relative_to_the_largest():
+    text = ROWS_OF_QUERIES.replace("split(l:4)", "split(l:32)") + "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);"
+    q, k, v = random((5, 24), (600, 24), (600, 40))
+    for first, last in ((40.0, 0.0), (0.0, 40.0)):
+        check(text, q, k * torch.linspace(first, last, 600)[:, None], v)
+
+
+def test_sums_of_two_shifts_and_of_none_merge_together():
+    text = """Func top, low, s, t, f; In A; Var x; RVar y;
+    top[x] = rmax(A[x, y], y); low[x] = rmax(-A[x, y], y); s[x, y] = exp(A[x, y] - top[x]); t[x, y] = exp(-A[x, y] - low[x]);
+    f[x] = rsum(s[x, y], y) + rsum(t[x, y], y) * top[x] + rsum(A[x, y], y);
+    top.fuse_at(f, y); low.fuse_at(f, y); s.fuse_at(f, y); t.fuse_at(f, y);
+    f.block(x:2); f.tensorize(x:2, y:32); f.split(y:8);"""
+    assert "tl.reduce(low, 0, nan_max)" in dtkernels.compile(text).source
+    check(text, random((7, 500)))
