@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from .public import op
+from .public import compiling, op
 
 LOWEST = -2.3e38  #: scores times log2(e) stay in float32's range above it
 EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next
@@ -39,11 +39,35 @@ def attention(
     >>> attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.ones(1, 2, 5, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
+    operator, tensors, settings = attention.operator(), (), ()
+    if not compiling():
+        tensors, settings = _told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
+        if (found := operator.repeat(tensors, settings)) is not None:
+            return found
+    given = _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
+    return operator.fresh(tensors, settings, given)
+
+
+def ready(shape, q, k, v, mask=None, *, causal=False, scale=None, window=None, offset=0, softcap=None, sinks=None, bias=None):
+    """What ``attention`` of these comes to, contents aside, where the last calls say: a function of the tuple of the tensors, those
+    that are not None, in the order q, k, v, mask, sinks, bias. It gives the result in ``shape``, of as many elements, or None where
+    that takes a call of ``attention``. The caller sees to it that tensors are alike, as torch's guards have it. None: not known."""
+    return attention.operator().ready(*_told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias), shape)
+
+
+def _told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> tuple[tuple, tuple]:
+    """A call as ``Operator.repeat`` takes it."""
+    tensors = (q, k, v) if mask is sinks is bias is None else tuple([t for t in (q, k, v, mask, sinks, bias) if t is not None])
+    return tensors, (causal, scale, window, offset, softcap, mask is None, sinks is None)
+
+
+def _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> dict[str, object]:
+    """What the op is called with."""
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None and mask.dtype != torch.bool:
         mask = _hiding(mask)
-        mask, bias = None, mask if bias is None else mask + bias  # type: ignore[operator]
+        mask, bias = None, mask if bias is None else mask + bias
     for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
         if tensor is not None:
             given |= {on: True, name: _spread(name, tensor, (*q.shape[:-1], k.shape[-2]))}
@@ -58,7 +82,7 @@ def attention(
         given |= {"sinks": True, "sink": sinks}
     if scale is None:
         scale = 1 / math.sqrt(max(q.shape[-1], 1))
-    return attention.operator()(Q=q, K=k, V=v, scale=scale, group=groups, **given)
+    return {"Q": q, "K": k, "V": v, "scale": scale, "group": groups, **given}
 
 
 def _hiding(mask: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from ..runtime.torch_ops import call_entry, signature
 from .registry import shipped
 
-_compiling = torch.compiler.is_dynamo_compiling
+compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Traced:
@@ -20,6 +20,9 @@ class _Traced:
 
     def __call__(self, *args, **kwargs):
         return call_entry(self.name, _signature(self.name), args, kwargs)
+
+    def fresh(self, tensors: tuple, settings: tuple, given: dict):
+        return self(**given)
 
 
 def _signature(name: str) -> str:
@@ -35,7 +38,7 @@ def op(function: Any) -> Any:
     name = function.__name__
 
     def operator():
-        return _Traced(name) if _compiling() else shipped(name)
+        return _Traced(name) if compiling() else shipped(name)
 
     def source(shape=None, gpu="h200", **options):
         """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""

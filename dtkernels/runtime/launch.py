@@ -217,6 +217,56 @@ class Bound:
 
         return run
 
+    def together(self) -> Callable[[tuple], torch.Tensor | tuple[torch.Tensor, ...] | None]:
+        """The same for kinds of several kernels or results: what lies between the kernels is one piece of memory. Several results are a tuple."""
+        outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results]
+        inner, size = [], 0
+        for j, slot in self.made:
+            if j not in self.results:
+                shape, dtype = self.allocations[j]
+                inner.append((slot, size))
+                size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # as the allocator would have aligned each of them
+        pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
+        empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._free
+
+        def run(values: tuple):
+            try:
+                frame = free.pop()
+            except IndexError:
+                frame = self._frame()
+            slots, bits = frame.slots, 0
+            for i, slot in pointers:
+                slots[slot] = pointer = values[i].data_ptr()
+                bits |= pointer
+            if bits & grain:
+                free.append(frame)
+                return None
+            if several and current_device() != index:
+                free.append(frame)
+                results = self(values)
+                return results[0] if single else tuple(results)
+            made = []
+            for shape, dtype, strides, places in outs:
+                made.append(result := empty(shape, strides, dtype))
+                for slot in places:
+                    slots[slot] = result.data_ptr()
+            if size:
+                memory = empty((size,), (1,), torch.uint8)
+                base = memory.data_ptr()
+                for slot, offset in inner:
+                    slots[slot] = base + offset
+            for i, number in frame.floats:
+                number.value = values[i]
+            if (stream := stream_of(index)) != frame.stream:
+                frame.move(stream)
+            for _, reference, function, params, _ in frame.launches:
+                if code := launch(reference, function, params, None):
+                    self._again(code, reference, function, params)
+            free.append(frame)
+            return made[0] if single else tuple(made)
+
+        return run
+
     def _take(self) -> tuple:
         """A new frame, with what one launch needs of it at hand."""
         frame = self._frame()

@@ -82,6 +82,20 @@ class Operator:
         quick.last = known
         return known.run(args, kwargs)
 
+    def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
+        """What a function in front of this op gives for these, where the last calls by ``fresh`` say how; else None."""
+        return self._quick.repeat(tensors, settings)
+
+    def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
+        """The same for a caller that compares by itself: (tensors like these) -> the result in ``shape``, or None."""
+        return self._quick.ready(tensors, settings, shape)
+
+    def fresh(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
+        """A call with ``given`` by name, which a function made of ``tensors`` and ``settings``, of nothing else, and not of contents."""
+        result = self(**given)
+        self._quick.remember(tensors, settings, given)
+        return result
+
     def _unknown(self, key: tuple | None, args: tuple, kwargs: dict):
         """A call of a kind that was not seen before."""
         if self._asked is not None and self._asked == threading.get_ident():

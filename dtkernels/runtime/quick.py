@@ -13,6 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .dispatch import allows_tf32
+from .launch import Bound
 from .paths import counter
 from .same import like, never
 from .training import Elsewhere, Training, bound_of
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .operator import BoundCall
 
 REMEMBERED = 1024  #: kinds of calls of one op; then the oldest goes
+FRONTS = 4  #: calls of a function in front of an op that are remembered: a model has few kinds of layers
+_SETTINGS = (type(None), bool, int, float, str, tuple)
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -32,13 +35,16 @@ class Kind:
 
     ``run`` takes (args, kwargs) and gives the results. ``again`` does too, but for None where a tensor does not lie at a multiple
     of 16 bytes; it may be called where ``same(*args)`` is true of ``count`` positional arguments, gradients are recorded or not as
-    ``grad`` says (None: none are asked for), no mode is on, and nothing else is known.
+    ``grad`` says (None: none are asked for), no mode is on, and nothing else is known. ``launches`` gives ``again`` for the values in
+    the variant's order, which come from ``places`` of the arguments, by the shape of the result (None: its own); None where results
+    are differentiated.
     """
 
-    __slots__ = ("run", "again", "same", "count", "grad")
+    __slots__ = ("run", "again", "same", "count", "grad", "launches", "places")
 
-    def __init__(self, run: Callable, again: Callable):
+    def __init__(self, run: Callable, again: Callable, launches: Callable | None = None, places: list[int | str] | None = None):
         self.run, self.again, self.same, self.count = run, again, never, -1
+        self.launches, self.places = launches, places or []
         self.grad: bool | None = None
 
 
@@ -48,6 +54,7 @@ class QuickCalls:
     def __init__(self, precise: bool):
         self.known: dict[tuple, Kind] = {}
         self.last = Kind(never, never)
+        self.fronts: tuple[Front, ...] = ()
         self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
@@ -74,6 +81,32 @@ class QuickCalls:
         parts.append((grad and _grad_enabled(), self.precise and allows_tf32()))
         return (*parts, *kwargs) if kwargs else tuple(parts)
 
+    def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
+        """The result of a call of a function in front of the op, straight from its kernels; None where no like call was remembered.
+
+        What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``like`` asks of ``tensors``, so that
+        it need not be worked out again.
+        """
+        front = self._front(tensors, settings) if self.fronts else None
+        return None if front is None else front.run(tensors)
+
+    def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
+        """``repeat`` for a caller that sees to it that tensors are like these: (tensors) -> the result in ``shape``, or None."""
+        front = self._front(tensors, settings)
+        return None if front is None else front.shaped(shape)
+
+    def _front(self, tensors: tuple[torch.Tensor, ...], settings: tuple) -> Front | None:
+        types, count = tuple(map(type, settings)), len(tensors)  # types first: a tensor among the settings is not compared
+        for f in self.fronts:
+            if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
+                return f
+        return None
+
+    def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
+        """Let ``repeat`` know a call that was just made with ``given`` by name, if it can be repeated so."""
+        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
+            self.fronts = (front, *self.fronts[: FRONTS - 1])
+
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
         """Remember how this call ran, if it can be repeated so."""
         if not results[0].is_cuda or (places := _places(args, kwargs, call)) is None:
@@ -87,6 +120,53 @@ class QuickCalls:
         if len(self.known) >= REMEMBERED:
             self.known.pop(next(iter(self.known), None), None)  # type: ignore[arg-type]  # another thread may have been there
         self.known[key] = known
+
+
+class Front:
+    """A call of a function in front of an op, see ``QuickCalls.repeat``: what must be as it was, and how the kernels' values are found.
+
+    ``run`` takes tensors that are like those of this call; None, and nothing launched, where something else is not as it was.
+    """
+
+    __slots__ = ("count", "settings", "types", "same", "wants", "tf32", "order", "numbers", "launches", "run")
+
+    def shaped(self, shape: tuple[int, ...] | None) -> Callable[[tuple], object]:
+        """``run`` with a result in another shape of as many elements; None for its own."""
+        launch, order, numbers, wants, tf32 = self.launches(shape), self.order, self.numbers, self.wants, self.tf32
+        straight = order == list(range(self.count))
+
+        def run(tensors: tuple[torch.Tensor, ...]):
+            if _modes() or forward_ad._current_level >= 0 or wants and _grad_enabled() or tf32 is not None and tf32 != allows_tf32():
+                return None
+            return launch((*tensors, *numbers) if straight else (*[tensors[i] for i in order], *numbers))
+
+        return run
+
+
+def _remembered(quick: QuickCalls, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+    """None for calls that cannot be repeated so."""
+    wants = any(t.requires_grad for t in tensors)
+    if wants and _grad_enabled() or not all(type(v) in _SETTINGS for v in settings):
+        return None
+    pointers = [t.data_ptr() for t in tensors]
+    known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None
+    if known is None or known.launches is None:
+        return None
+    front = Front()
+    front.order, numbers = [], []
+    for place in known.places:
+        value = given[place]  # type: ignore[index]
+        if not isinstance(value, torch.Tensor):
+            numbers.append(value)
+        elif numbers or pointers.count(value.data_ptr()) != 1:  # made by the function, or of two that begin at one place
+            return None
+        else:
+            front.order.append(pointers.index(value.data_ptr()))
+    front.count, front.settings, front.types, front.same = len(tensors), settings, tuple(map(type, settings)), like(tensors)
+    front.wants, front.tf32 = wants, allows_tf32() if quick.precise else None
+    front.numbers, front.launches = tuple(numbers), known.launches
+    front.run = front.shaped(None)
+    return front
 
 
 def _in_line(run: Callable) -> Callable:
@@ -128,24 +208,38 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
     bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
     if bound is None or not all(r.is_contiguous() for r in results):
         return None
-    bound = bound.shaped([tuple(r.shape) for r in results])
-    count, pick, one = counter(call.variant.subject.op), _picker(places), bound.alone()
-    if one is not None and places == list(range(len(places))):
+    bound, count, made = bound.shaped([tuple(r.shape) for r in results]), counter(call.variant.subject.op), {}
 
-        def alone(args: tuple, kwargs: dict):
-            result = one(args)
-            if result is not None:
-                count["gpu"] += 1
-            return result
+    def launches(shape: tuple[int, ...] | None) -> Callable:
+        if shape not in made:
+            made[shape] = _launching(bound if shape is None else bound.shaped([shape]), count)
+        return made[shape]
 
-        return Kind(alone, alone)
+    launch, pick = launches(None), _picker(places)
+    if places == list(range(len(places))):
 
-    def run(args: tuple, kwargs: dict):
-        count["gpu"] += 1
-        results = bound(pick(args, kwargs))
-        return results[0] if len(results) == 1 else tuple(results)
+        def in_order(args: tuple, kwargs: dict):
+            return launch(args)
 
-    return Kind(run, _in_line(run))
+        return Kind(in_order, in_order, launches, places)
+
+    def picked(args: tuple, kwargs: dict):
+        return launch(pick(args, kwargs))
+
+    return Kind(picked, picked, launches, places)
+
+
+def _launching(bound: Bound, count: dict[str, int]) -> Callable:
+    """(the variant's values) -> the results, counted; None where a tensor does not lie as those did that were bound."""
+    one = bound.alone() or bound.together()
+
+    def launch(values: tuple):
+        result = one(values)
+        if result is not None:
+            count["gpu"] += 1
+        return result
+
+    return launch
 
 
 def _training(call: BoundCall, args: tuple, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Kind | None:

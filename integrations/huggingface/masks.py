@@ -23,7 +23,7 @@ NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach
 
 @dataclass(frozen=True)
 class Reach:
-    """Query m stands at key p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, l]."""
+    """Query m stands at key p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, 0, 0, l]."""
 
     left: int | None = None
     right: int | None = None
@@ -79,7 +79,7 @@ def _reach(
         if attention_mask.dim() != 2 or attention_mask.dtype != torch.bool:
             return None
         padding = attention_mask[:, kv_offset : kv_offset + kv_length]
-        padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))  # keys without a flag are not seen
+        padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))[:, None, None]  # keys without a flag are not seen
     return Reach(left, right, offset, padding)
 
 

@@ -1,5 +1,7 @@
 """Calls that were made before: nothing is looked at twice, and whatever differs is noticed."""
 
+import math
+import sys
 import weakref
 
 import stand_in_gpu
@@ -7,7 +9,9 @@ import torch
 from pytest import fixture, mark, raises
 
 import dtkernels
+from dtkernels.ops import public
 from dtkernels.ops.registry import SPECS
+from dtkernels.runtime import launch, quick
 from dtkernels.runtime.operator import Operator
 
 EAGER = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, w, b, a: torch.tanh(a * x) * w + b}
@@ -200,3 +204,150 @@ def test_calls_are_counted_once(gpu):
     for t in (x, x, x, moved, x, moved):
         op(t)
     assert dtkernels.paths()["softmax"]["gpu"] == before + 6
+
+
+# -- a function in front of an op ------------------------------------------------------------------------------------------
+
+
+@fixture
+def attention(gpu, monkeypatch):
+    """(the function, what works out what its op is called with)"""
+    op = op_of("attention")
+    monkeypatch.setattr(public, "shipped", lambda name: op)
+    return dtkernels.ops.attention, sys.modules["dtkernels.ops.attention"]
+
+
+def heads(queries: int = 1, keys: int = 12, width: int = 16, dtype=torch.float32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(keys)
+    return [torch.randn(2, n, t, width, generator=generator).to(dtype) for n, t in ((4, queries), (2, keys), (2, keys))]
+
+
+def written_out(q, k, v, mask=None, *, causal=False, scale=0.25, softcap=None, sinks=None, offset=0) -> torch.Tensor:
+    """In float64."""
+    q, k, v = (t.double() for t in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
+    scores = scale * q @ k.mT
+    scores = scores if softcap is None else softcap * (scores / softcap).tanh()
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    if causal:
+        scores = scores.masked_fill(torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1 + int(offset)), -torch.inf)
+    rest = 0 if sinks is None else sinks.double().exp()[:, None, None]
+    return (scores.exp() / (scores.exp().sum(-1, keepdim=True) + rest)) @ v
+
+
+def padding(keys: int = 12) -> torch.Tensor:
+    return torch.arange(keys).ge(torch.tensor([[0], [4]]))[:, None, None]
+
+
+GIVEN = {
+    "plain": {},
+    "scale": {"scale": 0.5},
+    "causal": {"causal": True},
+    "masked": {"mask": padding()},
+    "capped": {"softcap": 2.0, "mask": padding()},
+    "sinks": {"sinks": torch.tensor([0.0, 1.0, -1.0, 2.0])},
+}
+
+
+@mark.parametrize("name", GIVEN)
+@mark.parametrize("queries", [1, 12])
+def test_what_an_op_is_called_with_is_not_worked_out_again(attention, name, queries, monkeypatch):
+    call, module = attention
+    for _ in range(2):
+        call(*heads(queries), **GIVEN[name])
+    monkeypatch.setattr(module, "_arguments", lambda *args: 1 / 0)
+    before = dtkernels.paths()["attention"]["gpu"]
+    for seed in range(3):
+        inputs = [t + seed for t in heads(queries)]
+        given = {n: v.roll(seed, 0) if isinstance(v, torch.Tensor) else v for n, v in GIVEN[name].items()}
+        torch.testing.assert_close(call(*inputs, **given).double(), written_out(*inputs, **given), atol=1e-5, rtol=1e-5)
+    assert dtkernels.paths()["attention"]["gpu"] == before + 3
+
+
+def test_whatever_differs_from_a_call_before_is_noticed(attention):
+    call, _ = attention
+    q, k, v = heads(3)
+    moved = torch.empty(q.numel() + 1)[1:].view(q.shape).copy_(q)
+    others = [((q, k, v), given) for given in GIVEN.values()]
+    others += [((q, k, v), {"scale": 1}), ((q, k, v), {"scale": torch.tensor(0.3)}), ((q, k, v), {"causal": True, "offset": torch.tensor([2])})]
+    others += [((q, k, v), {"mask": torch.randn(2, 4, 3, 12)}), ((moved, k, v), {}), ((q, k, q[:, 2:, :1].expand(2, 2, 12, 16)), {})]
+    others += [((q[:, :, :2], k, v), {}), ((q, k[:, :, :7], v[:, :, :7]), {}), ((q[:1], k[:1], v[:1]), {}), ((q.mT.contiguous().mT, k, v), {})]
+    others += [((q, k, k), {}), ((q.requires_grad_(), k, v), {})]
+    for _ in range(3):
+        call(q.detach(), k, v)  # what all the others are compared with
+        for inputs, given in others:
+            result = call(*inputs, **given)
+            torch.testing.assert_close(result.double(), written_out(*inputs, **given), atol=1e-5, rtol=1e-5)
+            assert result.requires_grad == inputs[0].requires_grad
+
+
+def test_a_call_before_says_nothing_under_modes_tangents_autocast_and_gradients(attention, monkeypatch):
+    call, module = attention
+    q, k, v = heads()
+    for _ in range(3):
+        q.requires_grad_()
+        with torch.no_grad():
+            call(q, k, v), call(q, k, v)
+        assert call(q, k, v).requires_grad
+        with torch.no_grad(), monkeypatch.context() as patch:
+            patch.setattr(module, "_arguments", lambda *args: 1 / 0)
+            assert not call(q, k, v).requires_grad
+            with raises(ZeroDivisionError), torch.autocast("cpu", dtype=torch.bfloat16):
+                call(q, k, v)
+            with raises(ZeroDivisionError), torch.autograd.forward_ad.dual_level():
+                call(q, k, v)
+            with raises(ZeroDivisionError), torch.utils._python_dispatch.TorchDispatchMode():
+                call(q, k, v)
+            patch.setattr(quick, "allows_tf32", lambda: not torch.backends.cuda.matmul.allow_tf32)
+            with raises(ZeroDivisionError):
+                call(q, k, v)
+
+
+def test_a_number_that_is_a_tensor_now_is_not_compared_with_what_it_was(attention):
+    call, _ = attention
+    q, k, v = heads()
+    for _ in range(3):
+        call(q, k, v, scale=0.5)
+        scale = torch.tensor(0.5, requires_grad=True)
+        assert torch.autograd.grad(call(q, k, v, scale=scale).sum(), scale)[0].isfinite()
+
+
+def test_a_call_ready_for_another_shape_gives_the_result_in_it_and_nothing_where_tensors_lie_elsewhere(attention):
+    call, module = attention
+    q, k, v = heads()
+    moved = torch.empty(129)[1:].view(q.shape).copy_(q)
+    call(moved, k, v), call(moved, k, v)
+    assert module.ready((2, 1, 4, 16), q, k, v) is None  # a kernel that takes q from anywhere may count on k
+    call(q, k, v)
+    run = module.ready((2, 1, 4, 16), q, k, v)
+    wanted = written_out(q, k, v).transpose(1, 2)
+    torch.testing.assert_close(run((q, k, v)).double(), wanted, atol=1e-5, rtol=1e-5)
+    assert run((moved, k, v)) is None
+    torch.testing.assert_close(call(q, k, v).double(), wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_of_a_call_before_is_kept_alive(attention):
+    call, module = attention
+    q, k, v = heads()
+    call(q, k, v, padding()), call(q, k, v, padding())
+    run, kept = module.ready((2, 1, 4, 16), q, k, v, padding()), [weakref.ref(t) for t in (q, k, v)]
+    assert run is not None
+    del q, k, v
+    assert [r() for r in kept] == [None] * 3
+
+
+def test_what_lies_between_several_kernels_is_one_piece_of_memory_of_parts_that_do_not_overlap(attention, monkeypatch):
+    together, found = launch.Bound.together, []
+    monkeypatch.setattr(launch.Bound, "together", lambda bound: found.append(bound) or together(bound))
+    call, _ = attention
+    inputs = heads(keys=40000)
+    for seed in range(3):
+        given = [t + seed for t in inputs]
+        torch.testing.assert_close(call(*given).double(), written_out(*given), atol=1e-5, rtol=1e-5)
+    bound = found[0]
+    assert len(bound._plans) > 1 and len(bound.allocations) > 2
+    frame = bound._free[-1]
+    spans = {frame.slots[slot]: math.prod(bound.allocations[j][0]) * bound.allocations[j][1].itemsize for j, slot in bound.made if j not in bound.results}
+    assert len(spans) == len(bound.allocations) - 1
+    begins = sorted(spans)
+    assert all(begin + spans[begin] <= after for begin, after in zip(begins, begins[1:]))

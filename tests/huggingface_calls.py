@@ -1,0 +1,46 @@
+"""Calls of the attention function that transformers calls, beside sdpa's."""
+
+import torch
+from dtkernels.integrations.huggingface.attention import dtkernels_attention
+from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+
+class Attention(torch.nn.Module):
+    """What the interface sees of a model's attention module."""
+
+    def __init__(self, groups=1, is_causal=True, original="sdpa", eager=None):
+        super().__init__()
+        self.num_key_value_groups, self.is_causal = groups, is_causal
+        setattr(self, ATTRIBUTE, CallRecord(original=original, eager=eager))
+
+    @property
+    def record(self):
+        return getattr(self, ATTRIBUTE)
+
+
+def inputs(batch=2, heads=4, kv_heads=4, queries=5, keys=5, width=16, value_width=16, dtype=torch.float32):
+    torch.manual_seed(0)
+    shapes = (batch, heads, queries, width), (batch, kv_heads, keys, width), (batch, kv_heads, keys, value_width)
+    return [torch.randn(shape, dtype=dtype) for shape in shapes]
+
+
+def agrees_with_sdpa(module, qkv, mask=None, fallbacks=(), **kwargs):
+    """Both functions on the same call; then what was counted."""
+    ours, weights = dtkernels_attention(module, *qkv, mask, **kwargs)
+    theirs, _ = sdpa_attention_forward(module, *qkv, mask, **kwargs)
+    assert weights is None
+    assert ours.shape == theirs.shape and ours.is_contiguous()
+    torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-5)
+    assert module.record.calls == 1
+    assert sorted(module.record.fallbacks) == sorted(fallbacks)
+
+
+def written_out(query, key, value, mask, softcap=None, sinks=None):
+    """Attention as modeling files write it."""
+    scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
+    scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap
+    scores = scores + torch.where(mask, 0.0, torch.finfo(torch.float32).min)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return (scores.softmax(-1)[..., : key.shape[2]] @ value).transpose(1, 2)
