@@ -105,7 +105,9 @@ def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], kept: list[R
     for w in (w for w in known.of_group[group] if w.held_out):
         row = dispatched(rows, w)
         if row is not None and row.schedule not in mine:
-            mine[row.schedule] = _cut_of(row, w)  # type: ignore[assignment]
+            mine[row.schedule] = made = _cut_of(row, w)  # type: ignore[assignment]
+            if made is not None:
+                known.cuts[group].setdefault(made.fused, made)  # else nothing would be known of what its kernels must write
         found[w] = mine[row.schedule] if row is not None else known.formula.get(w)
     return found
 
