@@ -32,6 +32,7 @@ from .nest import (
 from .orient import orient
 from .overlap import put_off
 from .ranges import cut_ranges
+from .scale_last import scale_last
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
 
@@ -42,7 +43,7 @@ def finish(
     """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents; of
     ``exponentials`` so many are worked out by polynomials."""
     body = drop_guards(body, zero_outside)
-    body = shared(put_off(orient(base_two(cut_ranges(share(body))))), exponentials)
+    body = shared(put_off(orient(scale_last(base_two(cut_ranges(share(body)))))), exponentials)
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 
 from ..lang.expr import COMPARISONS, DTYPES
-from . import exponentials, nest
+from . import exponentials, nest, scale_last
 from .kinds import is_boolean, is_integer, never_negative
 from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
 from .passes import natural_order
@@ -151,6 +151,8 @@ class ExpressionPrinter:
         if fn in self.approximate and nest.axes_of(op):
             self.helpers |= {fn, f"hardware_{fn}"}
             return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
+        if fn in scale_last.NAMES:
+            return scale_last.NAMES[fn].format(args[0].name), _ATOM  # type: ignore[attr-defined]
         if fn.startswith(("exp:", "exp2:")):
             base, share = fn.split(":")
             self.helpers.add(name := f"exp2_{share.replace('/', '_of_')}")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ..lang.algorithm import Algorithm
 from ..lang.expr import Access, Cast, Dot, Label, accesses
-from . import exponentials, nest
+from . import exponentials, nest, scale_last
 from .dependent import Link
 from .nest import (
     WHOLE,
@@ -167,6 +167,7 @@ class _KernelPrinter:
             value = t if t in self.algorithm.inputs else f"{t}_out"
             text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
+        text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in scale_last.scalars(k.body)]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
         text.constants += [*self.even.items()]

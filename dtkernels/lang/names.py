@@ -42,7 +42,7 @@ def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
     for f in algorithm.funcs:
         yield f, (f"{f}_out", f"{f}_kernel", f"{f}_part_kernel", f"{f}_descriptor_kernel", f"{f}_tail_descriptor_kernel", f"{f}_acc_part")
     for s in algorithm.scalars:
-        yield s, (f"{s}_on_device",)
+        yield s, (f"{s}_on_device", f"{s}_positive")
     for x in algorithm.labels:
         yield x, tuple(f"{word}_{x}" for word in ("size", "BLOCK", "TILE", "EVEN", "GROUP", "block", "blocks", "first", "in_group"))
         yield x, tuple(f"{x}_{word}" for word in ("ok", "start", "first", "tile", "part", "piece", "chunk", "from", "to", "in_row"))

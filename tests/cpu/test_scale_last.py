@@ -1,0 +1,50 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""A scalar that multiplies what is maximised: behind the maximum where it is more than 0, in front of it elsewhere."""
+
+import pytest
+import torch
+from oracle import check
+from small_programs import random
+
+import dtkernels
+
+ATTENTION = """Func s, seen, e, total, att; In Q, K, V; SIn scale; Var m, n; RVar l, d;
+s[m, l] = scale * rdot(Q[m, d], K[l, d], d); seen[m, l] = SEEN; e[m, l] = exp(seen[m, l]); total[m] = rsum(e[m, l], l);
+att[m, n] = rdot(e[m, l], V[l, n], l) / total[m];
+s.fuse_at(att, l); seen.fuse_at(att, l); e.fuse_at(att, l); total.fuse_at(att, l); att.block(m:16); att.tensorize(m:16, n:0, d:0, l:16);
+"""
+PLAIN, CAUSAL = (ATTENTION.replace("SEEN", seen) for seen in ("s[m, l]", "where(l <= m, s[m, l], -inf)"))
+BEHIND = "(scale if scale_positive else 1.0) * tl.max("
+
+
+@pytest.mark.parametrize("scale", [0.3, 4.0, -0.3, -4.0, 0.0, 1e-30])
+@pytest.mark.parametrize("text", [PLAIN, CAUSAL], ids=["plain", "causal"])
+@pytest.mark.parametrize("on_device", [False, True])
+def test_any_scale(text, scale, on_device):
+    assert BEHIND in dtkernels.compile(text).source
+    check(text, *random((37, 16), (37, 16), (37, 16)), torch.tensor(scale) if on_device else scale)
+
+
+@pytest.mark.parametrize("text", [PLAIN, CAUSAL], ids=["plain", "causal"])
+def test_a_scale_of_no_number_and_infinities(text):
+    compiled = dtkernels.compile(text)
+    q, k, v = random((20, 16), (20, 16), (20, 16))
+    assert compiled(Q=q, K=k, V=v, scale=float("nan")).isnan().all()
+    assert compiled(Q=q, K=k, V=v, scale=float("inf")).isnan().any()
+    k[3] = float("inf")
+    wanted = compiled(Q=q, K=k, V=v, scale=torch.tensor(0.5))  # in front of the maximum
+    assert torch.equal(compiled(Q=q, K=k, V=v, scale=0.5).isnan(), wanted.isnan()) and wanted.isnan().any()
+
+
+OTHERS = {
+    "read elsewhere": PLAIN.replace("rsum(e[m, l], l)", "rsum(e[m, l] * abs(s[m, l]), l)"),
+    "a bias behind the scale": ATTENTION.replace("SEEN", "s[m, l] + V[l, 0]"),
+    "hidden by a number": ATTENTION.replace("SEEN", "where(l <= m, s[m, l], -5)"),
+    "a product by a row's number": PLAIN.replace("scale * rdot", "scale * Q[m, 0] * rdot"),
+}
+
+
+@pytest.mark.parametrize("text", OTHERS.values(), ids=OTHERS)
+def test_what_is_left_as_it_is(text):
+    assert "_positive" not in dtkernels.compile(text).source
+    check(text, *random((20, 16), (20, 16), (20, 16)), 0.5)
