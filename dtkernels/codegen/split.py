@@ -27,6 +27,7 @@ from fractions import Fraction
 from ..lang.errors import DTError
 from ..lang.errors import Position as Place
 from . import nest
+from .alongside import alongside
 from .nest import (
     Accumulator,
     Assign,
@@ -116,7 +117,8 @@ class _Splitter:
                 after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
-        return (*prologue, *self._bounded(loop), *stores), (*start, merge, *after)
+        prologue, share = alongside(prologue, loop)
+        return (*prologue, *self._bounded(share), *stores), (*start, merge, *after)
 
     def _holds(self, loop: Loop) -> bool:
         return any(isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label for s in statements((loop,)))

@@ -155,9 +155,10 @@ class Load(Tile):
     other: float = 0
     whole: bool = False  #: whether its elements are integers, and stay so
     shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
+    again: Axis | None = None  #: of the loop that loads the same elements in each step (alongside.py)
 
     def __str__(self) -> str:
-        other = f" else {self.other}" if self.other else ""
+        other = (f" else {self.other}" if self.other else "") + (" again" if self.again else "")
         return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
 
 

@@ -100,3 +100,21 @@ def test_sums_of_two_shifts_and_of_none_merge_together():
     f.block(x:2); f.tensorize(x:2, y:32); f.split(y:8);"""
     assert "tl.reduce(low, 0, nan_max)" in dtkernels.compile(text).source
     check(text, random((7, 500)))
+
+
+def test_what_the_products_of_a_part_take_unchanged_is_loaded_by_each_step():
+    schedule = "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);"
+    source = dtkernels.compile(ROWS_OF_QUERIES + schedule).source
+    assert "    " * 2 + "Q = tl.load(" in source and "\n    Q = tl.load(" not in source
+    large = dtkernels.compile(ROWS_OF_QUERIES + "f.block(h:32); f.tensorize(h:32, n:0, l:16, d:0);").source
+    assert "\n    Q = tl.load(" in large
+    whole = dtkernels.compile(ROWS_OF_QUERIES.replace("f.split(l:4);", "") + schedule).source
+    assert "\n    Q = tl.load(" in whole
+
+
+def test_what_more_than_products_take_is_loaded_once():
+    text = ROWS_OF_QUERIES.replace("top[h] = rmax(s[h, l], l);", "top[h] = rmax(s[h, l], l); r[h] = rsum(Q[h, d], d);")
+    text = text.replace("e, t, f;", "e, t, r, f;").replace("/ t[h];", "/ t[h] + r[h];") + "r.fuse_at(f, l); "
+    text += "f.block(h:4); f.tensorize(h:16, n:0, l:16, d:0);"
+    assert "\n    Q = tl.load(" in dtkernels.compile(text).source
+    check(text, *random((7, 24), (70, 24), (70, 40)))
