@@ -20,7 +20,7 @@ class Link:
     """Where a kernel stands among those of its call."""
 
     needs: bool  #: it reads what one before it writes: it waits first of all, else last of all
-    releases: str  #: when the next may start: "first" where that one need not wait, "stores" before this one's stores, "" for the last
+    releases: str  #: when the next may start: "first" where it need not wait or its programs take next to no room, "stores" before this one's stores, "" for the last
 
     def head(self) -> list[str]:
         """What a kernel begins with."""
@@ -44,5 +44,6 @@ def links(kernels: Sequence[Kernel]) -> dict[str, Link]:
     if len(kernels) < 2:
         return {}
     needs = [any(set(k.reads) & set(before.writes) for before in kernels[:i]) for i, k in enumerate(kernels)]
-    releases = ["stores" if following else "first" for following in needs[1:]] + [""]
+    waits = [needed and k.num_warps > 1 for k, needed in zip(kernels, needs)]  # and would keep programs of the one before it out
+    releases = ["stores" if waiting else "first" for waiting in waits[1:]] + [""]
     return {k.name: Link(*link) for k, *link in zip(kernels, needs, releases)}

@@ -54,6 +54,13 @@ def test_the_next_kernel_may_start_at_the_stores_or_at_once_where_it_need_not_wa
     assert not places(h, RELEASE)
 
 
+def test_programs_of_one_warp_may_start_at_once():
+    """They wait beside the programs of the kernel before them; larger ones would keep some of those out."""
+    f, g, _ = (build(launch, H200).asm["ptx"] for launch in launches(text=CHAIN.replace("g.compile();", "g.num_warps(1); g.compile();")))
+    assert places(f, RELEASE)[0] < min(places(f, LOAD))
+    assert places(g, WAIT)[0] < min(places(g, LOAD))
+
+
 def test_all_but_the_first_are_launched_so():
     assert ["launch_pdl" in launch.options for launch in launches()] == [False, True, True]
 
