@@ -109,3 +109,28 @@ def test_a_sum_is_tuned_with_its_parts():
     whole = cut(algorithm, ("e", "f"), text)
     assert whole.roots == ("f", "e") and "g.block(m:16);" in whole.plans[0].tiles
     assert [k.name for k in kernels_of(algorithm, ("e", "f"), whole, "f")] == ["f_part", "f", "g"]
+
+
+def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
+    (work,) = works("attention", "forward", b=4, h=32, m=4096, n=64, l=4096, d=64)
+    (plan,) = cut(*_of(work), str(formula(*_of(work), work.extents, 2, target("h200")))).plans
+    around = Surroundings.of(_of(work)[0], plan, work.extents, True)
+    assert "approximate(exp:1/8)" in plan.tiles, "the formula asks for it at 64 columns"
+    without = Plan(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
+    assert without.tiles in [p.tiles for p in neighbours(plan, around)]
+    assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))
+    (rows,) = works("softmax", "forward", x=4096, y=4096)
+    for alone in cut(*_of(rows), str(formula(*_of(rows), rows.extents, 2, target("h200")))).plans:
+        near = neighbours(alone, Surroundings.of(_of(rows)[0], alone, rows.extents, True))
+        assert near and not any("exp:" in p.tiles for p in near)
+
+
+@pytest.mark.parametrize("keys, specialized", [(1024, False), (4096, True)])
+def test_consumers_of_64_columns_want_a_long_loop(keys, specialized):
+    (work,) = works("attention", "forward", b=4, h=32, m=keys, n=64, l=keys, d=64)
+    assert ("specialize_warps" in str(formula(*_of(work), work.extents, 2, target("h200")))) == specialized
+
+
+def _of(work):
+    variant = variants_of(work.group)[1]
+    return variant.algorithm, variant.outputs

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import Grouped, Primitive, Schedule, Sized
+from dtkernels.lang.schedule import SHARES, Grouped, Primitive, Schedule, Share, Sized
 
 from .plans import Plan
 
@@ -93,6 +93,7 @@ class Surroundings:
     products: int
     tensors: tuple[str, ...]
     tma: bool
+    exponentials: bool = False
 
     @staticmethod
     def of(algorithm: Algorithm, plan: Plan, sizes: dict[str, int], tma: bool) -> Surroundings:
@@ -105,7 +106,7 @@ class Surroundings:
         nodes = [n for m in members for n in algorithm[m].expr.walk()]
         dots = [n for n in nodes if isinstance(n, ex.Dot)]
         read = [a.tensor for n in dots for a in ex.accesses(n) if a.tensor in algorithm.inputs or a.tensor not in members]
-        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma)
+        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes))
 
     @property
     def product(self) -> bool:
@@ -127,7 +128,7 @@ def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:
     """Plans one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, Plan] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave):
+    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials):
         for new in step(tiling, around):
             if new.text() != tiling.text():
                 found.setdefault(new.text(), Plan(plan.fused, plan.root, new.text()))
@@ -245,6 +246,15 @@ def _ahead(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     if label is not None:
         for stages in (2, 3, 4):
             yield replace(t, persistent=True, rest=(*others, Primitive(t.root, "stages", (Sized(label, stages),))))
+
+
+def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+    """A share of the exponentials by multiply-adds, beside products that take as long as they do."""
+    now = [p for p in t.rest if p.func == t.root and p.name == "approximate" and any(isinstance(a, Share) for a in p.args)]
+    if now:
+        yield replace(t, rest=tuple(p for p in t.rest if p not in now))
+    elif around.products > 1 and around.exponentials:
+        yield replace(t, rest=(*t.rest, Primitive(t.root, "approximate", (Share("exp", *SHARES[0]),))))
 
 
 def _sides(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
