@@ -117,7 +117,7 @@ def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
     around = Surroundings.of(_of(work)[0], plan, work.extents, True)
     assert "approximate(exp:1/8)" in plan.tiles, "the formula asks for it at 64 columns"
     without = Plan(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
-    assert without.tiles in [p.tiles for p in neighbours(plan, around)]
+    assert any({*without.tiles.splitlines()} <= {*p.tiles.splitlines()} and "exp:" not in p.tiles for p in neighbours(plan, around))
     assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))
     (rows,) = works("softmax", "forward", x=4096, y=4096)
     for alone in cut(*_of(rows), str(formula(*_of(rows), rows.extents, 2, target("h200")))).plans:
