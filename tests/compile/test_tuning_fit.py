@@ -10,8 +10,9 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
 
 from tuning.compiling import CpuWorker  # noqa: E402
 from tuning.crew import Done  # noqa: E402
-from tuning.data import itemsizes  # noqa: E402
+from tuning.data import itemsizes, meta_arguments  # noqa: E402
 from tuning.finals import Finals  # noqa: E402
+from tuning.measuring import build_for  # noqa: E402
 from tuning.neighbours import Surroundings, neighbours  # noqa: E402
 from tuning.plans import Plan, cut, kernels_of  # noqa: E402
 from tuning.search import Job, Search  # noqa: E402
@@ -21,6 +22,8 @@ from dtkernels.codegen.formula import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
 from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
+from dtkernels.runtime.host import record  # noqa: E402
+from dtkernels.runtime.match import fits  # noqa: E402
 
 
 def works(op, direction="backward", **sizes):
@@ -134,3 +137,17 @@ def test_consumers_of_64_columns_want_a_long_loop(keys, specialized):
 def _of(work):
     variant = variants_of(work.group)[1]
     return variant.algorithm, variant.outputs
+
+
+def test_what_is_timed_is_the_build_of_the_very_sizes():
+    """One plan compiled for rows that nothing divides, then for even ones: a build that merely fits takes several times as long."""
+    odd, even = (works("softmax", "forward", x=64, y=y)[0] for y in (1001, 1024))
+    whole = cut(*_of(even), "total_shift.fuse_at(softmax, x); total.fuse_at(softmax, x); softmax.block(x:1); softmax.tensorize(x:1, y:1024); softmax.compile();")
+    made = {w: CpuWorker(target("h200")).compile(w.group, whole, None, (w,)) for w in (odd, even)}
+    for work, other in ((odd, even), (even, odd)):
+        (launch,) = record(made[work].host, meta_arguments(work)).launches
+        chosen = build_for(launch, [*made[other].entries, *made[work].entries])
+        assert chosen is not None and chosen.name in {e.name for e in made[work].entries}
+        assert build_for(launch, made[other].entries) is None
+    (launch,) = record(made[even].host, meta_arguments(even)).launches
+    assert any(fits(e, launch.names, launch.args, launch.constants) for e in made[odd].entries), "it would have run"

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 import torch
 
+from dtkernels.runtime.build import plain
 from dtkernels.runtime.driver import DriverError, driver, launch_config
 from dtkernels.runtime.host import Launch, record
-from dtkernels.runtime.match import fits
+from dtkernels.runtime.match import builds, fits
 from dtkernels.runtime.store import Entry
 
 from . import data
@@ -31,6 +32,18 @@ AGAIN = 3  #: runs after a slow first one: that of a few microseconds often take
 _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
+def build_for(launch: Launch, entries: list[Entry]) -> Entry | None:
+    """The build that a call of these sizes gets: the narrowest. One of another work that merely fits may take several times as
+    long, since it knows less of the sizes."""
+    narrow = builds(launch.names, launch.args, launch.constants, {}, None)[0]
+    told = {n: v for n, v in narrow.constants.items() if n.startswith("EVEN_") or n == "INDEX"}
+    for e in entries:
+        if e.kernel == launch.kernel and e.multiples == narrow.multiples and fits(e, launch.names, launch.args, launch.constants):
+            if all(e.constants.get(n) in (v, plain(v)) for n, v in told.items()):
+                return e
+    return None
+
+
 class Kernels:
     """Launches that can be repeated: what a wrapper asked for, on its own tensors."""
 
@@ -38,9 +51,9 @@ class Kernels:
         self.device, self.kept, self.calls = device, [], []
         self.launch = driver().launch
         for launch in launches:
-            entry = next((e for e in entries if e.kernel == launch.kernel and fits(e, launch.names, launch.args, launch.constants)), None)
+            entry = build_for(launch, entries)
             if entry is None:
-                raise Refused(f"no build of {launch.kernel} fits this call")
+                raise Refused(f"no build of {launch.kernel} for this call")
             if entry.shared > torch.cuda.get_device_properties(device).shared_memory_per_block_optin:
                 raise Refused(f"{launch.kernel} takes {entry.shared} bytes of shared memory")
             function = driver().function(device, entry.code, lambda e=entry: codes[e.code], entry.kernel, entry.shared)
