@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from .operator import BoundCall
 
 REMEMBERED = 1024  #: kinds of calls of one op; then the oldest goes
-FRONTS = 4  #: calls of a function in front of an op that are remembered: a model has few kinds of layers
-_SETTINGS = (type(None), bool, int, float, str, tuple)
+FRONTS = 4  #: calls of a function in front of an op that are compared one by one: a model has few kinds of layers
+_TOLD = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -54,7 +54,8 @@ class QuickCalls:
     def __init__(self, precise: bool):
         self.known: dict[tuple, Kind] = {}
         self.last = Kind(never, never)
-        self.fronts: tuple[Front, ...] = ()
+        self.fronts: tuple[Front, ...] = ()  #: the latest ones
+        self.named: dict[tuple, Front] = {}  #: all, by what tells most of them apart
         self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
@@ -87,7 +88,7 @@ class QuickCalls:
         What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``like`` asks of ``tensors``, so that
         it need not be worked out again.
         """
-        front = self._front(tensors, settings) if self.fronts else None
+        front = self._front(tensors, settings) if self.named else None
         return None if front is None else front.run(tensors)
 
     def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
@@ -100,11 +101,21 @@ class QuickCalls:
         for f in self.fronts:
             if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
                 return f
-        return None
+        try:
+            front = self.named.get(_name(tensors, types, settings)) if _TOLD.issuperset(types) else None
+        except (AttributeError, RuntimeError, TypeError):  # no tensors, none with strides, or a list for a pair: the op says so
+            return None
+        if front is None or not front.same(*tensors):
+            return None
+        self.fronts = (front, *self.fronts[: FRONTS - 1])
+        return front
 
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Let ``repeat`` know a call that was just made with ``given`` by name, if it can be repeated so."""
         if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
+            if len(self.named) >= REMEMBERED:
+                self.named.pop(next(iter(self.named), None), None)  # type: ignore[arg-type]  # another thread may have been there
+            self.named[_name(tensors, front.types, settings)] = front
             self.fronts = (front, *self.fronts[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
@@ -143,10 +154,20 @@ class Front:
         return run
 
 
+def _told(settings: tuple) -> bool:
+    """Whether settings are numbers and words."""
+    return all(type(v) in _TOLD and (type(v) is not tuple or _told(v)) for v in settings)
+
+
+def _name(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
+    """What tells calls apart in little time; whether one is as it was is then asked of its ``Front``."""
+    return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
+
+
 def _remembered(quick: QuickCalls, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
     """None for calls that cannot be repeated so."""
     wants = any(t.requires_grad for t in tensors)
-    if wants and _grad_enabled() or not all(type(v) in _SETTINGS for v in settings):
+    if wants and _grad_enabled() or not _told(settings):
         return None
     pointers = [t.data_ptr() for t in tensors]
     known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None

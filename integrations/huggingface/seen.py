@@ -2,7 +2,8 @@
 
 The layers of a model call attention alike, with as many keys and the very same mask, so that one look serves them all. What is
 looked at: the tensors but for their contents, by torch's own guards, which also know of autocast, tracing and transforms; numbers
-among the other arguments; which mask it is. Calls of one query, without gradients: of others the kernels take longer.
+among the other arguments; which mask it is, or what is noted on it where it is another one. Calls of one query, without gradients:
+of others the kernels take longer.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import weakref
 import torch
 
 from dtkernels.ops.attention import ready
-from dtkernels.runtime.same import like
+from dtkernels.runtime.same import like, never
 
 from .masks import NOTE
 
@@ -22,15 +23,17 @@ HARMLESS = frozenset(
     "cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch "
     "output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache".split()
 )
-KEPT = 4  # kinds of layers of a model, of which each step of a generation makes new ones
+KEPT = 4  # kinds of layers of a model, which are compared one by one
+REMEMBERED = 1024  # calls that are found by their names: each step of a generation makes new ones, the next generation meets them again
 _NUMBERS = (bool, int, float, str)
 _seen: tuple[Seen, ...] = ()
+_named: dict[tuple, Seen] = {}
 
 
 class Seen:
     """One call: how to know it again, and ``launch``, which takes the tensors to the result in the shape that transformers wants."""
 
-    __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch")
+    __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
 
     def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
         """Of a call that was known again; None where the op must be asked."""
@@ -51,7 +54,31 @@ def known(query, key, value, mask, kwargs: dict) -> Seen | None:
     for s in _seen:
         if s.told == told and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
             return s
-    return None
+    return _by_name(told, mask, tensors)
+
+
+def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> Seen | None:
+    """A call further back, which may have had another mask, of which the same is known."""
+    global _seen
+    reach = None if mask is None else getattr(mask, NOTE, None)
+    try:
+        s = _named.get(_name(told, reach, tensors))
+    except (AttributeError, RuntimeError, TypeError):  # tensors without strides, a mask that is none, arguments that cannot be compared so
+        return None
+    if s is None or s.told != told or not s.like(*tensors):
+        return None
+    if reach is not None and reach.padding is not None and not s.padded(reach.padding):
+        return None
+    if mask is not None:
+        s.mask = weakref.ref(mask)
+    _seen = (s, *_seen[: KEPT - 1])
+    return s
+
+
+def _name(told: tuple, reach, tensors: list) -> tuple:
+    """What tells calls apart in little time, and of a note on a mask all but its tensor."""
+    noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None)
+    return (told, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
 def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, options: dict, added: dict[str, str]) -> None:
@@ -76,7 +103,13 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
         return
     s.count, s.like, s.told = len(tensors), like(tuple(tensors)), told
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
+    reach = None if mask is None else getattr(mask, NOTE, None)
+    s.padded = never if reach is None or reach.padding is None else like((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
+    if len(_named) >= REMEMBERED:
+        _named.pop(next(iter(_named), None), None)  # type: ignore[arg-type]  # another thread may have been there
+    if reach is None or type(reach.offset) is int:
+        _named[_name(told, reach, tensors)] = s
 
 
 def _told(kwargs: dict, tensors: list) -> tuple:

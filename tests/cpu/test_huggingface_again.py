@@ -26,6 +26,7 @@ def gpu(monkeypatch):
     op = Operator(SPECS / "attention.yaml")
     monkeypatch.setattr(public, "shipped", lambda name: op)
     monkeypatch.setattr(seen, "_seen", ())
+    monkeypatch.setattr(seen, "_named", {})
 
 
 def decoding(padded=True, **sizes):
@@ -147,3 +148,25 @@ def test_masks_of_steps_that_are_over_are_not_kept_alive(gpu):
     gone = weakref.ref(mask)
     del mask
     assert gone() is None
+
+
+def test_a_length_of_a_generation_before_is_known_in_the_next_one_with_its_new_masks(gpu, monkeypatch):
+    def generation(expected: str) -> None:
+        for keys in range(9, 19):
+            flags = torch.arange(keys).ge(torch.tensor([[3], [0]]))
+            mask = dtkernels_mask(batch_size=2, q_length=1, kv_length=keys, q_offset=keys - 1, attention_mask=flags, allow_is_causal_skip=False)
+            for given in (None, mask):
+                agrees_with_sdpa(Attention(), inputs(queries=1, keys=keys), given, scaling=0.3)
+        assert len(seen._named) == 20 and len(seen._seen) == seen.KEPT, expected
+
+    generation("learned")
+    with monkeypatch.context() as patch:
+        patch.setattr(attention, "_unsupported", lambda *args: 1 / 0)
+        generation("known")
+        with pytest.raises(ZeroDivisionError):  # an offset of its own
+            agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), decoding(q_offset=4))
+        with pytest.raises(ZeroDivisionError):
+            agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), None, scaling=torch.tensor(0.3))
+    monkeypatch.setattr(seen, "REMEMBERED", 20)
+    agrees_with_sdpa(Attention(), inputs(queries=1, keys=5), None)
+    assert len(seen._named) == 20

@@ -351,3 +351,38 @@ def test_what_lies_between_several_kernels_is_one_piece_of_memory_of_parts_that_
     assert len(spans) == len(bound.allocations) - 1
     begins = sorted(spans)
     assert all(begin + spans[begin] <= after for begin, after in zip(begins, begins[1:]))
+
+
+def test_calls_by_turns_are_known_again_though_more_than_are_compared(attention, monkeypatch):
+    call, module = attention
+    given = [(heads(keys=keys), {"scale": scale, "mask": mask}) for keys in range(9, 13) for scale in (0.5, 1, 1.0, True) for mask in (None, padding(keys))]
+    assert len(given) > quick.FRONTS
+    for inputs, options in given:
+        call(*inputs, **options)
+    monkeypatch.setattr(module, "_arguments", lambda *args: 1 / 0)
+    for inputs, options in given:
+        torch.testing.assert_close(call(*inputs, **options).double(), written_out(*inputs, **options), atol=1e-5, rtol=1e-5)
+    q, k, v = heads(keys=9)
+    for other in ((q.mT.contiguous().mT, k, v), (q, k[:1].expand(2, 2, 9, 16), v), (q.bfloat16(), k.bfloat16(), v.bfloat16()), (q.requires_grad_(), k, v)):
+        with raises(ZeroDivisionError):
+            call(*other, scale=0.5)
+
+
+def test_lists_and_tensors_for_numbers_reach_the_op_after_calls_that_are_known(attention):
+    call, _ = attention
+    for _ in range(3):
+        call(*heads(keys=9))
+        q, k, v = heads(3, keys=9)
+        wanted = call(q, k, v, window=(1, 0))
+        torch.testing.assert_close(call(q, k, v, window=[1, 0]), wanted)
+        with raises((TypeError, ValueError, AttributeError)):
+            call(None, k, v)
+
+
+def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatch):
+    call, module = attention
+    monkeypatch.setattr(quick, "REMEMBERED", 5)
+    for keys in range(9, 19):
+        call(*heads(keys=keys))
+    named = module.attention.operator()._quick.named
+    assert [name[3][0][2] for name in named] == [14, 15, 16, 17, 18]
