@@ -39,11 +39,51 @@ def candidates(
 
 def ranked(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
     """``candidates`` of the rows that ``agreeing`` gives."""
-    logs, found = {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}, []
+    logs, found = _logs(sizes), []
     for row, exact in rows:
         d = _distance(row, sizes, logs, pitches)
         found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), exact))
     return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
+
+
+class Near:
+    """The first of ``ranked`` that is exact and may be taken, for calls whose sizes lie near each other; ``sizes`` are those of the first.
+
+    A distance changes by no more than the step from these sizes to others, where pitches have the same common divisor with a load:
+    rows that are further away than the nearest by twice that are not looked at.
+    """
+
+    REACH = 0.1  #: the longest step
+
+    def __init__(self, rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, pitches: frozenset[str]):
+        self.spec, self.pitches, self.logs = spec, pitches, _logs(sizes)
+        own = [(_distance(row, sizes, self.logs, pitches), i, row) for i, (row, exact) in enumerate(rows) if exact]
+        self.rows = sorted(own, key=lambda found: found[:2])
+
+    @staticmethod
+    def name(sizes: dict[str, int], pitches: frozenset[str]) -> tuple:
+        """What calls have in common of which one ``Near`` may serve all."""
+        return tuple([(n.bit_length(), math.gcd(n, 8) if label in pitches else 0) for label, n in sizes.items()])
+
+    def first(self, sizes: dict[str, int]) -> tuple[bool, Candidate | None]:
+        """(whether ``sizes`` are near enough, the row that is taken)."""
+        logs = _logs(sizes)
+        step = math.sqrt(sum((logs[label] - log) ** 2 for label, log in self.logs.items()))
+        if step > self.REACH:
+            return False, None
+        best, key = None, (math.inf, math.inf, 0)
+        for there, place, row in self.rows:
+            if there - step - 1e-9 > key[0]:
+                break
+            d = _distance(row, sizes, logs, self.pitches)
+            found = (d, row.microseconds or math.inf, place)
+            if found < key and not _refusal(row, sizes, self.spec, d, LIMIT):
+                best, key = Candidate(row, d), found
+        return True, best
+
+
+def _logs(sizes: dict[str, int]) -> dict[str, float]:
+    return {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
 
 
 def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:

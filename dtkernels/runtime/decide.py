@@ -75,6 +75,12 @@ def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, 
     return Choice(table, tuple(ranked(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
 
 
+def nearest(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
+    """The first of ``choose`` that is for these very parameters and may be taken."""
+    table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
+    return table.nearest(key, sizes, subject.spec, pitches)
+
+
 def scheduled(algorithm: Algorithm, text: str) -> Program:
     """The algorithm with a row's schedule. Raises DTError where the two do not fit."""
     from ..codegen.lower import lower

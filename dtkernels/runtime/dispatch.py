@@ -13,15 +13,16 @@ import torch
 from ..codegen.target import Target
 from .choice import Candidate
 from .compiled import CompiledKernels
-from .decide import Choice, Subject, choose
+from .decide import Choice, Subject, choose, nearest
 from .driver import DriverError, driver
-from .host import Record, host_text, record
+from .host import Launch, Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
 from .programs import Planned, Programs
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
+from .traced import Allocating, Template, kind_of, stand_ins, traceable
 
 if TYPE_CHECKING:
     from ..lang.algorithm import Algorithm
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 allows_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_NEVER = object()
+TEMPLATES = 16  #: of one kind of call, which differ in what their sizes are multiples of
 REMEMBERED = 1024  #: kinds of calls that one dispatcher keeps, each of about 16 KiB; then the oldest goes
 
 
@@ -39,7 +42,7 @@ class Route:
     launch: Callable[[tuple], list[torch.Tensor]]
     kind: str  #: "prebuilt", "compiled" (by Triton, here) or "interpreted"
     candidate: Candidate | None  #: the row, None for the formula
-    choice: Choice
+    choice: Choice | None  #: None where only the first row was asked for
 
 
 def call_key(values: tuple, precision: bool) -> tuple:
@@ -66,8 +69,11 @@ class Dispatcher:
     ):
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
+        self._pitches = signature.pitches()
         self.programs = Programs(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: dict[tuple, Route] = {}
+        #: of a row and a kind; an empty list where one call was made, None where the wrapper cannot be traced
+        self._templates: dict[tuple, list[Template] | None] = {}
         self._compiled: set[str] = set()  #: files that were told of
         self._kernels = CompiledKernels()
         self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
@@ -100,11 +106,13 @@ class Dispatcher:
         """The rows for these tensors."""
         dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
         target = self.device_target(next(iter(tensors.values())).device)
-        return choose(self.subject, dtype, self.signature.extents(tensors), target, self.signature.pitches())
+        return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
 
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
-        choice = self.choose(tensors)
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
+        if on_gpu and self._templates and (route := self._again(tensors, scalars)) is not None:
+            return route
+        choice = self.choose(tensors)
         route = self._stored(choice, tensors, scalars, coarse=False) if on_gpu else None
         if route is not None:
             return route
@@ -133,33 +141,72 @@ class Dispatcher:
 
     def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
         try:
-            entries = _Read(store, candidate.row.binaries)
             if not candidate.row.binaries:
                 return None
-            values = _apart(tensors, scalars)
-            notes = record(store.host(next(iter(entries)).host), values)
-            device = values[0].device
-            arch = self.device_target(device).arch
-            kernels = []
-            for launch in notes.launches:
-                fitting = (
-                    e
-                    for e in entries
-                    if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants)
-                )
-                entry = next(fitting, None)
-                if entry is None or not coarse and loses_alignment(entry, launch.names, launch.args):
-                    return None
-                kernels.append(
-                    (entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared))
-                )
-            bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
-            return bound, bound.first(values, notes)
+            entries, values = _Read(store, candidate.row.binaries), _apart(tensors, scalars)
+            host = store.host(next(iter(entries)).host)
+            notes = record(host, values)
+            kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
+            if kernels is None:
+                return None
+            bound = Bound(notes, values, self._places(tensors, scalars), kernels, values[0].device)
+            results = bound.first(values, notes)
+            if not coarse:
+                self._trace(candidate, host, entries, store, tensors, scalars)
+            return bound, results
         except NotBound:
             return None
         except (StoreError, DriverError, OSError) as error:
             warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
+
+    def _fitting(self, launches: list[Launch], entries: _Read, store: Store, device: torch.device, coarse: bool) -> list[tuple] | None:
+        """For each launch the first of the entries that may run it, loaded; None where one has none."""
+        arch, kernels = self.device_target(device).arch, []
+        for launch in launches:
+            fitting = (e for e in entries if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants))
+            entry = next(fitting, None)
+            if entry is None or not coarse and loses_alignment(entry, launch.names, launch.args):
+                return None
+            kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
+        return kernels
+
+    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: Store, tensors: dict, scalars: dict) -> None:
+        """Note how the kernels that were just bound hang on the sizes, from the second call of a kind on."""
+        values = (*tensors.values(), *scalars.values())
+        kind = self._kind(candidate, values)
+        if (known := self._templates.get(kind, _NEVER)) is _NEVER:
+            if len(self._templates) >= REMEMBERED:
+                self._templates.clear()
+            self._templates[kind] = []
+        elif known is not None and len(known) < TEMPLATES and traceable(values):
+            (tape, stands), allocating = stand_ins(values), Allocating()
+            try:
+                notes = record(host, stands, None, allocating)
+                notes.allocated = allocating.allocated
+                kernels = self._fitting(notes.launches, entries, store, values[0].device, False)
+                if kernels is not None:
+                    known.append(Template(tape, Bound(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))
+            except Exception as error:  # a wrapper that does more than arithmetic of sizes is run for each call
+                self._templates[kind] = None
+                log.debug("dtkernels: the wrapper of %s is run at each new length: %s: %s", self.subject.op, type(error).__name__, error)
+
+    def _again(self, tensors: dict, scalars: dict) -> tuple[Route, list[torch.Tensor]] | None:
+        """A call that differs in its sizes from one before, by the same row and the same kernels; None where none was like it."""
+        values = (*tensors.values(), *scalars.values())
+        if not traceable(values):
+            return None
+        dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
+        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
+        if candidate is None:
+            return None
+        for template in self._templates.get(self._kind(candidate, values)) or ():
+            if (bound := template.at(values)) is not None:
+                return Route(bound, "prebuilt", candidate, None), bound(values)
+        return None
+
+    def _kind(self, candidate: Candidate, values: tuple) -> tuple:
+        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *kind_of(values))
 
     def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
         """Where in ``values`` each number is that may differ from call to call."""

@@ -56,14 +56,15 @@ def host_text(source: str) -> str:
     return "\n".join(line for line in lines if line.strip()) + "\n"
 
 
-def record(host: str, args: tuple, module: types.ModuleType | None = None) -> Record:
+def record(host: str, args: tuple, module: types.ModuleType | None = None, allocating=None) -> Record:
     """Run the wrapper of a host text on tensors and note what it does.
 
     Without ``module`` nothing is launched: results are allocated and not yet computed. With the imported emitted file
-    its kernels are launched by Triton, and each note has the compiled kernel.
+    its kernels are launched by Triton, and each note has the compiled kernel. ``allocating`` stands for torch where the tensors
+    have no contents; what it allocates it lists itself.
     """
     notes = Record((), [], [])
-    wrapper = _load(host, notes, module)
+    wrapper = _load(host, notes, module, allocating or _Torch(notes))
     try:
         results = wrapper(*args)
     finally:
@@ -135,12 +136,12 @@ def _ready() -> dict[str, types.FunctionType]:
     return {"\n".join([head, *rest, ""]): f for f, (head, _, *rest) in texts.items()}
 
 
-def _load(host: str, notes: Record, module: types.ModuleType | None):
+def _load(host: str, notes: Record, module: types.ModuleType | None, allocating):
     """The wrapper; made anew for each record, so that threads do not share notes."""
     language = module.tl if module else _Language()  # type: ignore[attr-defined]
     triton = _Triton(language, module, lambda f: _Kernel(f, notes, module))
     gluon = _Gluon(module, triton.jit)
-    known = {"torch": _Torch(notes), "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon)}
+    known = {"torch": allocating, "triton": triton, "triton.language": triton, **dict.fromkeys(_GLUON, gluon)}
 
     def find(name, _globals=None, _locals=None, fromlist=(), level=0):
         if name not in known or level:

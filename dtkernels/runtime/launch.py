@@ -91,6 +91,7 @@ class Bound:
         #: bits that are 0 in all pointers given: kernels may count on tensors that lie at multiples of 16 bytes
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._strides = [row_major(shape) for shape, _ in self.allocations]
+        self._numbers: Sequence[int] | None = None  #: of the slots, where they are not those of the record
         self._free: list[_Frame] = []
         self._taken: list[tuple] = []  #: the same for ``alone``
         self._empty = allocator(device)
@@ -143,8 +144,10 @@ class Bound:
             launches.append((config, ctypes.byref(config), function, params, attributes))
         return _Frame(slots, floats, launches)
 
-    def _raw(self) -> list[int]:
+    def _raw(self) -> Sequence[int]:
         """What slots hold from the start, as bits: kernels read the lower half of those of 32-bit parameters."""
+        if self._numbers is not None:
+            return self._numbers
         return [(_bits(key[2]) if key[1] == "fp32" else key[2]) if key[0] == "raw" else 0 for key in self._slots]
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:
@@ -169,6 +172,15 @@ class Bound:
         if order is not None:
             other.pointers = [(order[i], slot) for i, slot in self.pointers]
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
+        return other
+
+    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> Bound:
+        """The same kernels with other numbers in their slots, other grids, and other shapes of what is allocated."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._numbers, other._strides, other._free, other._taken = raw, list(strides), [], []
+        other.allocations = [(shape, dtype) for shape, (_, dtype) in zip(shapes, self.allocations)]
+        other._plans = [(places, grid, *kernel) for grid, (places, _, *kernel) in zip(grids, self._plans)]
         return other
 
     def _allocate(self) -> list[torch.Tensor]:

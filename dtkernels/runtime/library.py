@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from .choice import agreeing, nearest_gpu
+from .choice import Candidate, Near, agreeing, nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
 from .store import Store, StoreError, digest
 from .table import Gpu, Row, TableError, kind_of, kind_text, read_gpu, read_rows
 
+_NEAR = 256  #: places among sizes that one table keeps
 _PACKAGE = Path(__file__).resolve().parent.parent
 
 
@@ -25,6 +26,7 @@ class OpTable:
     store: Store | None = None
     packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _near: dict[tuple, Near] = field(default_factory=dict, compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -46,6 +48,18 @@ class OpTable:
         if key not in self._agree:
             self._agree[key] = agreeing(self.like(key), key)
         return self._agree[key]
+
+    def nearest(self, key: tuple, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
+        """The first row for ``key`` that may be taken, as ``ranked`` has them; quick where the last call of the kind was near this one."""
+        name = (key, spec, Near.name(sizes, pitches))
+        if (near := self._near.get(name)) is not None:
+            close, found = near.first(sizes)
+            if close:
+                return found
+        if len(self._near) >= _NEAR:
+            self._near.clear()
+        near = self._near[name] = Near(self.agreeing(key), sizes, spec, pitches)
+        return near.first(sizes)[1]
 
     def _copied(self, key: tuple | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None
