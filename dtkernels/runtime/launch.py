@@ -165,11 +165,12 @@ class Bound:
         """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other.allocations, other._free, other._taken = list(self.allocations), [], []
+        other.allocations = list(self.allocations)
         for j, shape in zip(self.results, shapes):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])
         other._strides = [row_major(shape) for shape, _ in other.allocations]
-        if order is not None:
+        if order is not None:  # else storage of arguments serves both
+            other._free, other._taken = [], []
             other.pointers = [(order[i], slot) for i, slot in self.pointers]
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
         return other
@@ -280,8 +281,11 @@ class Bound:
         return run
 
     def _take(self) -> tuple:
-        """A new frame, with what one launch needs of it at hand."""
-        frame = self._frame()
+        """A frame, with what one launch needs of it at hand."""
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = self._frame()
         _, reference, function, params, _ = frame.launches[0]
         return frame.slots, frame.floats, reference, function, params, frame
 

@@ -386,3 +386,18 @@ def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatc
         call(*heads(keys=keys))
     named = module.attention.operator()._quick.named
     assert [name[3][0][2] for name in named] == [14, 15, 16, 17, 18]
+
+
+def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_not(attention):
+    call, module = attention
+    q, k, v = heads(keys=13)
+    call(q, k, v, scale=0.25), call(q, k, v, scale=0.25)
+    run = module.ready((2, 1, 4, 16), q, k, v, scale=0.25)
+    (route,) = module.attention.operator().bind((), module._arguments(q, k, v, None, False, 0.25, None, 0, None, None, None)).variant.dispatch._routes.values()
+    bound, wanted = route.launch, written_out(q, k, v)
+    assert bound.shaped([(8, 1, 16)])._free is bound._free and bound.shaped([(8, 1, 16)], [1, 0, 2, 3])._free is not bound._free
+    for seed in range(3):  # one after the other from one storage, each with pointers and a number of its own
+        torch.testing.assert_close(run((q, k, v)).double(), wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)
+        other = [t + seed for t in (q, k, v)]
+        torch.testing.assert_close(call(*other, scale=0.5).double(), written_out(*other, scale=0.5), atol=1e-5, rtol=1e-5)
+    assert len(bound._free) + len(bound._taken) == 1
