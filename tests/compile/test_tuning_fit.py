@@ -45,8 +45,8 @@ def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure,
     told = []
     search = Search(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
     search.jobs_of[jobs[0].key] = [((0,), j) for j in jobs]
-    search._computed(Done(("compile", jobs[0], (large,)), 0, failure=failure))
-    assert [job.work for _, _, job in search.to_compile] == ([small] if again else [])
+    search._computed(Done(("compile", jobs[0], jobs[0].key), 0, failure=failure))
+    assert [job.work for _, _, (job, _) in search.to_compile] == ([small] if again else [])
     assert told == [large.text()] if again else sorted(told) == sorted(w.text() for w in (large, small))
     finals = Finals(search.known, search.journal, None, None, {}, {})
     finals.waiting = {w: [Job(w, seeds.formula, None)] for w in (large, small)}
@@ -54,6 +54,18 @@ def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure,
     finals._compiled(finals.waiting[large][0], Done(None, 0, failure=failure))
     assert finals._made(finals.waiting[large][0]) and not finals._made(finals.waiting[small][0])
     assert [job.work for job in finals.wanted] == [small]
+
+
+def test_what_was_compiled_for_other_sizes_is_compiled_for_each_of_those_that_wait(narrow):
+    works_, seeds = narrow
+    jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in works_]
+    told = []
+    search = Search(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    for job in jobs:
+        search._timed(Done(job, 0, failure="Refused: no build of two_mm_kernel for this call"))
+    assert [job.work for _, _, (job, _) in search.to_compile] == [*works_] and not told
+    search._timed(Done(jobs[0], 0, failure="Refused: no build of two_mm_kernel for this call"))
+    assert told == [works_[0].text()], "once"
 
 
 def test_steps_leave_the_statements_of_a_sum_of_parts_alone(narrow):

@@ -60,7 +60,7 @@ class Search:
         self.at: dict[int, Work] = {}  #: the work that a GPU worker was last at
         self.measured = self.failed = 0
         self.seeding: dict[Group, int] = {}  #: works of a group whose schedules are not known yet
-        self.rebuilt: dict[tuple, int] = {}
+        self.rebuilt: set[tuple] = set()  #: (key, work) of what was compiled for that work alone
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -129,8 +129,8 @@ class Search:
             if heap is self.to_think:
                 self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
             else:
-                job, works = task, (task.work,)  # a build a size may be needed, so others are compiled for where this one does not fit
-                self.cpus.send(worker, ("compile", job, works), ("compile", job.work.group, job.cut, job.root, works), self.limits["compile"])
+                job, _ = task  # for its own sizes; others that wait for the plan are compiled for where this build is not theirs
+                self.cpus.send(worker, ("compile", *task), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
         for worker in self.gpus.idle() if measuring else ():
             if (found := self._next(worker)) is None:
                 break
@@ -168,7 +168,7 @@ class Search:
     def _computed(self, done: Done) -> None:
         kind, *rest = done.task  # type: ignore[misc]
         if done.untried:
-            heap, task = (self.to_compile, rest[0]) if kind == "compile" else (self.to_think, done.task)
+            heap, task = (self.to_compile, tuple(rest)) if kind == "compile" else (self.to_think, done.task)
             heapq.heappush(heap, ((0,), next(self.order), task))
         elif kind == "seeds":
             self.seeding[rest[0].group] -= 1
@@ -184,8 +184,8 @@ class Search:
             if not spot.waiting:
                 spot.over = True
         else:
-            job, works = rest
-            waiting = self.jobs_of.pop(job.key, [])
+            job, awaited = rest
+            waiting = self.jobs_of.pop(awaited, [])
             if done.failure:
                 for priority, other in waiting:
                     if other.work != job.work and done.failure.startswith("Refused"):
@@ -218,10 +218,10 @@ class Search:
             heapq.heappush(self.ready.setdefault(job.work, []), ((0,), next(self.order), job))
             return
         if done.failure and "no build of" in done.failure:
-            again = (job.key, job.work)  # its kernel has another size baked in than the works that it was compiled for
-            self.rebuilt[again] = self.rebuilt.get(again, 0) + 1
-            if self.rebuilt[again] <= 4:
-                self._compile((0,), job)
+            again = (job.key, job.work)  # what was compiled for another work is not what a call of these sizes runs
+            if again not in self.rebuilt:
+                self.rebuilt.add(again)
+                self._compile((0,), job, again)
                 return
         self._record(job, Time(failure=done.failure) if done.failure else done.result, done.where)  # type: ignore[arg-type]
 
@@ -265,11 +265,12 @@ class Search:
             else:
                 self._compile(priority, job)
 
-    def _compile(self, priority: tuple, job: Job) -> None:
-        waiting = self.jobs_of.setdefault(job.key, [])
+    def _compile(self, priority: tuple, job: Job, awaited: tuple = ()) -> None:
+        """Once for all that wait for a plan, or for those that wait for ``awaited``."""
+        waiting = self.jobs_of.setdefault(awaited or job.key, [])
         waiting.append((priority, job))
         if len(waiting) == 1:
-            heapq.heappush(self.to_compile, (priority, next(self.order), job))
+            heapq.heappush(self.to_compile, (priority, next(self.order), (job, awaited or job.key)))
 
     def _think(self, priority: tuple, task: tuple) -> None:
         heapq.heappush(self.to_think, (priority, next(self.order), task))
