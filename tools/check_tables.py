@@ -1,6 +1,6 @@
 """Check schedule tables: every row parses, is legal, is of the current spec, and its kernels are what builds now.
 
-    python tools/check_tables.py                 every row; of each op of each table one row is built anew and compared
+    python tools/check_tables.py                 every row; none has a kernel of another text; one row an op and table is built anew
     python tools/check_tables.py --rebuild all   every row is built anew (minutes)
 
 Machine code differs between versions of Triton: kernels that another version built are counted and not compared. It may also
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
+import re
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -23,6 +24,7 @@ from pathlib import Path
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
 
 from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped, shipped_names
 from dtkernels.runtime.decide import scheduled, target_for
@@ -40,13 +42,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rebuild", choices=("none", "some", "all"), default="some")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that build")
     args = parser.parse_args(argv)
-    wrong, seen, stored = [], Counts(), []
+    wrong, seen, stored, every = [], Counts(), [], []
     for path in sorted(args.tables.glob("*/*.yaml")):
         if path.stem == "gpu":
             wrong += check_gpu(path.parent)
         else:
             rows = check_table(path, wrong, seen)
+            every += rows
             stored += rows if args.rebuild == "all" else rows[:1] if args.rebuild == "some" else []
+    wrong += mixed_up(every, args.jobs)
     wrong += compare(stored, args.jobs, seen)
     size = sum(p.stat().st_size for p in args.tables.rglob("*") if p.suffix in (".yaml", ".safetensors"))
     if size > LARGEST:
@@ -155,6 +159,42 @@ def entries_of(row: Row, store: Store, problems: list[str]) -> Iterator[Entry]:
             yield entry
         except StoreError as error:
             problems.append(str(error))
+
+
+# -- kernels that rows share ---------------------------------------------------------------------------------------------
+
+
+def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
+    """Rows whose kernel is that of another row, of which another text is emitted: each row is emitted, none is compiled."""
+    wrong, texts = [], {}
+    for s, kernels in zip(rows, emitted(rows, jobs)):
+        for e in s.entries:
+            text, title = texts.setdefault((s.target, e.name), (kernels.get(e.kernel), s.title))
+            if text != kernels.get(e.kernel):
+                wrong.append(f"{s.title}: its {e.kernel} is that of {title}, of which another text is emitted; run tools/build.py --anew")
+    return list(dict.fromkeys(wrong))
+
+
+def emitted(rows: list[Stored], jobs: int) -> list[dict[str, str]]:
+    """``texts_of`` each row, by several processes where it is worth starting them."""
+    if len(rows) < 32:
+        return [texts_of(s) for s in rows]
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(texts_of, rows, chunksize=8))
+
+
+def texts_of(stored: Stored) -> dict[str, str]:
+    """Kernel -> digest of its text and of all functions that it calls."""
+    _, variant = variant_of(shipped(stored.row.op), stored.row)
+    source = emit(scheduled(variant.algorithm, stored.row.schedule), "call", target(stored.target))
+    functions = {m[1]: m[0] for m in re.finditer(r"^@(?:triton|gluon)\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n\n|\n*\Z)", source, re.MULTILINE)}
+    found = {}
+    for name in functions:
+        called = [name]
+        for c in called:
+            called += [w for w in re.findall(r"\w+", functions[c]) if w in functions and w not in called]
+        found[name] = digest("".join(functions[c] for c in called).encode())
+    return found
 
 
 # -- what builds now ----------------------------------------------------------------------------------------------------

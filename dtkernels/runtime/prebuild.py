@@ -188,7 +188,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
         product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
         found = found if widest else found[:-1] or found
-        for entry, code in _compiled_all(launch, found, digest(host.encode()), target, earlier):
+        for entry, code in _compiled_all(launch, found, digest(host.encode()), digest(source.encode()), target, earlier):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
                 built.codes[entry.code] = code
@@ -212,17 +212,17 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target, earlier: Earlier) -> list[tuple[Entry, bytes]]:
+def _compiled_all(launch: Launch, found: list[Build], host: str, source: str, target: Target, earlier: Earlier) -> list[tuple[Entry, bytes]]:
     """Every build; for both precisions of float32 products, unless the first shows that they make no difference."""
     if "PRECISION" not in launch.constants:
-        return [_compiled(launch, b, host, target, earlier) for b in found]
+        return [_compiled(launch, b, host, source, target, earlier) for b in found]
     made: list[tuple[Entry, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
         if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.multiples), host, target):
             made.append(both)
             continue
-        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, target, earlier) for p in precisions]
+        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, source, target, earlier) for p in precisions]
         if len({entry.code for entry, _ in pair}) == 1:
             precisions, entry = ("ieee",), pair[0][0]
             pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
@@ -233,9 +233,10 @@ def _compiled_all(launch: Launch, found: list[Build], host: str, target: Target,
 _known: dict[str, tuple[Entry, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
 
 
-def _compiled(launch: Launch, build: Build, host: str, target: Target, earlier: Earlier) -> tuple[Entry, bytes]:
+def _compiled(launch: Launch, build: Build, host: str, source: str, target: Target, earlier: Earlier) -> tuple[Entry, bytes]:
+    """``source``: digest of the emitted file. Kernels that differ, with a mask and without, may have one wrapper."""
     constants = {k: plain(v) for k, v in build.constants.items()}
-    key = json.dumps([host, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)
+    key = json.dumps([source, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)
     if key not in _known and (kept := earlier(launch, build, host, target)):
         _known[key] = kept
     if key not in _known:

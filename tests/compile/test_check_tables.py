@@ -93,3 +93,21 @@ def test_rows_beside_the_kernels_that_are_not_the_tables_are_wrong(table, builds
     other = Row("relu", "forward", "fp32", {"x": 1}, "", "0" * 12)
     assert check_tables.main(table(copied=(other,))) == 1
     assert "the copy of its rows beside its kernels is not of it" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("causal, wrong", [(False, 0), (True, 1)])
+def test_a_kernel_that_another_row_emits_otherwise_is_found(tmp_path, builds, capsys, causal, wrong):
+    """Attention with a mask and without, by one schedule, has one wrapper and two kernels."""
+    folder, operator = tmp_path / "nvidia_h200", shipped("attention")
+    sizes = {"b": 1, "h": 2, "m": 128, "n": 64, "l": 128, "d": 64}
+    schedule = "attention.block(b:1, h:1, m:64); attention.tensorize(b:1, h:1, m:64, n:0, l:64, d:0); attention.compile();"
+    fused = "".join(f"{f}.fuse_at(attention, l); " for f in ("scores", "total_shift", "e", "total"))
+    kernel = replace(entry("attention_kernel"), types={"Q_ptr": "*fp16"})
+    about = ("attention", "forward", "fp16", sizes, (fused + schedule).replace("; ", ";\n"), spec_hash(operator.spec.algorithm))
+    rows = [Row(*about, params=params, binaries=(kernel.name,)) for params in ({}, {"causal": True})][: 1 + causal]
+    write_gpu(folder, Gpu("NVIDIA H200", 90, 132))
+    text = rows_text(rows)
+    (folder / "attention.yaml").write_text(text)
+    write_store(folder / "attention.safetensors", [kernel], {digest(b"host"): "host"}, {digest(b"code"): b"code"}, read_rows(text, "attention"), digest(text.encode()))
+    assert check_tables.main(["--tables", str(tmp_path), "--rebuild", "none"]) == wrong
+    assert capsys.readouterr().out.count("of which another text is emitted; run tools/build.py --anew") == wrong

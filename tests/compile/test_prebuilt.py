@@ -21,7 +21,7 @@ from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import target
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.parser import parse
-from dtkernels.ops.registry import shipped
+from dtkernels.ops.registry import register, shipped
 from dtkernels.runtime import dispatch, launch, prebuild
 from dtkernels.runtime.build import compile_kernel, entry_of, plain, plain_types, record_launches, split_multiples
 from dtkernels.runtime.cache import load_module
@@ -88,6 +88,17 @@ def test_a_kernel_is_taken_from_the_store_if_its_ir_is_what_it_was(tables, monke
     built = prebuild.build_row(shipped("dyt"), row, H200, earlier=earlier)
     assert {e.name for e in built.entries} == set(row.binaries)
     assert {code == b"kept" for code in built.codes.values()} == {not changed}
+
+
+def test_kernels_that_differ_are_not_one_because_their_wrappers_are(tmp_path):
+    """One process builds an op with a parameter set and not, by one schedule: what it compiled first is not taken for both."""
+    spec = tmp_path / "either.yaml"
+    spec.write_text("op: either\ndoc: One of two.\nalgorithm: |\n  Func either;\n  In A;\n  Var x;\n  Param up = false;\n  either[x] = where(up, exp(A[x]), A[x] * 3);\n")
+    operator = register(str(spec))
+    row = Row("either", "forward", "fp32", {"x": 4096}, "either.block(x:512); either.tensorize(x:512); either.compile();", spec_hash(operator.spec.algorithm))
+    one, other = (prebuild.build_row(operator, replace(row, params=params), H200, widest=False) for params in ({}, {"up": True}))
+    assert one.hosts == other.hosts, "else nothing is asked here"
+    assert {e.ir for e in one.entries}.isdisjoint(e.ir for e in other.entries)
 
 
 def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for_each_row():
