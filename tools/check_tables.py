@@ -187,12 +187,12 @@ def texts_of(stored: Stored) -> dict[str, str]:
     """Kernel -> digest of its text and of all functions that it calls."""
     _, variant = variant_of(shipped(stored.row.op), stored.row)
     source = emit(scheduled(variant.algorithm, stored.row.schedule), "call", target(stored.target))
-    functions = {m[1]: m[0] for m in re.finditer(r"^@(?:triton|gluon)\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n\n|\n*\Z)", source, re.MULTILINE)}
+    functions = {m[1]: m[0] for m in re.finditer(r"^@(?:triton|gluon)\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n|\Z)", source, re.MULTILINE)}
     found = {}
     for name in functions:
         called = [name]
         for c in called:
-            called += [w for w in re.findall(r"\w+", functions[c]) if w in functions and w not in called]
+            called += [w for w in dict.fromkeys(re.findall(r"(\w+)(?=[(,)])", functions[c])) if w in functions and w not in called]
         found[name] = digest("".join(functions[c] for c in called).encode())
     return found
 

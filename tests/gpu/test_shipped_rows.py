@@ -1,0 +1,50 @@
+"""The kernels that are shipped for an H200: each row's, on tensors of its sizes, against a reference in higher precision."""
+
+import gc
+import sys
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+
+from tuning import data  # noqa: E402
+from tuning.works import Group, Work, variants_of  # noqa: E402
+
+from dtkernels.runtime.table import Row, read_rows  # noqa: E402
+
+TABLE = ROOT / "schedule_tables" / "nvidia_h200"
+DEVICE = "cuda"
+pytestmark = pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="the shipped kernels that were measured are of compute capability 9.0")
+
+
+def shipped() -> list[tuple[str, list[Row]]]:
+    """The rows of every kind of call, by what the kind is called."""
+    rows = [r for path in sorted(TABLE.glob("*.yaml")) if path.stem != "gpu" for r in read_rows(path.read_text(), str(path)) if not r.batched]
+    kinds = [(" ".join(map(str, (r.op, r.direction, r.dtype, *sorted(r.params), "saving" * r.saved, *r.wanted, *r.kept))), r) for r in rows]
+    return [(name, [r for _, r in found]) for name, found in groupby(sorted(kinds, key=lambda kind: kind[0]), key=lambda kind: kind[0])]
+
+
+@pytest.mark.parametrize("rows", [pytest.param(rows, id=name) for name, rows in shipped()])
+def test_each_row_computes_what_it_is_for(rows):
+    wrong = [f"{row.title()}: {why}" for row in rows if (why := fault(row))]
+    assert not wrong
+
+
+def fault(row: Row) -> str:
+    """What is wrong with a call of a row's sizes."""
+    group = Group(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
+    _, variant = variants_of(group)
+    made = data.make(Work(group, tuple(row.sizes.items())), tuple(variant.outputs), DEVICE)
+    inputs, scalars = variant.algorithm.inputs, variant.algorithm.scalars
+    given = dict(zip((*inputs, *scalars), made.values))
+    route, results = variant.dispatch.bind({n: given[n] for n in inputs}, {n: given[n] for n in scalars})
+    told = [f"{name}: {why}" for name, got in zip(variant.outputs, results) if (why := data.wrong(got, made.right[name], group.torch_dtype))]
+    if DEVICE == "cuda" and (route.kind != "prebuilt" or route.candidate is None or dict(route.candidate.row.sizes) != dict(row.sizes)):
+        told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the formula'}")
+    del made, given, results
+    gc.collect()
+    return "; ".join(told)
