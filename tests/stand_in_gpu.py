@@ -43,10 +43,11 @@ class Computing(launch.Bound):
         order = [n for n, kind in entry.types.items() if kind != "constexpr"]
         own = {order.index(n): (self.named[id(v)], v.shape, v.stride(), v.dtype) for n, v in given.items() if n in order and isinstance(v, torch.Tensor) and id(v) in self.named}
         floats = {order.index(n): n for n in order if entry.types[n] == "fp32" and n in self._scalars}
-        return *super()._plan(note, entry, function)[:3], (own, floats)
+        signs = {s: note.constants[f"{s}_positive"] for s in floats.values() if f"{s}_positive" in note.constants}
+        return *super()._plan(note, entry, function)[:3], (own, floats, signs)
 
     def _compute(self, reference, function, params, extra) -> int:
-        own, floats = function
+        own, floats, signs = function
         found, numbers = self.found, self.numbers
         for place, (name, shape, strides, dtype) in own.items():
             address = ctypes.c_uint64.from_address(params[place]).value
@@ -55,6 +56,7 @@ class Computing(launch.Bound):
             memory = torch.frombuffer((ctypes.c_char * (reach * dtype.itemsize)).from_address(address), dtype=dtype)
             found[name] = memory.as_strided(shape, strides)
         numbers |= {n: ctypes.c_float.from_address(params[place]).value for place, n in floats.items()}
+        assert all((numbers[n] > 0) == positive for n, positive in signs.items()), "a kernel for numbers of another sign"
         self.remaining = (self.remaining or self.last) - 1
         if self.remaining:
             return 0

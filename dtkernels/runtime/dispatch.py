@@ -52,7 +52,7 @@ def call_key(values: tuple, precision: bool) -> tuple:
         if isinstance(v, torch.Tensor):
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
-            parts.append(v if isinstance(v, int) else float)
+            parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may know a number's sign
     return (*parts, precision and allows_tf32())
 
 

@@ -72,7 +72,7 @@ class QuickCalls:
                         grad = True
                     parts += (v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15 == 0, wants)
                 elif kind is float:
-                    parts.append(float)
+                    parts += (float, v > 0)
                 elif kind is int or kind is bool or v is None:
                     parts += (kind, v)
                 else:

@@ -196,7 +196,7 @@ def stand_ins(values: tuple) -> tuple[Tape, tuple]:
 
 def kind_of(values: tuple) -> tuple:
     """What the notes of a wrapper hang on beside sizes and strides."""
-    return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (int, type(v), v) if isinstance(v, int) else type(v) for v in values])
+    return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v if isinstance(v, int) else v > 0) for v in values])
 
 
 class Template:

@@ -240,13 +240,10 @@ def padding(keys: int = 12) -> torch.Tensor:
 
 
 GIVEN = {
-    "plain": {},
-    "scale": {"scale": 0.5},
-    "causal": {"causal": True},
-    "masked": {"mask": padding()},
+    "plain": {}, "scale": {"scale": 0.5}, "causal": {"causal": True}, "masked": {"mask": padding()},
     "capped": {"softcap": 2.0, "mask": padding()},
     "sinks": {"sinks": torch.tensor([0.0, 1.0, -1.0, 2.0])},
-}
+}  # fmt: skip
 
 
 @mark.parametrize("name", GIVEN)
@@ -384,8 +381,7 @@ def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatc
     monkeypatch.setattr(quick, "REMEMBERED", 5)
     for keys in range(9, 19):
         call(*heads(keys=keys))
-    named = module.attention.operator()._quick.named
-    assert [name[3][0][2] for name in named] == [14, 15, 16, 17, 18]
+    assert [name[3][0][2] for name in module.attention.operator()._quick.named] == [14, 15, 16, 17, 18]
 
 
 def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_not(attention):

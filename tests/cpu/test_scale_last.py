@@ -2,11 +2,14 @@
 """A scalar that multiplies what is maximised: behind the maximum where it is more than 0, in front of it elsewhere."""
 
 import pytest
+import stand_in_gpu
 import torch
 from oracle import check
 from small_programs import random
 
 import dtkernels
+from dtkernels.ops.registry import SPECS
+from dtkernels.runtime.operator import Operator
 
 ATTENTION = """Func s, seen, e, total, att; In Q, K, V; SIn scale; Var m, n; RVar l, d;
 s[m, l] = scale * rdot(Q[m, d], K[l, d], d); seen[m, l] = SEEN; e[m, l] = exp(seen[m, l]); total[m] = rsum(e[m, l], l);
@@ -48,3 +51,14 @@ OTHERS = {
 def test_what_is_left_as_it_is(text):
     assert "_positive" not in dtkernels.compile(text).source
     check(text, *random((20, 16), (20, 16), (20, 16)), 0.5)
+
+
+@pytest.mark.parametrize("keys", [9, 12])
+def test_the_sign_of_a_scale_is_another_kind_of_call(monkeypatch, keys):
+    """Kernels know it: one bound for a scale above 0 would shift by the least score of a row where the scale is below, and overflow."""
+    stand_in_gpu.use(monkeypatch)
+    op = Operator(SPECS / "attention.yaml")
+    q, k, v = (torch.randn(1, 2, n, 16, generator=torch.Generator().manual_seed(n)) for n in (3, keys, keys))
+    for scale in (40.0, -40.0, 40.0, -40.0, -39.0, 39.0):
+        wanted = torch.softmax(scale * q.double() @ k.double().mT, -1) @ v.double()
+        torch.testing.assert_close(op(Q=q, K=k, V=v, scale=scale).double(), wanted, atol=1e-4, rtol=1e-4)
