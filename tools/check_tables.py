@@ -176,11 +176,15 @@ def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
 
 
 def emitted(rows: list[Stored], jobs: int) -> list[dict[str, str]]:
-    """``texts_of`` each row, by several processes where it is worth starting them."""
-    if len(rows) < 32:
-        return [texts_of(s) for s in rows]
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(texts_of, rows, chunksize=8))
+    """``texts_of`` each row, once for those of one schedule, by several processes where it is worth starting them."""
+    kinds = [(s.target, s.row.key, s.row.schedule) for s in rows]
+    apart = dict(zip(kinds, rows))
+    if len(apart) < 32:
+        known = dict(zip(apart, map(texts_of, apart.values())))
+    else:
+        with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+            known = dict(zip(apart, pool.map(texts_of, apart.values(), chunksize=8)))
+    return [known[kind] for kind in kinds]
 
 
 def texts_of(stored: Stored) -> dict[str, str]:

@@ -14,7 +14,7 @@ from .formula_shape import Shape, pow2
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = ("tanh", "erf", "sigmoid", "log", "log2")
-LONGEST_NARROW = 4096  #: steps of the loop, in elements, from which on consumers of 64 columns repay what it takes to start them
+SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
 
 
@@ -45,7 +45,7 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     if 2 * shape.programs(block) < shape.target.multiprocessors:
         return ()
     widest = max(pow2(sizes[w]) for w in whole)
-    if widest <= 64 and sizes[loop] < LONGEST_NARROW:
+    if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return ()  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
     step = _step(shape, dots, members, {rows, loop}, widest)
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}

@@ -20,6 +20,7 @@ from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
 from .programs import Planned, Programs
+from .recent import keep
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
 from .traced import Allocating, Template, kind_of, stand_ins, traceable
@@ -97,9 +98,7 @@ class Dispatcher:
             if key in self._routes:
                 return self._routes[key], self._routes[key].launch(values)
             route, results = self._first(tensors, scalars)
-            if len(self._routes) >= REMEMBERED:
-                del self._routes[next(iter(self._routes))]
-            self._routes[key] = route
+            keep(self._routes, key, route, REMEMBERED)
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:

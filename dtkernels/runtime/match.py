@@ -117,6 +117,11 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
     return found
 
 
+def narrowest(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
+    """The first of ``builds``."""
+    return next(_ways(names, args, constants, types, None, False))
+
+
 def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
     """The build to compile where none is there: the narrowest, but for what merely tells one length from the next.
 
@@ -124,7 +129,7 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
     it lies contiguous, since loads are then as wide as their masks allow, and where tiles divide it; a cache that grows by single
     rows needs a build for the lengths that tiles divide and one for the others.
     """
-    narrow = next(_ways(names, args, constants, types, None, False))
+    narrow = narrowest(names, args, constants, types)
     inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
     told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}
     return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
@@ -160,7 +165,7 @@ def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], typ
 
 def specialized(launch: Launch, target: Target):
     """The kernel compiled for all that is known of a launch's alignment; None where that is multiples of 16, which Triton itself sees."""
-    build = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), None)[0]
+    build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
     if set(build.multiples.values()) <= {16}:
         return None
     return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)

@@ -183,12 +183,13 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
 
     source = emit(program, "call", target)
     host = host_text(source)
-    built = Built(hosts={digest(host.encode()): host})
+    named, text = digest(host.encode()), digest(source.encode())
+    built = Built(hosts={named: host})
     for launch in _launches(source, args):
         product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
         found = found if widest else found[:-1] or found
-        for entry, code in _compiled_all(launch, found, digest(host.encode()), digest(source.encode()), target, earlier):
+        for entry, code in _compiled_all(launch, found, named, text, target, earlier):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
                 built.codes[entry.code] = code

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from .dispatch import allows_tf32
 from .launch import Bound
 from .paths import counter
+from .recent import keep
 from .same import like, never
 from .training import Elsewhere, Training, bound_of
 
@@ -113,9 +114,7 @@ class QuickCalls:
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Let ``repeat`` know a call that was just made with ``given`` by name, if it can be repeated so."""
         if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
-            if len(self.named) >= REMEMBERED:
-                self.named.pop(next(iter(self.named), None), None)  # type: ignore[arg-type]  # another thread may have been there
-            self.named[_name(tensors, front.types, settings)] = front
+            keep(self.named, _name(tensors, front.types, settings), front, REMEMBERED)
             self.fronts = (front, *self.fronts[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
@@ -128,9 +127,7 @@ class QuickCalls:
         if not kwargs and not self.precise and all(isinstance(v, torch.Tensor) and v.data_ptr() & 15 == 0 for v in args):
             known.same, known.count = like(args), len(args)
             known.grad = _grad_enabled() if any(v.requires_grad for v in args) else None
-        if len(self.known) >= REMEMBERED:
-            self.known.pop(next(iter(self.known), None), None)  # type: ignore[arg-type]  # another thread may have been there
-        self.known[key] = known
+        keep(self.known, key, known, REMEMBERED)
 
 
 class Front:

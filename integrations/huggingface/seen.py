@@ -13,6 +13,7 @@ import weakref
 import torch
 
 from dtkernels.ops.attention import ready
+from dtkernels.runtime.recent import keep
 from dtkernels.runtime.same import like, never
 
 from .masks import NOTE
@@ -106,10 +107,8 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     reach = None if mask is None else getattr(mask, NOTE, None)
     s.padded = never if reach is None or reach.padding is None else like((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
-    if len(_named) >= REMEMBERED:
-        _named.pop(next(iter(_named), None), None)  # type: ignore[arg-type]  # another thread may have been there
     if reach is None or type(reach.offset) is int:
-        _named[_name(told, reach, tensors)] = s
+        keep(_named, _name(told, reach, tensors), s, REMEMBERED)
 
 
 def _told(kwargs: dict, tensors: list) -> tuple:

@@ -17,7 +17,7 @@ from dtkernels.runtime.build import compile_kernel, entry_of, plain_types, recor
 from dtkernels.runtime.cache import load_module
 from dtkernels.runtime.decide import scheduled
 from dtkernels.runtime.host import host_text
-from dtkernels.runtime.match import builds
+from dtkernels.runtime.match import narrowest
 from dtkernels.runtime.store import Entry, digest
 
 from . import data
@@ -177,14 +177,12 @@ class CpuWorker:
 
     def _builds(self, module, works: Iterable[Work], names: tuple[str, ...]) -> Iterator[tuple]:
         """The narrowest build of each launch that any of the works asks for, each once."""
-        import triton.language as tl
-
         seen = set()
         for work in works:
             for launch in record_launches(module, "call", data.meta_arguments(work)):
                 if launch.kernel.__name__ not in names:
                     continue
-                build = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64)[0]
+                build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
                 key = (launch.kernel.__name__, str(build), str(launch.options))
                 if key not in seen:
                     seen.add(key)

@@ -15,7 +15,7 @@ import torch
 from dtkernels.runtime.build import plain
 from dtkernels.runtime.driver import DriverError, driver, launch_config
 from dtkernels.runtime.host import Launch, record
-from dtkernels.runtime.match import builds, fits
+from dtkernels.runtime.match import fits, narrowest
 from dtkernels.runtime.store import Entry
 
 from . import data
@@ -35,7 +35,7 @@ _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 def build_for(launch: Launch, entries: list[Entry]) -> Entry | None:
     """The build that a call of these sizes gets: the narrowest. One of another work that merely fits may take several times as
     long, since it knows less of the sizes."""
-    narrow = builds(launch.names, launch.args, launch.constants, {}, None)[0]
+    narrow = narrowest(launch.names, launch.args, launch.constants, {})
     told = {n: v for n, v in narrow.constants.items() if n.startswith("EVEN_") or n == "INDEX"}
     for e in entries:
         if e.kernel == launch.kernel and e.multiples == narrow.multiples and fits(e, launch.names, launch.args, launch.constants):
