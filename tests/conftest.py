@@ -8,6 +8,7 @@ first, so that processes that share the files of a tier end together.
 """
 
 import os
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,16 @@ import pytest
 TESTS = Path(__file__).parent
 LONGEST = ("test_property.py", "test_algebra_rules.py", "test_ops_targets.py", "test_tuning.py", "test_prebuilt.py")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@pytest.fixture(autouse=True)
+def registered_by_a_test_goes_with_it():
+    """The ops that a test registers end with it: files share a process in an order that differs from run to run."""
+    name = "dtkernels.ops.registry"  # imports torch, which the tier unit goes without
+    before = dict(sys.modules[name]._registered) if name in sys.modules else {}
+    yield
+    if name in sys.modules:
+        sys.modules[name]._registered = before
 
 
 @cache
