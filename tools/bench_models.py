@@ -5,8 +5,9 @@
     python tools/bench_models.py --models toy --lengths 64            # a few seconds, on a CPU too
 
 A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
-(ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on one set of weights; the loss of each and the tokens
-of each are compared with those of the first.
+(ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on the same weights, in the order given and then in the
+opposite one, since a process that has run one model for long is no fresh one; the loss of each and the tokens of each are
+compared with those of the first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -54,7 +55,7 @@ VARIANTS = ("sdpa", "dtkernels", "dtkernels:all", "liger", "sdpa+compile", "dtke
 
 @dataclass
 class Figure:
-    """One kind of work of one model by one variant."""
+    """One kind of work of one model by one variant: the median over all rounds, and that of each; the highest peak."""
 
     model: str
     work: str
@@ -66,6 +67,8 @@ class Figure:
     agreement: str  # with the first variant: the loss, or the share of equal tokens
     fallbacks: int = 0
     note: str = ""
+    rounds: list[float] = field(default_factory=list)  #: medians, ms
+    times: list[float] = field(default_factory=list)  #: all of them, ms
 
 
 def build(name: str, length: int, device: str, dtype: torch.dtype):
@@ -77,24 +80,19 @@ def build(name: str, length: int, device: str, dtype: torch.dtype):
         return getattr(transformers, f"{kind}ForCausalLM")(made).to(dtype)
 
 
-class Clock:
-    """Times of calls, median, and the peak of memory; wall clock where there is no GPU."""
-
-    def __init__(self, device: str):
-        self.cuda = device == "cuda"
-
-    def milliseconds(self, work: Callable[[], object], repeats: int) -> tuple[float, float | None]:
-        times = []
-        if self.cuda:
+def clocked(work: Callable[[], object], repeats: int, device: str) -> tuple[list[float], float | None]:
+    """Times of calls on the wall clock, ms, and on a GPU the peak of memory, GiB."""
+    cuda, times = device == "cuda", []
+    if cuda:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        work()
+        if cuda:
             torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-        for _ in range(repeats):
-            begin = time.perf_counter()
-            work()
-            if self.cuda:
-                torch.cuda.synchronize()
-            times.append((time.perf_counter() - begin) * 1e3)
-        return statistics.median(times), torch.cuda.max_memory_allocated() / 2**30 if self.cuda else None
+        times.append((time.perf_counter() - begin) * 1e3)
+    return times, torch.cuda.max_memory_allocated() / 2**30 if cuda else None
 
 
 def training(model, ids: torch.Tensor, compiled: bool) -> Callable[[], float]:
@@ -125,23 +123,22 @@ def generating(model, ids: torch.Tensor, new: int, compiled: bool) -> Callable[[
 
 
 def measure(options, name: str, work: str, length: int) -> list[Figure]:
-    """Every variant of one line."""
+    """Every variant of one line, in turn."""
     batch = max(1, options.tokens // length)
-    figures: list[Figure] = []
+    figures = [Figure(name, work, length, batch, variant, None, None, "") for variant in options.variants.split(",")]
     truth: dict[str, object] = {}
-    for variant in options.variants.split(","):
-        figure = Figure(name, work, length, batch, variant, None, None, "")
-        try:
-            _one(options, figure, truth)
-        except Exception as problem:  # a variant that cannot run is reported, not hidden
-            figure.note = f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
-        figures.append(figure)
-        gc.collect()
-        torch._dynamo.reset()
-        if options.device == "cuda":
-            torch.cuda.empty_cache()
-        print(line(figure), flush=True)
-        _write(options, figures)
+    for turn in range(options.rounds):
+        for figure in reversed(figures) if turn % 2 else figures:
+            try:
+                _one(options, figure, truth)
+            except Exception as problem:  # a variant that cannot run is reported, not hidden
+                figure.note = f"{type(problem).__name__}: {' '.join(str(problem).split())[:120]}"
+            gc.collect()
+            torch._dynamo.reset()
+            if options.device == "cuda":
+                torch.cuda.empty_cache()
+            print(line(figure), flush=True)
+            _write(options, figures)
     return figures
 
 
@@ -185,7 +182,11 @@ def _one(options, figure: Figure, truth: dict[str, object]) -> None:
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
         run()  # warm
-        figure.milliseconds, figure.peak_gib = Clock(options.device).milliseconds(run, options.repeats)
+        times, peak = clocked(run, options.repeats, options.device)
+        figure.times += times
+        figure.rounds.append(statistics.median(times))
+        figure.milliseconds = statistics.median(figure.times)
+        figure.peak_gib = None if peak is None else max(peak, figure.peak_gib or 0.0)
         if report is not None:
             figure.fallbacks = report.fallbacks.total()
             figure.note = ", ".join(f"{op}: {n}" for op, n in report.calls.items())
@@ -219,7 +220,8 @@ def line(f: Figure) -> str:
     ms = "-" if f.milliseconds is None else f"{f.milliseconds:.1f}"
     peak = "" if f.peak_gib is None else f"{f.peak_gib:.2f} GiB"
     what = f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:24}"
-    return f"{what} {ms:>9} ms  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
+    rounds = "/".join(f"{r:.0f}" for r in f.rounds)
+    return f"{what} {ms:>9} ms  by rounds {rounds}  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
 
 
 def main() -> int:
@@ -231,6 +233,9 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=int, default=64, help="tokens to generate")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--rounds", type=int, default=2, help="how often every variant has its turn, every second time in the opposite order"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--json", type=Path, help="write every figure here")
     options = parser.parse_args()

@@ -14,17 +14,20 @@ import bench_models
 
 
 @pytest.mark.parametrize("work", ["train", "generate"])
-def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypatch):
+def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setattr(bench_models, "_done", [])
     variants = ["sdpa", "dtkernels", "dtkernels:all", "dtkernels:rope:rmsnorm", "peer"]
     sizes = ["--models", "toy", "--lengths", "16", "--tokens", "16", "--new", "3", "--repeats", "1", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["bench_models", *sizes, "--work", work, "--variants", ",".join(variants), "--json", str(tmp_path / "out.json")])
     assert bench_models.main() == 0
+    turns = [line.split()[4] for line in capsys.readouterr().out.splitlines()]
+    assert turns == variants + variants[::-1]
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert [f["variant"] for f in figures] == variants
     *timed, unknown = figures
     assert all(f["milliseconds"] > 0 and f["fallbacks"] == 0 for f in timed)
+    assert all(len(f["rounds"]) == len(f["times"]) == 2 and min(f["times"]) <= f["milliseconds"] <= max(f["times"]) for f in timed)
     agreed = [f["agreement"] for f in timed]
     assert all(a == "100% of tokens" for a in agreed) if work == "generate" else all(float(a[:-1].rpartition("(")[2]) < 1e-6 for a in agreed)
     assert "rope" in timed[3]["note"] and "swiglu" not in timed[3]["note"] and "swiglu" in timed[2]["note"] and timed[0]["note"] == ""
