@@ -243,9 +243,10 @@ class Run:
         first = sum(not w.held_out for w in self.works) / len(self.works)
         self._finals(finals, entrants(known, {w: chosen[w.group].get(w) for w in self.works if not w.held_out}), begin + first * (RACE - begin))
         self.choice = settled(known, times, chosen, self.args.regret)
-        rows = [r for g, choice in self.choice.items() for r in rows_of(known, times, choice, {}, True)]
-        self.kept = kept_rows(self.out, known, rows, not self.stopping and not search.unseeded())
-        self.runs = {w: made for g, choice in self.choice.items() for w, made in run_at(known, g, choice, self.kept[operator_of(g.op).spec.op]).items()}
+        rows = {g: rows_of(known, times, choice, self.by(), True) for g, choice in self.choice.items()}
+        self.kept = kept_rows(self.out, known, [r for found in rows.values() for r in found], not self.stopping and not search.unseeded())
+        kept = {g: self.kept[operator_of(g.op).spec.op] for g in rows}
+        self.runs = {w: made for g, choice in self.choice.items() for w, made in run_at(known, g, choice, rows[g] + kept[g]).items()}
         self._finals(finals, entrants(known, self.runs), RACE)
 
     def _finals(self, finals: Finals, races: dict, end: float) -> None:
@@ -254,11 +255,15 @@ class Run:
             for _ in finals.run(races, self.past(end)):
                 self.progress.show("finals", finals.raced, len(finals.failed))
 
+    def by(self) -> dict[str, object]:
+        """What rows of this run were measured with."""
+        about = self.journal.about
+        return {"gpu": self.gpu.name, "multiprocessors": self.gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"],
+                "triton": about["triton"], "date": about["date"], "command": about["command"]}  # fmt: skip
+
     def write(self) -> None:
         """Tables, matrix and regrets."""
-        about = self.journal.about
-        by = {"gpu": self.gpu.name, "multiprocessors": self.gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
-              "date": about["date"], "command": about["command"]}  # fmt: skip
+        by = self.by()
         outcome = conclude(self.known, self.journal.times, self.choice, self.runs, by, not self.args.dry_run)
         paths = write_tables(self.out, self.gpu, outcome.rows, self.kept)
         write_measurements(self.out / "measurements.safetensors", self.known, self.journal.times, by)

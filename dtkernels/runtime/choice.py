@@ -1,30 +1,43 @@
-"""Which row of a table a call gets: the nearest in log2 of sizes whose schedule fits the sizes it is asked for."""
+"""Which row of a table a call gets: the nearest in log2 of sizes whose schedule fits the sizes it is asked for and wastes little there."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
 from .table import Gpu, Row, kind_of
+from .waste import cuts, waste
 
 LIMIT = 2.0  #: a row further away than this is no better than the formula
 LIGHT = 0.25  #: weight of a label that only says how many blocks there are
 UNLIKE = 2.0  #: added to the squared distance for a row of a tensor that is aligned to other elements than the call's
+WASTE = 2.0  #: weight of the squared log2 of what a row wastes at the call's sizes
+WASTED = 2.0  #: a row that takes more than so many times as long for the same work is worse than the formula
 
 
 class Candidate(NamedTuple):
     """A row, how far its sizes are, and why it may not be taken ("" if it may).
 
-    ``exact``: it is for these very parameters, so that its binaries may run; else they differ in a number.
+    ``exact``: it is for these very parameters, so that its binaries may run; else they differ in a number. ``wasted``: how many
+    times as long for the same work its schedule takes as at its own sizes (waste.py).
     """
 
     row: Row
     distance: float
     refused: str = ""
     exact: bool = True
+    wasted: float = 1.0
+
+    @property
+    def reach(self) -> float:
+        """What rows are ordered by: the distance, further where something is wasted."""
+        return _reach(self.distance, self.wasted)
+
+    def told(self) -> str:
+        """How near it is, in a few words."""
+        return f"{self.distance:.2f} away" + (f", {self.wasted:.2f} times the time for the same work" if self.wasted >= 1.005 else "")
 
 
 def candidates(
@@ -42,8 +55,9 @@ def ranked(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, l
     logs, found = _logs(sizes), []
     for row, exact in rows:
         d = _distance(row, sizes, logs, pitches)
-        found.append(Candidate(row, d, _refusal(row, sizes, spec, d, limit), exact))
-    return sorted(found, key=lambda c: (not c.exact, c.distance, c.row.microseconds or math.inf))
+        wasted = waste(row, sizes) if d <= limit else 1.0
+        found.append(Candidate(row, d, _refusal(row, sizes, spec, d, wasted, limit), exact, wasted))
+    return sorted(found, key=lambda c: (not c.exact, c.reach, c.row.microseconds or math.inf))
 
 
 class Near:
@@ -76,9 +90,12 @@ class Near:
             if there - step - 1e-9 > key[0]:
                 break
             d = _distance(row, sizes, logs, self.pitches)
-            found = (d, row.microseconds or math.inf, place)
-            if found < key and not _refusal(row, sizes, self.spec, d, LIMIT):
-                best, key = Candidate(row, d), found
+            if d > min(key[0], LIMIT):  # nothing brings it nearer
+                continue
+            wasted = waste(row, sizes)
+            found = (_reach(d, wasted), row.microseconds or math.inf, place)
+            if found < key and not _refusal(row, sizes, self.spec, d, wasted, LIMIT):
+                best, key = Candidate(row, d, wasted=wasted), found
         return True, best
 
 
@@ -92,11 +109,17 @@ def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
 
 
-def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, limit: float) -> str:
+def _reach(d: float, wasted: float) -> float:
+    return math.sqrt(d * d + WASTE * math.log2(wasted) ** 2) if wasted > 1 else d
+
+
+def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float, limit: float) -> str:
     if row.spec != spec:
         return f"it is of another version of the spec ({row.spec}, now {spec})"
     if d > limit:
         return f"it is {d:.2f} away, more than {limit:g}"
+    if wasted > WASTED:
+        return f"it takes {wasted:.1f} times as long for the same work, more than {WASTED:g}: its blocks reach past the end or leave multiprocessors without work"
     for label in _labels(row.schedule)[1]:
         if label in sizes and _power(sizes[label]) != _power(row.sizes.get(label, 0)):
             return f"it holds {label} whole: {_power(row.sizes.get(label, 0))} elements, {_power(sizes[label])} needed"
@@ -126,15 +149,11 @@ def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: 
     return math.sqrt(total)
 
 
-_SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
-_TILING = re.compile(r"\.(?:block|tensorize)\(([^)]*)\)")
-
-
 @lru_cache(maxsize=4096)
 def _labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """(labels cut in tiles of more than one element, or held whole; those held whole)"""
-    sized = [found for inside in _TILING.findall(schedule) for found in _SIZED.findall(inside)]
-    return frozenset(label for label, size in sized if size != "1"), tuple(dict.fromkeys(label for label, size in sized if size == "0"))
+    sized = [found for _, name, inside in cuts(schedule) if name != "split" for found in inside]
+    return frozenset(label for label, size in sized if size != 1), tuple(dict.fromkeys(label for label, size in sized if size == 0))
 
 
 def whole_labels(schedule: str) -> tuple[str, ...]:

@@ -35,7 +35,7 @@ class Decision:
         for c in self.alternatives:
             time = f"{c.row.microseconds:g} us" if c.row.microseconds else "not measured"
             sizes = " ".join(f"{k}={v}" for k, v in c.row.sizes.items())
-            lines.append(f"  row {sizes}: {c.distance:.2f} away, {time}" + (f"; refused: {c.refused}" if c.refused else ""))
+            lines.append(f"  row {sizes}: {c.told()}, {time}" + (f"; refused: {c.refused}" if c.refused else ""))
         return "\n".join(lines)
 
 
@@ -102,7 +102,7 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) 
     else:
         kind = "interpreter" if path == "interpreter" else "prebuilt if a binary fits" if candidate and candidate.row.binaries and candidate.exact else "compiled when first called"
     schedule = candidate.row.schedule if candidate else str(planned.program.schedule)
-    why = f"row {candidate.row.title()}, {candidate.distance:.2f} away: the nearest that fits" if candidate else f"schedule from the formula{_asked(planned.asked, choice.sizes)}: {choice.why_none()}"
+    why = f"row {candidate.row.title()}, {candidate.told()}: the nearest that fits" if candidate else f"schedule from the formula{_asked(planned.asked, choice.sizes)}: {choice.why_none()}"
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     return Decision(direction, kind, choice.sizes, candidate.row if candidate else None, candidate.distance if candidate else None, why, schedule, others)
 

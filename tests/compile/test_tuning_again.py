@@ -23,7 +23,7 @@ from tuning.plans import cut  # noqa: E402
 from tuning.search import Search  # noqa: E402
 from tuning.spots import Knowledge  # noqa: E402
 from tuning.works import row_of, variants_of, works_of  # noqa: E402
-from tuning.writing import entrants, kept_rows, run_at, settled  # noqa: E402
+from tuning.writing import entrants, kept_rows, rows_of, run_at, settled  # noqa: E402
 
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
@@ -121,12 +121,12 @@ def test_a_row_that_wins_its_race_stays_whatever_its_kernels_took_by_themselves(
     for size, wanted in ((4096, row), (8192, chosen[group][second])):
         near = replace(held, sizes=(("x", size), ("y", 1000)))
         known.of_group[group][2] = near
-        assert run_at(known, group, choice[group], [])[near] == wanted, "the row that the dispatcher takes"
+        assert run_at(known, group, choice[group], rows_of(known, times, choice[group], {}, True))[near] == wanted, "the row that the dispatcher takes"
     apart = "".join(f"{f}.block(x:1);\n{f}.tensorize(x:1, y:0);\n" for f in ("total_shift", "total", "softmax"))
     known.cuts[group] = {row.fused: row}
     assert "total" not in known.funcs(group)
     known.of_group[group][2] = near = replace(held, sizes=(("x", 123), ("y", 1000)))
-    kept = run_at(known, group, choice[group], [row_of(near, apart)])[near]
+    kept = run_at(known, group, choice[group], [*rows_of(known, times, choice[group], {}, True), row_of(near, apart)])[near]
     assert kept.roots == ("total_shift", "total", "softmax") and {*kept.roots} <= {*known.funcs(group)} and known.composed(first) is not None
 
 

@@ -95,8 +95,10 @@ PITCHES = frozenset("y")
 def rows(rng: random.Random) -> list[Row]:
     """Rows of one kind, some as far away as others, some that are refused, one for another number."""
     schedules = [f"softmax.block(x:{x}, y:{y}); softmax.tensorize(y:{t});" for x in (1, 4) for y in (1, 64) for t in (0, 128)]
+    gpus = [{}, {"multiprocessors": 132}, {"multiprocessors": 4}]
+    sizes = [{"x": x, "y": y} for x in (64, 100, 1024) for y in (1, 90, 96, 128, 1000, 1024, 4096)]
     found = [
-        Row(**{**ROW, "sizes": {"x": rng.choice((64, 100, 1024)), "y": rng.choice((1, 90, 96, 128, 1000, 1024, 4096))}, "schedule": rng.choice(schedules)}, microseconds=us)
+        Row(**{**ROW, "sizes": rng.choice(sizes), "schedule": rng.choice(schedules), "by": rng.choice(gpus)}, microseconds=us)
         for us in (None, *rng.choices((1.0, 2.0, 3.0), k=30))
     ]
     others = [Row(**{**ROW, "spec": "1" * 12, "sizes": found[3].sizes, "schedule": schedules[0]}), Row(**{**ROW, "sizes": found[4].sizes, "schedule": schedules[0], "params": {"n": 2}})]

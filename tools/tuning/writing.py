@@ -97,10 +97,10 @@ def _row(work: Work, made: Cut) -> Row:
     return row_of(work, made.schedule(variants_of(work.group)[1].outputs))
 
 
-def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], kept: list[Row]) -> dict[Work, Cut | None]:
-    """What a call runs at each size held out: the schedule of the row that the dispatcher takes from the new table, else the formula's."""
+def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], rows: list[Row]) -> dict[Work, Cut | None]:
+    """What a call runs at each size held out: the schedule of the row that the dispatcher takes from ``rows``, those of the new table, else
+    the formula's."""
     mine = {_row(w, c).schedule: c for w, c in choice.items()}
-    rows = [*(_row(w, c) for w, c in choice.items()), *kept]
     found: dict[Work, Cut | None] = {}
     for w in (w for w in known.of_group[group] if w.held_out):
         row = dispatched(rows, w)
