@@ -13,20 +13,20 @@ from .record import CallRecord
 from .report import PatchReport
 
 
-def relu_forward(record: CallRecord, input: torch.Tensor) -> torch.Tensor:
+def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> torch.Tensor:
     """max(x, 0); tensors that the op does not take go to torch."""
-    reason = unsupported(input)
+    reason = unsupported(input) or ("inplace=True by now" if module.inplace else None)
     record.count(reason)
     if reason is not None:
-        return F.relu(input)
+        return F.relu(input, module.inplace)
     from dtkernels import ops
 
     return ops.relu(input)
 
 
-def softmax_forward(record: CallRecord, dim: int, input: torch.Tensor) -> torch.Tensor:
+def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor) -> torch.Tensor:
     """exp(x) / sum(exp(x)) over the last dimension; other dimensions, and tensors that the op does not take, go to torch."""
-    reason = unsupported(input)
+    reason, dim = unsupported(input), module.dim
     if reason is None and dim not in (-1, input.dim() - 1):
         reason = "softmax over a dimension that is not the last"
     record.count(reason)
@@ -44,7 +44,7 @@ def patch_relu(model: nn.Module, report: PatchReport) -> None:
             # An in-place ReLU also changes its input, which a residual branch may read; the op writes a new tensor.
             reason = "inplace=True: others may read the tensor it overwrites" if module.inplace else None
             reason = reason or taken(module, nn.ReLU)
-            replace_forward(name, module, "relu", partial(relu_forward, CallRecord()), reason, report)
+            replace_forward(name, module, "relu", partial(relu_forward, CallRecord(), module), reason, report)
 
 
 def patch_softmax(model: nn.Module, report: PatchReport) -> None:
@@ -53,4 +53,4 @@ def patch_softmax(model: nn.Module, report: PatchReport) -> None:
         if isinstance(module, nn.Softmax):
             reason = None if isinstance(module.dim, int) else "dim=None leaves the dimension to torch"
             reason = reason or taken(module, nn.Softmax)
-            replace_forward(name, module, "softmax", partial(softmax_forward, CallRecord(), module.dim), reason, report)
+            replace_forward(name, module, "softmax", partial(softmax_forward, CallRecord(), module), reason, report)

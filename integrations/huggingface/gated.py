@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from .forwards import replace_forward, taken, unsupported
-from .probe import normal, output_of, rows, same, stand_in, takes_one_tensor
+from .probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from .record import CallRecord
 from .report import PatchReport
 
@@ -38,14 +38,18 @@ class Form:
         return "swiglu" if self.activation == "silu" else "geglu"
 
 
-def gated_forward(record: CallRecord, module: nn.Module, form: Form, *args, **kwargs) -> torch.Tensor:
-    """down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out)."""
+def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[str, object], *args, **kwargs) -> torch.Tensor:
+    """down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out).
+
+    ``rest``: what else the module had when it was found to compute that, its activation for one.
+    """
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
-    if len(args) != 1 or kwargs:
-        record.count("arguments other than one tensor")
+    children, attributes = module._modules, vars(module)
+    changed = any([(children if name in children else attributes).get(name) is not held for name, held in rest.items()])
+    if len(args) != 1 or kwargs or changed:
+        record.count("another activation than when it was patched" if changed else "arguments other than one tensor")
         return type(module).forward(module, *args, **kwargs)
-    children = module._modules
     if form.up is None:
         halves = children[form.gate](args[0]).chunk(2, -1)
         gate, up = halves if form.gate_first else halves[::-1]
@@ -54,6 +58,13 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, *args, **kw
     reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
     record.count(reason)
     return children[form.down](_ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up))
+
+
+def _rest(module: nn.Module, form: Form) -> dict[str, object]:
+    """Children other than the linear layers, and functions among the attributes."""
+    own = (form.gate, form.up, form.down)
+    functions = {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT}
+    return functions | {name: child for name, child in module._modules.items() if name not in own}
 
 
 def _by_the_op(form: Form, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -70,7 +81,7 @@ def patch_gated(op: str, model: nn.Module, report: PatchReport) -> None:
             # What training changes, dropout for one, would be lost in the new forward.
             reason = None if _form(module, training=True) == form else "it computes something else in training"
             reason = reason or taken(module, type(module))
-            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form), reason, report)
+            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _rest(module, form)), reason, report)
 
 
 def _form(module: nn.Module, training: bool) -> Form | None:

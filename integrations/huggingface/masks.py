@@ -2,7 +2,7 @@
 
 A mask that is causal, a sliding window, padding, or all of these is worth more as numbers than as a matrix: the kernel then
 skips what no query sees and reads one flag a key instead of one a score. The matrix is made all the same, so that whoever
-slices, copies or moves it loses nothing but the note.
+slices, copies, moves or changes it loses nothing but the note.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from .conventions import takes_eager_masks, without_interface
 from .record import unpatched_calls
 
-NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach
+NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and its version then
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,26 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
     else:
         mask = sdpa_mask(*args, **kwargs)
     if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
-        setattr(mask, NOTE, reach)
+        setattr(mask, NOTE, (reach, _version(mask)))
     return mask
+
+
+def note_on(mask: torch.Tensor) -> Reach | None:
+    """What a mask says, where it is as it was when that was noted on it."""
+    noted = getattr(mask, NOTE, None)
+    if noted is None:
+        return None
+    return noted[0] if torch.compiler.is_compiling() or noted[1] == _version(mask) else None  # torch.compile cannot read the version
+
+
+def _version(mask: torch.Tensor) -> int | None:
+    """How often a tensor was written to; under inference_mode torch does not count."""
+    return None if mask.is_inference() else mask._version
 
 
 def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> Reach | None:
     """The note on a mask of ``queries`` x ``keys``; None where there is none."""
-    reach = getattr(mask, NOTE, None)
+    reach = None if mask is None else note_on(mask)
     return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
 
 

@@ -13,14 +13,14 @@ import torch
 from torch import nn
 
 TOLERANCE = 1e-5  #: norms compute in float32 whatever they are given; the two gelus differ by ten times as much
-_NOT_KEPT = ("forward", "_old_forward", "_hf_hook", "_compiled_call_impl")
+NOT_KEPT = ("forward", "_old_forward", "_hf_hook", "_compiled_call_impl")
 SCALES = (1e-3, 1.0, 30.0, 1e3)  #: one row each, so that an epsilon or a clamp inside shows
 
 
 def stand_in(module: nn.Module, parameters: dict | None = None, children: dict | None = None, training: bool = False) -> nn.Module:
     """An object of the module's class with its plain attributes, but with other parameters and children, and no hooks."""
     twin = object.__new__(type(module))
-    kept = {key: value for key, value in vars(module).items() if key not in _NOT_KEPT}
+    kept = {key: value for key, value in vars(module).items() if key not in NOT_KEPT}
     hooks = {key: OrderedDict() for key in kept if key.endswith("_hooks")}
     vars(twin).update(kept | hooks | {"_parameters": parameters or {}, "_buffers": {}, "_modules": children or {}, "training": training})
     return twin

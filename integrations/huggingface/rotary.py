@@ -1,7 +1,7 @@
 """Rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
 
-That function is a global of the file, shared by every model. So the instance gets a forward with the same code and a copy
-of the file's globals in which this one name means the op: neither the file nor the class changes.
+That function is a global of the file, shared by every model. So the instance gets a forward with the same code and globals that
+are the file's, but for this one name, which means the op: neither the file nor the class changes.
 """
 
 from __future__ import annotations
@@ -23,14 +23,25 @@ from .report import PatchReport
 _record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
 
 
+class _Globals(dict):
+    """Some names, and for all others what a file's globals say at the time."""
+
+    def __init__(self, own: dict, file: dict):
+        super().__init__(own, __builtins__=file["__builtins__"])
+        self.file = file
+
+    def __missing__(self, name: str) -> object:
+        return self.file[name]
+
+
 class Rebound:
     """The forward of a class with `original`, the global `name`, replaced by the op; None as `function` where it cannot be."""
 
     def __init__(self, cls: type[nn.Module], name: str, original: Callable):
         self.cls, self.name, self.original = cls, name, original
-        forward = cls.forward
+        self.forward = forward = cls.forward
         self.scope: dict = forward.__globals__
-        scope = self.scope | {name: partial(rotated, original)}
+        scope = _Globals({name: partial(rotated, original)}, self.scope)
         self.function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
         self.function.__kwdefaults__ = forward.__kwdefaults__
         self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
@@ -38,17 +49,19 @@ class Rebound:
     def __reduce__(self):
         return rebound, (self.cls,)  # functions with globals of their own are not pickled: they are made anew
 
-    def holds(self) -> bool:
-        """Whether the modeling file still has the function that was replaced."""
-        return self.scope.get(self.name) is self.original
+    def changed(self) -> str | None:
+        """What is no longer as it was: the function that was replaced, or the class's forward; None where both are."""
+        if self.scope.get(self.name) is not self.original:
+            return "its modeling file has another rotary function now"
+        return None if self.cls.forward is self.forward else "its class has another forward now"
 
 
 def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, **kwargs):
     """The module's own forward, with q and k rotated by the op; arguments and result as before."""
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
-    if not bound.holds():
-        record.count("its modeling file has another rotary function now")
+    if (reason := bound.changed()) is not None:
+        record.count(reason)
         return type(module).forward(module, *args, **kwargs)
     token = _record.set(record)
     try:
@@ -116,11 +129,11 @@ def rebound(cls: type[nn.Module]) -> Rebound | None:
     if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return None
     original = cls.forward.__globals__[name]
-    return _made(cls, name, original) if _turns_halves(original) else None
+    return _made(cls, name, original, cls.forward) if _turns_halves(original) else None
 
 
 @cache
-def _made(cls: type[nn.Module], name: str, original: Callable) -> Rebound:
+def _made(cls: type[nn.Module], name: str, original: Callable, forward: Callable) -> Rebound:
     return Rebound(cls, name, original)
 
 

@@ -16,7 +16,7 @@ from dtkernels.ops.attention import ready
 from dtkernels.runtime.recent import keep
 from dtkernels.runtime.same import like, never
 
-from .masks import NOTE
+from .masks import note_on
 
 # Keyword arguments that reach every attention function and do not change its result: what they say is in the mask
 # already, or concerns other layers. Whatever is not here, and neither None nor False, goes to the original path.
@@ -41,7 +41,7 @@ class Seen:
         if mask is None and not self.added:
             return self.launch((query, key, value))
         tensors = [query, key, value]
-        if (mask := getattr(mask, NOTE).padding if self.noted else mask) is not None:
+        if (mask := note_on(mask).padding if self.noted else mask) is not None:
             tensors.append(mask)
         return self.launch((*tensors, *[kwargs[name] for name in self.added]))
 
@@ -54,14 +54,14 @@ def known(query, key, value, mask, kwargs: dict) -> Seen | None:
     told = _told(kwargs, tensors)
     for s in _seen:
         if s.told == told and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
-            return s
+            return s if not s.noted or note_on(mask) is not None else None
     return _by_name(told, mask, tensors)
 
 
 def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> Seen | None:
     """A call further back, which may have had another mask, of which the same is known."""
     global _seen
-    reach = None if mask is None else getattr(mask, NOTE, None)
+    reach = None if mask is None else note_on(mask)
     try:
         s = _named.get(_name(told, reach, tensors))
     except (AttributeError, RuntimeError, TypeError):  # tensors without strides, a mask that is none, arguments that cannot be compared so
@@ -104,7 +104,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
         return
     s.count, s.like, s.told = len(tensors), like(tuple(tensors)), told
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
-    reach = None if mask is None else getattr(mask, NOTE, None)
+    reach = None if mask is None else note_on(mask)
     s.padded = never if reach is None or reach.padding is None else like((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from dtkernels.integrations.huggingface import attention, seen
+from dtkernels.integrations.huggingface import attention, masks, seen
 from dtkernels.integrations.huggingface.attention import dtkernels_attention
 from dtkernels.integrations.huggingface.masks import dtkernels_mask
 from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
@@ -170,3 +170,23 @@ def test_a_length_of_a_generation_before_is_known_in_the_next_one_with_its_new_m
     monkeypatch.setattr(seen, "REMEMBERED", 20)
     agrees_with_sdpa(Attention(), inputs(queries=1, keys=5), None)
     assert len(seen._named) == 20
+
+
+@pytest.mark.parametrize("queries", [1, 9])
+def test_a_mask_that_was_written_to_says_what_it_says_now(gpu, queries):
+    flags = torch.ones(1, 9, dtype=torch.bool)
+    mask = dtkernels_mask(batch_size=1, q_length=queries, kv_length=9, q_offset=9 - queries, attention_mask=flags, allow_is_causal_skip=False)
+    qkv = [x[:1] for x in inputs(queries=queries, keys=9)]
+    for step in range(4):
+        for _ in range(2):  # known the second time
+            agrees_with_sdpa(Attention(), qkv, mask)
+        mask[..., step] = step % 2 == 1
+    assert not hasattr(mask.clone(), masks.NOTE) and masks.note_on(mask) is None
+
+
+def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
+    with torch.inference_mode():
+        mask = decoding()
+        for _ in range(3):
+            agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), mask)
+        assert masks.reach_of(mask, 1, 9) is not None

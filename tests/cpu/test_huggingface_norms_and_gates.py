@@ -325,6 +325,40 @@ def test_a_rotary_function_that_was_replaced_later_is_the_one_that_runs(monkeypa
     assert report.fallbacks == {"its modeling file has another rotary function now": 2}
 
 
+def test_what_else_a_modeling_file_says_by_now_is_what_runs(monkeypatch):
+    model = MODELS["llama"][0]()
+    modeling, attention = transformers.models.llama.modeling_llama, type(model.model.layers[0].self_attn)
+    eager, forward = modeling.eager_attention_forward, attention.forward
+    model.set_attn_implementation("eager")
+    report = apply_to(model, ops="rope")
+    before = model(**batch(model)).logits
+    monkeypatch.setattr(modeling, "eager_attention_forward", lambda module, q, k, v, *args, **given: eager(module, q, k, 2 * v, *args, **given))
+    ours = model(**batch(model)).logits
+    assert not report.fallbacks and report.calls["rope"] == 4
+    monkeypatch.setattr(attention, "forward", lambda *args, **given: (3 * (found := forward(*args, **given))[0], *found[1:]))
+    changed = model(**batch(model)).logits
+    assert report.fallbacks == {"its class has another forward now": 2}
+    report.undo()
+    torch.testing.assert_close(changed, model(**batch(model)).logits)
+    monkeypatch.setattr(attention, "forward", forward)
+    torch.testing.assert_close(ours, model(**batch(model)).logits)
+    assert not torch.allclose(ours, before) and not torch.allclose(changed, ours)
+
+
+def test_an_activation_that_was_replaced_later_is_the_one_that_runs():
+    for name in ("llama", "gemma"):
+        model = MODELS[name][0]() if name in MODELS else of("Gemma", **GROUPED)
+        report = apply_to(model, ops=["swiglu", "geglu"])
+        model(**batch(model))
+        assert not report.fallbacks
+        model.model.layers[0].mlp.act_fn = nn.ReLU()
+        for copied in (copy.deepcopy(model), pickle.loads(pickle.dumps(model)), model):
+            ours = copied(**batch(model)).logits
+        assert report.fallbacks == {"another activation than when it was patched": 1}
+        report.undo()
+        torch.testing.assert_close(ours, model(**batch(model)).logits)
+
+
 def test_other_rotary_functions_are_left_alone():
     model = of("Glm", **GROUPED)  # neighbours are turned against each other, not halves
     expected = model(**batch(model)).logits

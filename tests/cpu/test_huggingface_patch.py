@@ -126,6 +126,17 @@ def test_softmax_modules_only_on_request_and_over_the_last_dimension():
     torch.testing.assert_close(middle(x[0]), x[0].softmax(1))
     assert report.fallbacks == {"softmax over a dimension that is not the last": 1}
     assert report.calls == {"softmax": 3}
+    last.dim = 0
+    torch.testing.assert_close(last(x), x.softmax(0))
+
+
+def test_an_activation_made_to_write_in_place_later_does():
+    relu, x = nn.ReLU(), torch.linspace(-1, 1, 5)
+    report = apply_to(nn.Sequential(relu), ops="relu")
+    assert relu(x) is not x
+    relu.inplace = True
+    assert relu(x) is x and x.min() == 0
+    assert report.fallbacks == {"inplace=True by now": 1}
 
 
 def test_tensors_that_the_op_does_not_take_go_to_torch():
