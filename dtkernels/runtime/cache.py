@@ -51,6 +51,10 @@ def load_module(source: str, name: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
+        if "dot_precision" in vars(module):
+            from .precision import dot_precision
+
+            module.dot_precision = dot_precision  # type: ignore[attr-defined]
     except BaseException:
         del sys.modules[module_name]
         raise

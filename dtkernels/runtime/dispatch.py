@@ -19,6 +19,7 @@ from .host import Launch, Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
+from .precision import allows_tf32
 from .programs import Planned, Programs
 from .recent import keep
 from .signature import Signature
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
-allows_tf32 = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NEVER = object()
 TEMPLATES = 16  #: of one kind of call, which differ in what their sizes are multiples of

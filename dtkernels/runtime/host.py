@@ -16,6 +16,7 @@ import torch
 
 from ..codegen.triton_support import SUPPORT
 from .host_support import READY
+from .precision import dot_precision
 
 ENTRY = "call"  #: the wrapper that returns all outputs
 
@@ -152,6 +153,8 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     code, ready = _compiled(host)
     space |= {f.__name__: types.FunctionType(f.__code__, space) for f in ready}
     exec(code, space)  # what the compiler printed; that of a store is checked against its checksum
+    if "dot_precision" in space:
+        space["dot_precision"] = dot_precision
     return space[ENTRY]
 
 
