@@ -26,8 +26,9 @@ def shipped_names() -> tuple[str, ...]:
 def register(path: str | Path) -> Operator:
     """Make ``dtkernels.ops.<op>`` from the spec at ``path`` and return it.
 
-    The op is differentiable and runs on any device. Registering the same file again replaces it; a name that the
-    package ships is refused. Raises DTError, one line, where the spec is refused, FileNotFoundError where there is none.
+    The op is differentiable and runs on any device. Registering the same file again replaces it for whoever
+    looks it up; a name that the package ships is refused. Raises DTError, one line, where the spec is refused,
+    FileNotFoundError where there is none.
     """
     from ..lang.spec import load_spec
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import threading
 from collections.abc import Callable
@@ -28,6 +29,7 @@ INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
 __all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "Pair", "Variant", "choose_path", "device_target"]
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._is_tracing
 _grad_enabled = torch.is_grad_enabled
 
 
@@ -48,10 +50,11 @@ class Operator:
         outline = read_outline(spec) if isinstance(spec, Path) else None
         self.outline = outline or Outline.of(self.spec)
         self.name = self.__name__ = self.outline.op
+        self._names = self.outline.inputs + self.outline.scalars
         self._variants: dict[tuple, Variant] = {}
         self._quick = QuickCalls(self.outline.products)
         self._asking, self._asked = threading.Lock(), None
-        torch_ops.known[self.name] = self
+        self.entry = torch_ops.enter(self)
 
     @cached_property
     def spec(self) -> Spec:
@@ -69,7 +72,7 @@ class Operator:
 
     def __call__(self, *args, **kwargs):
         if _compiling():
-            return torch_ops.call_entry(self.__name__, torch_ops.signature(self.__name__), args, kwargs)
+            return torch_ops.call_entry(self.entry, torch_ops.signature(self.entry), args, kwargs)
         quick = self._quick
         last = quick.last
         if len(args) == last.count and not kwargs and not _modes() and forward_ad._current_level < 0 and last.same(*args):
@@ -79,8 +82,10 @@ class Operator:
         known = quick.known.get(key)
         if known is None:
             return self._unknown(key, args, kwargs)
+        if (found := known.run(args, kwargs)) is None:
+            return self._unknown(key, args, kwargs)
         quick.last = known
-        return known.run(args, kwargs)
+        return found
 
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
         """What a function in front of this op gives for these, where the last calls by ``fresh`` say how; else None."""
@@ -102,14 +107,14 @@ class Operator:
             raise Asked(args, kwargs)
         refuse_forward_mode(self.name, (*args, *kwargs.values()))
         if torch._C._are_functorch_transforms_active():
-            torch_ops.ensure(self.name)
+            torch_ops.ensure(self.entry)
             return torch_ops.recorded(self, args, kwargs)
         if any_sharded((*args, *kwargs.values())):
             from .sharded import call_sharded
 
             return call_sharded(self, args, kwargs)
         if key is None and special(args, kwargs):
-            return torch_ops.call_entry(self.name, torch_ops.signature(self.name), args, kwargs, opaque=True)
+            return torch_ops.call_entry(self.entry, torch_ops.signature(self.entry), args, kwargs, opaque=True)
         if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
             device = next((v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), "cpu")
             if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
@@ -120,7 +125,7 @@ class Operator:
         bound = self.bind(args, kwargs)
         results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.name, bound.fitted.tensors, bound.scalars))
         if key is not None:
-            self._quick.learn(key, args, kwargs, bound, results)
+            self._quick.learn(key, args, kwargs, bound, results, self._names)
         return results if len(results) > 1 else results[0]
 
     def plain(self, args: tuple, kwargs: dict):
@@ -134,7 +139,7 @@ class Operator:
             bound = self.bind(args, kwargs)
             results = tuple(bound.fitted.restore(r) for r in bound.variant.forward(self.name, bound.fitted.tensors, bound.scalars))
             if key is not None:
-                self._quick.learn(key, args, kwargs, bound, results)
+                self._quick.learn(key, args, kwargs, bound, results, self._names)
             return results if len(results) > 1 else results[0]
         return known.run(args, kwargs)
 
@@ -163,7 +168,8 @@ class Operator:
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.signature.inputs}
         self._check_types(tensors)
-        self._check_scalars({name: scalars[name] for name in core.signature.scalars})
+        device = next(iter(tensors.values())).device
+        scalars = {name: self._scalar(name, scalars[name], device) for name in core.signature.scalars}
         fitted = fit(self.name, core.signature, tensors)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
         variant.check(self.name, fitted.tensors)
@@ -195,8 +201,7 @@ class Operator:
 
     def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
         """A call as inputs, scalars and parameters by name. Raises TypeError, one line, where names do not agree."""
-        a = self.outline
-        names = a.inputs + a.scalars
+        a, names = self.outline, self._names
         if len(args) > len(names):
             raise TypeError(f"{self.name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
         given = dict(zip(names, args))
@@ -205,20 +210,36 @@ class Operator:
                 allowed = ", ".join(names + tuple(n for n, _ in a.params))
                 raise TypeError(f"{self.name}: {'repeated' if name in given else 'unknown'} argument {name!r}; allowed: {allowed}")
             given[name] = value
-        params = {n: given[n] for n, default in a.params if n in given and given[n] != default}
+        params = {n: value for n, default in a.params if n in given and (value := self._parameter(n, given[n], default)) != default}
         needed = self.variant(tuple(sorted(params.items())), frozenset(), 0).signature
         for name in (*needed.inputs, *needed.scalars):
             if given.get(name) is None:
                 raise TypeError(f"{self.name}: argument {name!r} is missing; allowed: {', '.join(names)}")
         return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
 
-    def _check_scalars(self, scalars: dict[str, object]) -> None:
-        for name, value in scalars.items():
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
+    def _parameter(self, name: str, value: object, default: int | bool) -> int | bool:
+        """What a compile-time parameter is given: true or false, or a whole number. True is no 1, and 1.0 neither: the two would be one key."""
+        if isinstance(value, bool) == isinstance(default, bool) and hasattr(value, "__index__") and not isinstance(value, torch.Tensor):
+            return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+        allowed = "True or False" if isinstance(default, bool) else "a whole number"
+        raise TypeError(f"{self.name}: parameter {name} is {value!r}; allowed: {allowed}")
+
+    def _scalar(self, name: str, value: object, device: torch.device) -> object:
+        """A scalar as kernels take it: a number of Python's own, by which calls are told apart, or a tensor beside the inputs."""
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
                 raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")
-            # SymInt: Inductor fills in symbols, and a float that is whole by its rules comes back as an integer
-            if not isinstance(value, torch.Tensor | torch.SymInt) and not hasattr(value, "__float__"):
-                raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+            if value.device == device:
+                return value
+            if value.device.type != "cpu":
+                raise ValueError(f"{self.name}: {name} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
+            return value.to(device)
+        # symbols: Inductor fills them in, and a float that is whole by its rules comes back as an integer
+        if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+            return value
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+        return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
         first = next(iter(tensors))
@@ -251,8 +272,8 @@ class BoundCall:
 
 
 def special(args: tuple, kwargs: dict) -> bool:
-    """Whether tensors are not plain ones with data, or a dispatch mode is on: torch's dispatcher knows what to do with those."""
-    if torch._C._len_torch_dispatch_stack():
+    """Whether tensors are not plain ones with data, or a dispatch mode or torch.jit.trace is on: torch's dispatcher knows what to do then."""
+    if _modes() or _tracing():
         return True
     for v in (*args, *kwargs.values()):
         if isinstance(v, torch.Tensor):

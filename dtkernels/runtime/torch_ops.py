@@ -7,7 +7,8 @@ Each op has four entries, made from its algorithm alone:
 ``<op>_forward``   one forward and what backward reads of it, on tensors of the ranks that the algorithm declares
 ``<op>_backward``  the derived gradient, likewise
 
-Eager calls do not come this way: they go from the arguments to bound kernels.
+Eager calls do not come this way: they go from the arguments to bound kernels. An op that is registered anew with another algorithm
+gets entries of its own, ``<op>_2``: what was compiled with the one before, or holds it, still means that one.
 """
 
 from __future__ import annotations
@@ -25,20 +26,30 @@ if TYPE_CHECKING:
 
 NAMESPACE = "dtkernels"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-known: dict[str, Operator] = {}  #: the ops of this process by name; of several the last that was made
-_schemas: dict[str, tuple[str, Operator]] = {}  #: of those that torch.library has
+known: dict[str, Operator] = {}  #: the ops of this process by the names of their entries; of several that are alike the last that was made
+_defined: set[str] = set()  #: those that torch.library has
+
+
+def enter(operator: Operator) -> str:
+    """The name of an op's entries: its own, with a number where that stands for another algorithm already."""
+    name, number = operator.name, 1
+    while name in known and _meaning(known[name]) != _meaning(operator):
+        number += 1
+        name = f"{operator.name}_{number}"
+    known[name] = operator
+    return name
+
+
+def _meaning(operator: Operator) -> tuple:
+    a = operator.outline
+    return a.spec, a.outputs, a.compiled, a.autocast
 
 
 def ensure(name: str) -> None:
-    """Register the entries of an op. Raises RuntimeError where the name was registered with other arguments."""
-    if name in _schemas and _schemas[name][1] is known[name]:
-        return
-    schema = _schema(known[name])
-    if name in _schemas and _schemas[name][0] != schema:
-        raise RuntimeError(f"{name}: torch knows this name with other arguments until the process ends; allowed: another name")
-    if name not in _schemas:
-        _define(name, schema)
-    _schemas[name] = schema, known[name]
+    """Register the entries of an op."""
+    if name not in _defined:
+        _define(name, _schema(known[name]))
+        _defined.add(name)
 
 
 def _schema(operator: Operator) -> str:
@@ -151,13 +162,13 @@ def _define(name: str, schema: str) -> None:
 
     def differentiable(*args, **named):
         given = _arguments(known[name], args, named)
-        refuse_forward_mode(name, given.values())
+        refuse_forward_mode(known[name].name, given.values())
         if not (torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given.values())):
             with torch._C._AutoDispatchBelowAutograd():
                 return getattr(torch.ops.dtkernels, name)(*args, **named)
         if torch._C._are_functorch_transforms_active():
             raise NotImplementedError(
-                f"{name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls"
+                f"{known[name].name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls"
             )
         return recorded(known[name], (), given)
 
@@ -222,7 +233,7 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
 
 def recorded(operator: Operator, args: tuple, kwargs: dict):
     """The results of a call, differentiable by the inner entries."""
-    name, call = operator.name, operator.bind(args, kwargs)
+    name, call = operator.entry, operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
     every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
@@ -263,12 +274,11 @@ def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str,
 
 
 def _half(name: str, half: str):
-    title = name if half == "forward" else f"{name} backward"
-
     def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
         tensors, scalars = _sorted_out(variant, values, numbers, named)
+        title = known[name].name + ("" if half == "forward" else " backward")
         given = (*tensors.values(), *scalars.values())
         if (route := variant.dispatch.known(given)) is not None:
             count(title, "gpu" if values[0].is_cuda else "interpreter")
@@ -290,7 +300,7 @@ def _half_shaped(name: str, half: str):
 
 def unmapped(name: str) -> NotImplementedError:
     """What a vmap over an op raises."""
-    return NotImplementedError(f"{name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
+    return NotImplementedError(f"{known[name].name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
 
 
 class _Recorded(torch.autograd.Function):
@@ -326,7 +336,7 @@ class _Recorded(torch.autograd.Function):
         results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.kind, **ctx.numbers)
         made = dict(zip(pair.gradient.grads, results))
         shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
-        return (None, None, None, *without_derivative(ctx.name, shaped, (*saved, *grads)))
+        return (None, None, None, *without_derivative(known[ctx.name].name, shaped, (*saved, *grads)))
 
     @staticmethod
     def vmap(info, in_dims, name: str, *values):

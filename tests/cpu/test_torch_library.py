@@ -326,11 +326,19 @@ def test_functional_gradients():
     torch.testing.assert_close(got, torch.func.grad(lambda x: x.softmax(-1)[0, 0])(x))
 
 
-def test_a_name_registered_with_other_arguments_is_refused(mine, tmp_path):
-    torch_ops.ensure("blend")
-    path = tmp_path / "blend.yaml"
-    path.write_text(MINE.replace("In A, B, bias;", "In A, bias;").replace("B[x, y]", "A[x, y]"))
-    dtkernels.register(path)
-    with pytest.raises(RuntimeError, match="blend: torch knows this name with other arguments"):
-        torch_ops.ensure("blend")
-    torch_ops.known["blend"] = mine
+@pytest.mark.parametrize("changed", [("In A, B, bias;", "In A, bias;"), ("2 * maximum", "3 * maximum"), ("algorithm: |", "compiled: fuse\nalgorithm: |")])
+def test_an_op_registered_anew_leaves_those_who_hold_the_one_before_what_they_hold(mine, tmp_path, changed):
+    path, arguments = tmp_path / "blend.yaml", tuple(torch.rand(2, 3) for _ in range(2))
+    path.write_text(MINE.replace(*changed).replace("B[x, y]", "A[x, y]" if changed[1] == "In A, bias;" else "B[x, y]"))
+    by_name = torch.compile(lambda *given: dtkernels.ops.blend(*given, level=0.5)[0], backend="aot_eager")
+    held = torch.compile(lambda *given: mine(*given, level=0.5)[0], backend="aot_eager")
+    ways = lambda f, given: [f(*given), torch.func.grad(lambda a: f(a, *given[1:]).sum())(given[0])]  # noqa: E731
+    wanted = [held(*arguments), by_name(*arguments), *ways(lambda *given: mine(*given, level=0.5)[0], arguments)]
+    new = dtkernels.register(path)
+    assert new is not mine and torch_ops.known[new.entry] is new and torch_ops.known[mine.entry] is mine
+    torch.testing.assert_close([held(*arguments), held(*arguments), *ways(lambda *given: mine(*given, level=0.5)[0], arguments)], wanted)
+    fewer = arguments[: len(new.outline.inputs) - 1]
+    anew = by_name(*fewer)
+    torch.testing.assert_close(anew, new(*fewer, level=0.5)[0])
+    torch.testing.assert_close(ways(lambda *given: new(*given, level=0.5)[0], fewer)[0], anew)
+    assert changed[0] == "algorithm: |" or not torch.equal(anew, wanted[0])
