@@ -105,7 +105,7 @@ class Bound:
         args, slots, places = launch.args, self._slots, []
         for i, name, kind in entry.given:
             value = args[i]
-            if type(value) is int and kind in _RAW:  # most are: strides and sizes
+            if type(value) is int and kind in _RAW and name not in self._scalars:  # most are: strides and sizes
                 places.append(slots.setdefault(("raw", kind, value), len(slots)))
             else:
                 places.append(self._slot(name, kind, value))
@@ -124,7 +124,9 @@ class Bound:
             if id(value) in self._made:
                 return self._place(("made", self._made[id(value)]))
             raise NotBound(f"{name} is a tensor that the wrapper converts")
-        if kind == "fp32" and name in self._scalars:
+        if name in self._scalars:
+            if kind != "fp32":
+                raise NotBound(f"{name} is a number that the wrapper makes whole")
             return self._place(("float", self._scalars[name]))
         if kind not in _RAW or not isinstance(value, (int, float)):
             raise NotBound(f"{name} is a {type(value).__name__}")

@@ -54,6 +54,8 @@ class CompiledProgram:
     def _run(self, name: str, *args, **kwargs):
         if name in self.program.without_wrapper():
             raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
+        from .memory import in_memory
+
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
         self._fit.check(args, kwargs)
@@ -65,7 +67,7 @@ class CompiledProgram:
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
-            return run(*args, **kwargs)
+            return run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()})
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
@@ -123,8 +125,9 @@ class Fit:
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from .operator import device_target
+            from .precision import allows_tf32
 
-            self.on(tensors, device_target(first.device), torch.backends.cuda.matmul.allow_tf32)
+            self.on(tensors, device_target(first.device), allows_tf32())
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """The same for any GPU, and tensors that need not lie on it."""

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from .dispatch import allows_tf32
 from .launch import Bound
 from .paths import counter
+from .precision import allows_tf32
 from .recent import keep
 from .same import like, never
 from .training import Elsewhere, Training, bound_of
@@ -29,13 +29,15 @@ _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
 _modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._is_tracing
 
 
 class Kind:
     """A kind of call that is known.
 
-    ``run`` takes (args, kwargs) and gives the results. ``again`` does too, but for None where a tensor does not lie at a multiple
-    of 16 bytes; it may be called where ``same(*args)`` is true of ``count`` positional arguments, gradients are recorded or not as
+    ``run`` takes (args, kwargs) and gives the results, or None where the call must be looked at. ``again`` does too, and gives None where a
+    tensor does not lie at a multiple of 16 bytes; it may be called where ``same(*args)`` is true of ``count`` positional arguments, gradients are recorded or not as
     ``grad`` says (None: none are asked for), no mode is on, and nothing else is known. ``launches`` gives ``again`` for the values in
     the variant's order, which come from ``places`` of the arguments, by the shape of the result (None: its own); None where results
     are differentiated.
@@ -61,7 +63,7 @@ class QuickCalls:
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
         """What decides how a call runs, but for its contents; None for calls that are not learned."""
-        if _autocast() or _modes() or forward_ad._current_level >= 0:
+        if _autocast() or _modes() or _tracing() or forward_ad._current_level >= 0:
             return None
         grad, parts = False, []
         try:
@@ -71,7 +73,10 @@ class QuickCalls:
                     wants = v.requires_grad
                     if wants:
                         grad = True
-                    parts += (v.shape, v.stride(), v.dtype, v.get_device(), v.data_ptr() & 15 == 0, wants)
+                    shape, strides, place = v.shape, v.stride(), v.data_ptr()
+                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and v.is_neg():  # imaginary parts lie two numbers from each other
+                        return None
+                    parts += (shape, strides, v.dtype, v.get_device(), place & 15 == 0 if place else None, wants)
                 elif kind is float:
                     parts += (float, v > 0)
                 elif kind is int or kind is bool or v is None:
@@ -117,9 +122,9 @@ class QuickCalls:
             keep(self.named, _name(tensors, front.types, settings), front, REMEMBERED)
             self.fronts = (front, *self.fronts[: FRONTS - 1])
 
-    def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...]) -> None:
-        """Remember how this call ran, if it can be repeated so."""
-        if not results[0].is_cuda or (places := _places(args, kwargs, call)) is None:
+    def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
+        """Remember how this call ran, if it can be repeated so. ``names``: of what is given by place."""
+        if not results[0].is_cuda or (places := _places(args, kwargs, call, names)) is None:
             return
         known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
         if known is None:
@@ -199,16 +204,17 @@ def _in_line(run: Callable) -> Callable:
     return again
 
 
-def _places(args: tuple, kwargs: dict, call: BoundCall) -> list[int | str] | None:
-    """For each input and scalar of the variant its place among the arguments; None if the kernels cannot take those."""
-    given: list[tuple[int | str, object]] = [*enumerate(args), *kwargs.items()]
+def _places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
+    """For each input and scalar of the variant its place among the arguments; None if the kernels cannot take those.
+
+    By name: what is given may be one object at several places, and another call give several there.
+    """
     places: list[int | str] = []
-    wanted = [*((n, call.given[n]) for n in call.fitted.tensors), *call.scalars.items()]
-    for name, value in wanted:
-        place = name if name in kwargs else next((p for p, v in given if v is value and p not in places), None)
-        if place is None:
+    given = dict(zip(names, args)) | kwargs
+    for name, value in (*((n, call.given[n]) for n in call.fitted.tensors), *call.scalars.items()):
+        if given[name] is not value:  # made of what was given
             return None
-        places.append(place)
+        places.append(name if name in kwargs else names.index(name))
     same = all(t.data_ptr() == call.given[n].data_ptr() for n, t in call.fitted.tensors.items())
     return places if same else None
 
@@ -268,6 +274,8 @@ def _training(call: BoundCall, args: tuple, places: list[int | str], results: tu
     count, pick, apply = counter(found.op), _picker(places), found.apply
 
     def run(args: tuple, kwargs: dict):
+        if _transforms():  # of others than these tensors, and yet torch applies no such function then
+            return None
         count["gpu"] += 1
         return apply(*pick(args, kwargs))
 

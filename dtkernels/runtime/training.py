@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .dispatch import allows_tf32
 from .launch import Bound
+from .memory import refuse_batches
 from .once import without_derivative
 from .paths import counter
+from .precision import allows_tf32
 from .same import like, never
 
 if TYPE_CHECKING:
@@ -104,8 +105,14 @@ class Training:
 
         What was kept may come back in another layout, where hooks on saved tensors store it elsewhere.
         """
+        if any([t.is_neg() for t in tensors]):
+            tensors = tuple([t.resolve_neg() for t in tensors])
+        try:
+            key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
+        except RuntimeError:  # a tensor without a pointer
+            refuse_batches(f"{self.op} backward", tensors)
+            raise
         self.counter["gpu"] += 1
-        key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
         given = (*tensors, *numbers)
         known = self.backwards.get(key)
         if known is not None:

@@ -13,6 +13,7 @@ import torch
 from ..codegen.target import Target, target
 from .decide import Subject
 from .dispatch import Dispatcher
+from .memory import in_memory, refuse_batches
 from .once import without_derivative
 from .outline import Facts
 from .paths import count
@@ -144,6 +145,8 @@ class Variant:
             from .reference import evaluate
 
             return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
+        refuse_batches(op, (*tensors.values(), *scalars.values()))
+        tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
         return tuple(self.dispatch(tensors, scalars))
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
