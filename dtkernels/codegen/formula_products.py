@@ -23,7 +23,9 @@ def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitiv
     labels = shape.algorithm[root].labels
     rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
     columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
-    if any(shape.dots(m) for m in members if m != main):
+    if inner := set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m))):
+        if columns and set(columns) <= inner and not inner & set(rows):  # blocks are of what both products have, whichever side that is
+            rows, columns = columns, rows
         return _Chain(shape, root, members, rows, columns).tiles()
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
