@@ -36,6 +36,21 @@ def add(a: ex.Expr, b: ex.Expr) -> ex.Expr:
     return ex.Binary("+", a, b)
 
 
+def add_alike(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+    """``a + b``, with what both went through last applied once: ``x * e / n + y * e / n`` is ``(x + y) * e / n``.
+
+    So is what several uses of a Func contribute to its adjoint, where they use it in one way.
+    """
+    match a, b:
+        case (ex.Binary("*" | "/" as op, x, last), ex.Binary(other, y, same)) if (op, last) == (other, same):
+            return ex.Binary(op, add_alike(x, y), last)
+        case (ex.Call("where", (c, x, none)), ex.Call("where", (same, y, nil))) if c == same and is_zero(none) and is_zero(nil):
+            return where(c, add_alike(x, y), ZERO)
+        case (ex.Unary("-", x), ex.Unary("-", y)):
+            return negate(add_alike(x, y))
+    return add(a, b)
+
+
 def multiply(a: ex.Expr, b: ex.Expr) -> ex.Expr:
     if is_zero(a) or is_zero(b):
         return ZERO

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import replace
+from typing import Any
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
@@ -93,7 +94,7 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
     used |= {n.label for n in nodes if isinstance(n, ex.Len)} | reduced | own | set(keep)
     used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
-    kept = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
+    kept: dict[str, Any] = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
     kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
     kept["vars"] = tuple(v for v in algorithm.vars if v in own)
     kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])

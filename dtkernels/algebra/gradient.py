@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from .bounds import decided
-from .build import ZERO, add, is_zero, negate, simplify, where
+from .build import ZERO, add_alike, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .moments import cancel_deviations
-from .normalize import fresh_name
+from .normalize import fresh_name, rename_bound
 from .operands import share_operands
 from .saved import Saved, choose_saved
 
@@ -100,7 +100,7 @@ class _Reverse:
         own = tuple(ex.Label(label) for label in d.labels)
         total: ex.Expr = ex.Access(self.adjoint_inputs[d.name], own) if d.name in self.adjoint_inputs else ZERO
         for c in self.received.get(d.name, []):
-            total = add(total, self._gathered(c, d.labels))
+            total = add_alike(total, self._gathered(c, d.labels))
         if is_zero(total):
             return None
         if isinstance(total, ex.Access):
@@ -115,7 +115,7 @@ class _Reverse:
         labels = self._labels_of(name, found)
         total: ex.Expr = ZERO
         for c in found:
-            total = add(total, self._gathered(c, labels))
+            total = add_alike(total, self._gathered(c, labels))
         if is_zero(total):
             return None
         func = fresh_name(f"d_{name}", self.taken)
@@ -141,7 +141,7 @@ class _Reverse:
         bound = {label for n in c.adjoint.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
         names = {label: self._twin(label) for label in sorted((set(c.labels) | bound) & set(target))}  # out of the target's way
         rename = {label: ex.Label(name) for label, name in names.items()}
-        adjoint = ex.substitute(_rename_bound(c.adjoint, names), rename)
+        adjoint = ex.substitute(rename_bound(c.adjoint, names), rename)
         over = [names.get(label, label) for label in c.labels]
         solved: dict[str, ex.Expr] = {}
         conditions: list[ex.Expr] = []
@@ -208,7 +208,7 @@ class _Reverse:
                 source = self.algorithm.extent_source(label)
                 assert source is not None
                 self.new_extents.append((back[twin], *source))
-        return _rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
+        return rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
 
     def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
         """The sum over ``labels``: of each addend alone; of a product of two that both have the label, as a rdot."""
@@ -256,21 +256,6 @@ class _Reverse:
         whole = whole.with_definitions(definitions)
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
-
-
-def _rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
-    """Labels bound by reductions inside ``e`` under their new names, with their uses."""
-    if not names:
-        return e
-
-    def change(node: ex.Expr) -> ex.Expr:
-        if isinstance(node, (ex.Reduce, ex.Dot)) and set(node.labels) & set(names):
-            inside = {label: ex.Label(names[label]) for label in node.labels if label in names}
-            renamed = tuple(names.get(label, label) for label in node.labels)
-            return replace(node.rebuild(lambda child: ex.substitute(child, inside)), labels=renamed)  # type: ignore[call-arg]
-        return node
-
-    return e.transform(change)
 
 
 def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:

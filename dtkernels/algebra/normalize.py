@@ -54,13 +54,21 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
     After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
+
+    One that a Func is made from already is that Func's, so that rules which compare what is computed see that it is the same.
+
+    Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);  z[x, l] = exp(rdot(A[x, k], B[k, l], k)) / y[x];``
+    After:  ``y_dot[x, l] = ...;  y[x] = rsum(exp(y_dot[x, l]), l);  z[x, l] = exp(y_dot[x, l]) / y[x];``
     """
     definitions: list[Definition] = []
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
-        hoisted: list[Definition] = []
-        expr = _hoist(d.expr, d, inside=False, hoisted=hoisted, taken=taken, order=algorithm.labels)
-        definitions += [*hoisted, replace(d, expr=expr)]
+        below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
+        hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm.labels)
+        expr = hoisting.of(d.expr, whole=True)
+        hoisting.below += hoisting.made
+        expr = hoisting.of(expr, whole=True)  # what stood before the one that was hoisted
+        definitions += [*hoisting.made, replace(d, expr=expr)]
     return algorithm.with_definitions(tuple(definitions))
 
 
@@ -111,15 +119,33 @@ class _Naming:
         return _own_func(node, kind, self.owner, self.made, self.taken, self.order)
 
 
-def _hoist(
-    node: ex.Expr, owner: Definition, *, inside: bool, hoisted: list[Definition], taken: set[str], order: tuple[str, ...]
-) -> ex.Expr:
-    is_reduction = isinstance(node, (ex.Reduce, ex.Dot))
-    lift = isinstance(node, (ex.Reduce, ex.Dot)) and (inside or bool(set(node.labels) & set(owner.labels)))
-    node = node.rebuild(lambda child: _hoist(child, owner, inside=inside or is_reduction, hoisted=hoisted, taken=taken, order=order))
-    if not lift:
-        return node
-    return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, owner, hoisted, taken, order)  # type: ignore[attr-defined]
+class _Hoisting:
+    """The Funcs that ``hoist_reductions`` makes for one definition, and those that it finds among the Funcs ``below``."""
+
+    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], order: tuple[str, ...]):
+        self.owner, self.below, self.taken, self.order = owner, below, taken, order
+        self.made: list[Definition] = []
+
+    def of(self, node: ex.Expr, inside: bool = False, whole: bool = False) -> ex.Expr:
+        """``node`` with reductions hoisted; ``inside`` another's argument, or the ``whole`` definition."""
+        reduces = isinstance(node, (ex.Reduce, ex.Dot))
+        over = node.labels if isinstance(node, (ex.Reduce, ex.Dot)) else ()
+        node = node.rebuild(lambda child: self.of(child, inside or reduces))
+        if not reduces:
+            return node
+        if not whole and (same := self._computed(node)):
+            return same
+        if not inside and not set(over) & set(self.owner.labels):
+            return node
+        return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
+
+    def _computed(self, node: ex.Expr) -> ex.Expr | None:
+        """The element of a Func below that is this reduction and nothing else, at other labels perhaps."""
+        for d in self.below:
+            names = matches(d.expr, node) if isinstance(d.expr, type(node)) else None
+            if names is not None and set(d.labels) == set(names):
+                return ex.Access(d.name, tuple(ex.Label(names[label]) for label in d.labels), pos=node.pos)  # type: ignore[attr-defined]
+        return None
 
 
 def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
@@ -153,3 +179,28 @@ def fresh_name(wish: str, taken: set[str]) -> str:
         name = f"{wish}{count}"
     taken.add(name)
     return name
+
+
+def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
+    """The renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
+    ours, theirs = ([n.name for n in e.walk() if isinstance(n, ex.Label)] for e in (pattern, node))
+    if len(ours) != len(theirs):
+        return None
+    names = {a: b for a, b in zip(ours, theirs) if a in ex.free_labels(pattern)}
+    renamed = ex.substitute(pattern, {a: ex.Label(b) for a, b in names.items()})
+    return names if renamed == node and len(set(names.values())) == len(names) else None
+
+
+def rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
+    """Labels bound by reductions inside ``e`` under their new names, with their uses."""
+    if not names:
+        return e
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, (ex.Reduce, ex.Dot)) and set(node.labels) & set(names):
+            inside = {label: ex.Label(names[label]) for label in node.labels if label in names}
+            renamed = tuple(names.get(label, label) for label in node.labels)
+            return replace(node.rebuild(lambda child: ex.substitute(child, inside)), labels=renamed)  # type: ignore[call-arg]
+        return node
+
+    return e.transform(change)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 
 from ..lang import expr as ex
@@ -14,6 +15,7 @@ from .fold import bind_parameters, drop_unused, fold_constants, keep_extents
 from .moments import center_moments
 from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
 from .pull_out import pull_out
+from .share_labels import share_labels
 from .stability import stabilize
 
 
@@ -23,6 +25,9 @@ def stages(
     """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
     algorithm = written = bind_parameters(algorithm, params)
     yield "bind_parameters", algorithm
+    if inline is None:  # no schedule names the labels
+        algorithm = share_labels(algorithm)
+        yield "share_labels", algorithm
     algorithm = mean_to_sum(algorithm)
     yield "mean_to_sum", algorithm
     algorithm = center_moments(algorithm, outputs, inline)
@@ -33,6 +38,11 @@ def stages(
     yield "reduce_invariants", algorithm
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
+    if inline is None:
+        algorithm = share_labels(algorithm)
+        yield "share_labels", algorithm
+        algorithm = hoist_reductions(algorithm)
+        yield "hoist_reductions", algorithm
     algorithm = name_addends(algorithm)
     yield "name_addends", algorithm
     algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
@@ -51,8 +61,9 @@ def prepare_algorithm(
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
-    algorithm = center_moments(mean_to_sum(bind_parameters(algorithm)), outputs)
-    return name_reductions(name_addends(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs)))))
+    algorithm = center_moments(mean_to_sum(share_labels(bind_parameters(algorithm))), outputs)
+    algorithm = share_labels(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs))))
+    return name_reductions(name_addends(hoist_reductions(algorithm)))
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
@@ -81,7 +92,10 @@ def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
 
 
 def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Schedule:
-    """fuse_at for each Func that the algebra made: with the reduction it serves, which is where it is needed first."""
+    """fuse_at for each Func that the algebra made: with the reduction it serves, which is where it is needed first.
+
+    One that several kernels read is cut as the reduction it serves is; if it stands in the loop of each, each computes it.
+    """
     fused = schedule.fused()
     new: list[Primitive] = []
     for d in reversed(after.definitions):
@@ -92,7 +106,18 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
         if place is not None:
             fused[d.name] = place
             new.append(Primitive(d.name, "fuse_at", place))
+        elif like := next((u.name for u in users if _alike(u, d)), None):
+            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _CUTS]
     return Schedule(tuple(new))
+
+
+_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: how a kernel is cut, whatever it computes
+
+
+def _alike(user: Definition, d: Definition) -> bool:
+    """Whether both reduce over the same labels for each element of the same ones."""
+    over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
+    return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
 
 
 def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm: Algorithm) -> tuple[str, str] | None:
@@ -100,16 +125,22 @@ def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm:
     if placed:
         first = next((u for u in placed if _reduces(u.expr)), placed[0])
         return fused[first.name]
-    if len(users) > 1 and not any(_reduces(u.expr) for u in users):
-        return None
-    user = users[0]
-    inside = [r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)) and any(a.tensor == func for a in ex.accesses(r))]
     if len(users) > 1:
-        return None
-    if inside and _fits_inside(inside[0], algorithm[func]):
-        return (user.name, inside[0].labels[-1])
+        loops = [(u.name, r.labels[-1]) for u in users if (r := _around(func, u))]
+        again = _reduces(algorithm[func].expr) and all(loop in algorithm[func].labels for _, loop in loops)
+        return loops[0] if loops and again else None
+    (user,) = users
+    inside = _around(func, user)
+    if inside and _fits_inside(inside, algorithm[func]):
+        return (user.name, inside.labels[-1])
     shared = [label for label in user.labels if label in algorithm[func].labels]
     return (user.name, shared[-1]) if shared else None
+
+
+def _around(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
+    """The reduction of ``user`` in whose terms ``func`` stands."""
+    reductions = (r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)))
+    return next((r for r in reductions if any(a.tensor == func for a in ex.accesses(r))), None)
 
 
 def _fits_inside(reduction: ex.Reduce | ex.Dot, d: Definition) -> bool:

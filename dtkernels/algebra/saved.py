@@ -19,8 +19,8 @@ from .addends import addends, shifted_alike
 from .build import ONE, ZERO, simplify
 from .degree import Degree, degree_of, moved_terms
 from .fold import drop_unused, keep_extents, with_plain_vars, written_out_copies
-from .normalize import fresh_name, written_out
-from .stability import matches, shift_exponent
+from .normalize import fresh_name, matches, written_out
+from .stability import shift_exponent
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from .addends import shifted_alike
 from .degree import Degree, degree, degree_of, moved_terms
-from .normalize import fresh_name, written_out
+from .normalize import fresh_name, matches, written_out
 
 
 def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
@@ -142,16 +142,6 @@ def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str,
         return node
 
     return expr.transform(change)
-
-
-def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
-    """The renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
-    ours, theirs = ([n.name for n in e.walk() if isinstance(n, ex.Label)] for e in (pattern, node))
-    if len(ours) != len(theirs):
-        return None
-    names = {a: b for a, b in zip(ours, theirs) if a in ex.free_labels(pattern)}
-    renamed = ex.substitute(pattern, {a: ex.Label(b) for a, b in names.items()})
-    return names if renamed == node and len(set(names.values())) == len(names) else None
 
 
 def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str) -> ex.Expr:

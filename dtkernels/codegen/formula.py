@@ -21,11 +21,14 @@ from .formula_products import NARROW, product_tiles
 from .formula_rows import ROW_LIMIT, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
 from .formula_streams import pass_tiles, passes
+from .formula_swept import sweeps_again, swept, swept_tiles
 from .formula_warpgroups import warpgroup_tiles
 from .lower import lower
 from .target import Target
 
-_OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
+FEW = 8  #: terms of a sum that every block may add up for itself
+BLOCK = 4096  #: elements of a block of rows
+OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
 
 
 def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
@@ -48,7 +51,7 @@ def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, i
         for root in roots:
             tiles[root] = f.through_warpgroups(root, fused, tiles, compiled) or tiles[root]
         schedule = Schedule(tuple(dict.fromkeys((*fused, *(p for found in tiles.values() for p in found), *compiled))))
-        for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in _OPTIONAL))):
+        for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))):
             try:
                 lower(Program(algorithm, tried))
             except DTError:
@@ -90,7 +93,7 @@ class _Fusion:
             return found
         members = self._members(root, fused)
         if any(self.shape.dots(m) for m in members):
-            return product_tiles(self.shape, root, members)
+            return swept_tiles(self.shape, root, members) or product_tiles(self.shape, root, members)
         return crossing_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
@@ -149,11 +152,14 @@ class _Fusion:
             again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots) and not self._compared(d.name)
             place = self._place(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
-            if not place and storing and (root := self._feeds(d.name, roots)):
+            if not place and streaming and (root := self._beside_sweep(d.name, roots)):
+                hosts[d.name] = {root}
+                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
+            elif not place and storing and (root := self._feeds(d.name, roots)):
                 hosts[d.name], shared = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
                 found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, shared[-1]))]
             elif place:
-                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found) if streaming else place))
+                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts) if streaming else place))
         return (*reversed(found), *self._stored({p.func for p in found}))
 
     def _made_from(self, output: str) -> bool:
@@ -286,19 +292,46 @@ class _Fusion:
                 return True
         return False
 
-    def _together(self, func: str, place: tuple[str, str], found: list[Primitive]) -> tuple[str, str]:
+    def _together(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Reductions over a row too long to hold share one pass over it, if that saves reading it again: ``func`` goes into the loop
         of the one that uses it."""
         reduced = reduction_labels(self.algorithm, func)
-        if not reduced or self.shape.dots(func) or max(self.sizes[r] for r in reduced) <= ROW_LIMIT:
+        longest = max((self.sizes[r] for r in reduced), default=0)
+        if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._sweeps(func, hosts, place[0]) else ROW_LIMIT):
             return place
         if set(reduced) & set(self.algorithm[place[0]].labels):
             return place  # whose rows are read again for what is written: a maximum that moves costs more than one reading more of them
         for user in (p.func for p in found if p.args == place):
-            same = reduction_labels(self.algorithm, user) == reduced and self.algorithm[user].labels == self.algorithm[func].labels
-            if same and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
+            if self._alike(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
+
+    def _sweeps_again(self, func: str, root: str) -> bool:
+        """Whether ``func`` is better swept by a kernel of its own, or, a product that is stored, made by one for what sweeps it."""
+        products = [f for f in self.algorithm.funcs if self.shape.dots(f)]
+        if func in products and not self._recomputed(func):
+            return any(sweeps_again(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
+        return sweeps_again(self.shape, func, root, [f for f in products if self._recomputed(f)])
+
+    def _beside_sweep(self, func: str, roots: set[str]) -> str | None:
+        """The one of ``roots``, the first to run, that sweeps the same rows of a product that is made again wherever it is read."""
+        order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
+        same = self._alike(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
+        return order[0] if same and self._sweeps(func, {}, order[0]) else None
+
+    def _sweeps(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
+        """Whether ``func`` sweeps rows of a product that is made where they are read: in ``root``, or wherever that is."""
+
+        def here(product: str) -> bool:
+            users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
+            return self._recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
+
+        return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
+
+    def _alike(self, func: str, other: str) -> bool:
+        """Whether both reduce over the same labels for each element of the same ones."""
+        labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
+        return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
 
     def _compared(self, func: str) -> bool:
         """Whether it is asked what equals an element of ``func``, in which sums are: in another tile they may add up otherwise."""
@@ -327,7 +360,7 @@ class _Fusion:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._costs_again(func, root) or not outer:  # a root without labels is one program: rows of it want many
+        if self._costs_again(func, root) or self._sweeps_again(func, root) or not outer:  # a root without labels is one program: rows of it want many
             return None
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
@@ -337,12 +370,16 @@ class _Fusion:
         return (root, shared[-1]) if shared else None
 
     def _costs_again(self, func: str, root: str) -> bool:
-        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs."""
+        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs; or a sum
+        along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up."""
+        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
-            return False
+            over = reduction_labels(self.algorithm, func)
+            there = {*self.algorithm[root].labels, *reduction_labels(self.algorithm, root)}
+            terms, others = self._elements(over), self._elements(tuple(missing))
+            return not set(over) & there and terms > FEW and others > 1 and terms * others > BLOCK
         if self.shape.starves(func, root):
             return True
-        missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
 

@@ -39,6 +39,8 @@ class Algorithm:
     definitions: tuple[Definition, ...] = ()
     #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
+    #: labels that schedules or sizes of the spec name, which keep their names
+    named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Definition]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from . import expr as ex
 from .algorithm import Algorithm, Definition
@@ -101,9 +102,8 @@ class _Parser:
                     allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)",
                     at=self.token.pos,
                 )
-        algorithm = Algorithm(
-            **{k: tuple(v) for k, v in declared.items()}, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents)
-        )
+        names: dict[str, Any] = {k: tuple(v) for k, v in declared.items()}
+        algorithm = Algorithm(**names, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents))
         return Program(algorithm, Schedule(tuple(primitives)))
 
     def _declare(self, token: Token) -> str:

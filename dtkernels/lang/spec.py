@@ -8,7 +8,8 @@ has none is kept as it is.
 from __future__ import annotations
 
 import keyword
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -92,6 +93,9 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
             )
     dtypes = among(data["dtypes"], DTYPES, f"{source}: dtypes") if data.get("dtypes") else DTYPES
     families, shapes = read_families(data.get("schedules"), source, dtypes), read_shapes(data.get("shapes"), source, dtypes)
+    named = {w for f in families for w in re.findall(r"\w+", f.schedule)} | {label for s in shapes for label in s.sizes}
+    algorithm = replace(program.algorithm, named=frozenset(program.algorithm.labels) & named)
+    program = Program(algorithm, program.schedule)
     return Spec(data["op"], data["doc"].strip(), program, dict(parameters), dtypes, families, shapes, source,
                 data.get("compiled", "kernel"), data.get("autocast"))  # fmt: skip
 

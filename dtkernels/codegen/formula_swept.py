@@ -1,0 +1,77 @@
+"""Rows that a product makes and that are reduced in turn: the softmax of ``A B``, say, or the logarithm of its sum.
+
+A narrow row is held whole, so that its product is made once. A wide one that an output is written along is swept by a kernel that
+sums it and stores the sums, since every block of the output would sweep it again; then each block makes its product once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..lang import expr as ex
+from ..lang.schedule import Primitive, Sized
+from ..lang.schedule_checks import reduction_labels
+from .formula_shape import WHOLE_SIDE, Shape, pow2
+
+ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
+STEP = {2: 128, 4: 64}  #: of a swept row
+ROWS = 64  #: of a block of a sweep, at least: with fewer the other operand is read more often than it can be
+PARTS = 4  #: least steps of a sweep that is cut over programs
+
+
+def swept(shape: Shape, func: str, made: str) -> set[str]:
+    """Labels of the product ``made`` over which ``func``, computed from it and no product itself, reduces."""
+    if func == made or shape.dots(func) or not shape.dots(made) or made not in shape.algorithm.needed_by((func,)):
+        return set()
+    return set(reduction_labels(shape.algorithm, func)) & set(shape.algorithm[made].labels)
+
+
+def sweeps_again(shape: Shape, func: str, root: str, made: Iterable[str]) -> bool:
+    """Whether each block of ``root`` would sweep whole rows of one of the products ``made`` for ``func``: rows along which it is
+    written, too wide to hold."""
+    along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
+    return any(shape.sizes[label] > WHOLE_SIDE for label in along)
+
+
+def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """All primitives of a kernel that makes one product and reduces its rows, none for other kernels."""
+    products = [m for m in members if shape.dots(m)]
+    if len(products) != 1 or len(shape.dots(products[0])) != 1:
+        return ()
+    (main,), (dot,) = products, shape.dots(products[0])
+    over = {label for m in members for label in swept(shape, m, main)}
+    labels = shape.algorithm[root].labels
+    if len(over) != 1 or main == root:
+        return ()
+    (row,) = over
+    across = dot.left if row in ex.free_labels(dot.right) else dot.right
+    rows = [label for label in labels if label in ex.free_labels(across) and label != row]
+    held = shape.sizes[row] <= WHOLE_SIDE
+    if row in ex.free_labels(across) or not rows or row in labels and not held:
+        return ()
+    itemsize = 2 if shape.itemsize == 2 else 4
+    width = max(16, pow2(shape.sizes[row])) if held else STEP[itemsize]
+    block = {label: 1 for label in labels if label != row}
+    block[rows[-1]] = min(max(16, ELEMENTS[itemsize] // width), 128, max(16, pow2(shape.sizes[rows[-1]])))
+    while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < shape.target.multiprocessors:
+        block[rows[-1]] //= 2
+    longest = max(dot.labels, key=lambda label: shape.sizes[label])
+    depth, stages = _depth(shape, block[rows[-1]] + width)
+    tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
+    warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
+    return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
+
+
+def _depth(shape: Shape, sides: int) -> tuple[int, int]:
+    """(elements, stages) of the product's own loop: 128 bytes deep, up to 4 stages, as far as shared memory holds them."""
+    itemsize, shared = shape.itemsize, shape.target.shared_bytes
+    depth = 128 // itemsize
+    while depth > 16 and 2 * sides * depth * itemsize > shared:
+        depth //= 2
+    return depth, max(2, min(4, shared // (sides * depth * itemsize)))
+
+
+def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
+    """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
+    parts = min(2 * shape.target.multiprocessors // shape.programs(block), shape.sizes[row] // width // PARTS)
+    return (Primitive(root, "split", (Sized(row, 1 << (parts.bit_length() - 1)),)),) if parts >= 2 else ()

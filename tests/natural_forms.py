@@ -1,0 +1,43 @@
+"""Programs as mathematics has them: in one line, with names of their own for what is summed over, nothing named that need not be."""
+
+from __future__ import annotations
+
+import torch
+
+Q, K, V = (3, 20, 16), (3, 300, 16), (3, 300, 32)
+WIDE = {"A": (20, 16), "B": (16, 300)}
+HELD = {"A": (50, 40), "B": (40, 33)}
+
+
+def attend(Q, K, V):
+    return torch.softmax(Q @ K.mT, -1) @ V
+
+
+#: name -> (algorithm, in torch, shapes of its inputs, factor that brings scores beyond what exp can take unshifted)
+FORMS = {
+    "softmax, its own label": ("Func f, t; In A; Var x, y; RVar z; t[x] = rsum(exp(A[x, z]), z); f[x, y] = exp(A[x, y]) / t[x];", lambda A: torch.softmax(A, -1), {"A": (7, 300)}, 50),
+    "softmax in a line": ("Func f; In A; Var x, y; RVar z; f[x, y] = exp(A[x, y]) / rsum(exp(A[x, z]), z);", lambda A: torch.softmax(A, -1), {"A": (7, 300)}, 50),
+    "safe softmax in a line": (
+        "Func f; In A; Var x, y; RVar z, w, v; f[x, y] = exp(A[x, y] - rmax(A[x, z], z)) / rsum(exp(A[x, w] - rmax(A[x, v], v)), w);",
+        lambda A: torch.softmax(A, -1), {"A": (7, 300)}, 50),
+    "layer norm in a line": (
+        "Func f; In A, w; Var x, y; RVar z, u, v; f[x, y] = (A[x, y] - rmean(A[x, z], z)) * rsqrt(rmean((A[x, u] - rmean(A[x, v], v)) * (A[x, u] - rmean(A[x, v], v)), u) + 0.00001) * w[y];",
+        lambda A, w: torch.nn.functional.layer_norm(A, A.shape[-1:], w), {"A": (7, 300), "w": (300,)}, 1),
+    "attention in a line": (
+        "Func f; In Q, K, V; Var b, m, d; RVar l, j, k; f[b, m, d] = rdot(exp(rdot(Q[b, m, k], K[b, l, k], k)), V[b, l, d], l) / rsum(exp(rdot(Q[b, m, k], K[b, j, k], k)), j);",
+        attend, {"Q": Q, "K": K, "V": V}, 12),
+    "attention with a named sum": (
+        "Func t, f; In Q, K, V; Var b, m, d; RVar l, k; t[b, m] = rsum(exp(rdot(Q[b, m, k], K[b, l, k], k)), l); f[b, m, d] = rdot(exp(rdot(Q[b, m, k], K[b, l, k], k)), V[b, l, d], l) / t[b, m];",
+        attend, {"Q": Q, "K": K, "V": V}, 12),
+    "weights of attention": ("Func t, f; In A, B; Var m, j; RVar l, k; t[m] = rsum(exp(rdot(A[m, k], B[k, l], k)), l); f[m, j] = exp(rdot(A[m, k], B[k, j], k)) / t[m];",
+        lambda A, B: torch.softmax(A @ B, -1), WIDE, 12),
+    "gates of experts": ("Func f; In A, B; Var m, l; RVar k, z; f[m, l] = exp(rdot(A[m, k], B[k, l], k)) / rsum(exp(rdot(A[m, k], B[k, z], k)), z);",
+        lambda A, B: torch.softmax(A @ B, -1), HELD, 12),
+    "softmax down columns": ("Func t, f; In A, B; Var m, l; RVar k; t[l] = rsum(exp(rdot(A[m, k], B[k, l], k)), m); f[m, l] = exp(rdot(A[m, k], B[k, l], k)) / t[l];",
+        lambda A, B: torch.softmax(A @ B, 0), WIDE, 12),
+    "logarithm of a sum": ("Func f; In A, B; Var m; RVar l, k; f[m] = log(rsum(exp(rdot(A[m, k], B[k, l], k)), l));", lambda A, B: torch.logsumexp(A @ B, -1), WIDE, 12),
+    "norm of a product": ("Func f; In A, B; Var m, l; RVar k, z; f[m, l] = rdot(A[m, k], B[k, l], k) * rsqrt(rmean(rdot(A[m, k], B[k, z], k) * rdot(A[m, k], B[k, z], k), z) + 0.001);",
+        lambda A, B: torch.nn.functional.rms_norm(A @ B, (B.shape[1],), eps=0.001), WIDE, 1),
+    "rows by the sum of others": (
+        "Func t, f; In A, W; Var b, x; RVar z; t[b] = rsum(W[b, z], z); f[b, x] = A[b, x] * t[b];", lambda A, W: A * W.sum(1, keepdim=True), {"A": (5, 1000), "W": (5, 77)}, 1),
+}  # fmt: skip
