@@ -94,7 +94,7 @@ class Options:
         return [
             size
             for label, size in stages.items()
-            if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label) == blocked[label]
+            if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label, 1) == blocked[label]
         ]
 
     def where(self, primitive: str) -> Position | None:

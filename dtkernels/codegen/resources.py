@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from ..lang.errors import DTError
 from ..lang.schedule_checks import MOST_ELEMENTS
 from . import nest
+from .backend import backend, plain
+from .descriptors import described, pointed
 from .nest import (
     Accumulator,
     Axis,
@@ -34,6 +37,7 @@ from .nest import (
     values,
 )
 from .target import Target, triton_version
+from .triton_grid import one_loop
 
 MOST_REGISTERS = 255  #: of one thread
 MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
@@ -65,6 +69,23 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
     """
     for tail in kernel.tail:
         check_resources(tail, sizes, itemsizes, target, tf32)
+    checked = [_check_form(form, sizes, itemsizes, target, tf32) for form in _forms(kernel, target)]
+    _check_triton(kernel, target)
+    return checked[-1]
+
+
+def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
+    """What Triton compiles of a kernel: its form for tensors and GPUs that descriptors do not suit, then the one that has them.
+
+    Gluon's form takes as many stages as there is room for.
+    """
+    if not kernel.descriptors:
+        return [kernel]
+    by_triton = target.has_tma and backend(kernel, target)[0] == "triton"
+    return [pointed(kernel), *([plain(described(kernel))] if by_triton else [])]
+
+
+def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool) -> Resources:
     r = resources(kernel, sizes, itemsizes, target, tf32)
     if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_labels((kernel,)):
         r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)
@@ -82,7 +103,6 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
         raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
     if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
         raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
-    _check_triton(kernel, target)
     return r
 
 
@@ -153,21 +173,69 @@ class _Estimate:
     def _shared(self) -> int:
         outside, scratch = 0, 0
         for s in _direct(self.kernel.body):
-            outside += self._operands(s, stages=1)
+            outside += self._operands(s, stages=self.ahead, everything=bool(self.kernel.block_stages) and self.ahead > 1)
         loops = [self._loop(s) for s in self.kernel.body if isinstance(s, Loop)]
         for value in values(self.kernel.body):
             for n in value.walk():
                 if isinstance(n, nest.TileReduce):
                     scratch = max(scratch, 4 * self.kernel.num_warps * min(self.elements(axes_of(n)), self.threads))
-        stored = max(
-            (self.elements(s.axes) * self.bytes_of(s.buffer) for s in statements(self.kernel.body) if isinstance(s, nest.Put)), default=0
-        )
-        return max(outside + max(loops, default=0), stored, scratch)
+        tiles, passing = outside + max(loops, default=0), max((self._passed(s) for s in statements(self.kernel.body)), default=0)
+        kept = {(s.axes, self.bytes_of(s.buffer)): self._bytes(s, s.buffer) for s in self.kept}
+        return max(tiles + passing if self.overlaps else max(tiles, passing), scratch) + sum(kept.values())
+
+    @cached_property
+    def fused(self) -> bool:
+        """Whether the loop over blocks and the one inside are one to Triton."""
+        return self.kernel.persistent and one_loop(self.kernel)
+
+    @cached_property
+    def depth(self) -> int:
+        """Stages of the loop over blocks, or of the one that it is made one with."""
+        own = [dict(s.options).get("num_stages") for s in self.kernel.body if isinstance(s, Loop)] if self.fused else []
+        return int(self.kernel.block_stages or next(iter(own), None) or self.kernel.num_stages)
+
+    @cached_property
+    def ahead(self) -> int:
+        """Blocks whose tiles are there at once, in a persistent kernel without a loop inside; 1: none is loaded ahead."""
+        alone = self.kernel.persistent and not any(isinstance(s, Loop) for s in self.kernel.body)
+        return self.depth if alone and (self.dots or self.kernel.block_stages) else 1
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether tiles of the next block are on their way while a block is stored."""
+        fetched = any(isinstance(v, Fetch) and self._feeds_products(n) for n, v in self.loads.items())
+        return self.ahead > 1 or self.fused and self.depth > 1 and fetched
+
+    @cached_property
+    def kept(self) -> list[nest.Put]:
+        """Stores by descriptors in pipelined loops: Triton gives their tiles a place for the whole kernel."""
+
+        def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.Put]:
+            for s in body:
+                if isinstance(s, Loop):
+                    yield from inside(s.body, int(dict(s.options).get("num_stages") or self.kernel.num_stages))
+                elif isinstance(s, nest.Put) and stages > 1:
+                    yield s
+
+        return list(inside(self.kernel.body, self.depth if self.kernel.persistent else 1))
+
+    def _bytes(self, s: Let | nest.Store | nest.Put, buffer: str) -> int:
+        return self.elements(s.axes) * self.bytes_of(buffer)
+
+    def _passed(self, s: Statement) -> int:
+        """Bytes that pass through shared memory where ``s`` moves a tile: by a descriptor, or beside a product into another layout."""
+        warpgroups = isinstance(self.target.arch, int) and self.target.arch // 10 == 9 and any(self.units(d) == "shared" for d in self.dots)
+        relaid = bool(self.dots) and (self.overlaps or warpgroups)
+        if isinstance(s, nest.Put) and s not in self.kept or isinstance(s, nest.Store) and relaid:
+            return self._bytes(s, s.buffer)
+        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) and not self._feeds_products(s.name):
+            return self._bytes(s, s.value.buffer) if isinstance(s.value, Fetch) or self.overlaps and self.dots else 0
+        return 0
 
     def _loop(self, loop: Loop) -> int:
         inner = [s for s in loop.body if isinstance(s, Loop)]
         own = dict(loop.options).get("num_stages")
-        copies = 1 if inner else int(own or self.kernel.num_stages)
+        copies = 1 if inner else self.depth if self.fused else int(own or self.kernel.num_stages)
         if self.target.backend == "hip":  # every step of an unrolled body gets its own buffers there
             copies = 1 + (copies - 1) * dict(loop.options).get("loop_unroll_factor", 1)
         here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _direct(loop.body))
@@ -178,6 +246,8 @@ class _Estimate:
         total = 0
         if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
             uses = [d for d in self.dots if any(isinstance(side, Local) and side.name == s.name for side in (d.left, d.right))]
+            if self.fused and isinstance(s.value, Load):
+                stages = 1  # of loads by pointers none runs ahead there
             if uses or everything:
                 deep = any(self.units(d) == "shared" for d in uses)
                 total += self.elements(s.axes) * self.bytes_of(s.value.buffer) * max(1, stages if deep else stages - 1)

@@ -83,7 +83,8 @@ def nan_min(a, b):
 
 
 class ExpressionPrinter:
-    """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers we wrote."""
+    """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers that may
+    have another dtype than the inputs have in common: what we wrote, and inputs that are cast wherever they are read."""
 
     def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str],
                  start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],

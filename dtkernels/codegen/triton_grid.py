@@ -75,7 +75,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
         lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
         blocks = BEFORE if kernel.tail else " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
-        flatten = ", flatten=True" if _one_loop(kernel) else ""
+        flatten = ", flatten=True" if one_loop(kernel) else ""
         pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
         if pairs:
             lines.append(f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one")
@@ -110,7 +110,7 @@ def _inside(kernel: Kernel, names: Names) -> list[str]:
     return lines
 
 
-def _one_loop(kernel: Kernel) -> bool:
+def one_loop(kernel: Kernel) -> bool:
     """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
     loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
     specialized = any(name == "warp_specialize" for s in loops for name, _ in s.options)  # Triton fails on both together

@@ -39,6 +39,7 @@ from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter, inexact
 from .triton_offsets import steady_loads
+from .value_inputs import value_inputs
 
 
 @dataclass
@@ -112,7 +113,8 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        made = frozenset(t for t in kernel.reads if t not in algorithm.inputs) - operands_only(algorithm)
+        values = value_inputs(algorithm, algorithm.inputs)  # of one dtype, where there are products
+        made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
@@ -301,6 +303,7 @@ class _KernelPrinter:
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
+        steady = dict(self.steady)
         self._before(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
@@ -308,7 +311,7 @@ class _KernelPrinter:
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
         self._body(loop.body, depth + 1)
-        self.before = outside
+        self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
 
     def _before(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""

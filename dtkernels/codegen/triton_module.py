@@ -14,7 +14,8 @@ from .target import Target
 from .triton_expr import HELPERS
 from .triton_kernel import dimension_names, print_kernel
 from .triton_support import SUPPORT
-from .wrapper import Wrapper, launch_comment, plain_labels, value_inputs
+from .value_inputs import value_inputs
+from .wrapper import Wrapper, launch_comment, plain_labels
 
 
 def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:

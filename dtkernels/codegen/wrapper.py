@@ -13,6 +13,7 @@ from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText, operands_only
 from .triton_memory import ROW
+from .value_inputs import value_inputs
 
 
 class Wrapper:
@@ -253,33 +254,3 @@ def _said(value: str) -> str:
 def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
     """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
     return algorithm.plain_labels(tensor)
-
-
-def value_inputs(algorithm: Algorithm, inputs: list[str]) -> list[str]:
-    """Inputs whose dtype enters the results'.
-
-    Not masks, which are only asked whether they are true, nor integers, nor what is cast wherever it is read.
-    """
-    masks = {
-        t
-        for t in inputs
-        if t in algorithm.integer_inputs()
-        or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))
-    }
-    return [t for t in inputs if t not in masks]
-
-
-def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
-    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted, or under a cast."""
-    match expr:
-        case ex.Access(name, _) if name == tensor:
-            return inside
-        case ex.Cast(ex.Access(name, _), _) if name == tensor:
-            return True
-        case ex.Call("where", (condition, a, b)):
-            return _is_condition(condition, tensor, True) and _is_condition(a, tensor, inside) and _is_condition(b, tensor, inside)
-        case ex.Binary("and" | "or", left, right):
-            return _is_condition(left, tensor, True) and _is_condition(right, tensor, True)
-        case ex.Unary("not", arg):
-            return _is_condition(arg, tensor, True)
-    return all(_is_condition(c, tensor) for c in expr.children())

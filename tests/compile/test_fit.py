@@ -5,14 +5,18 @@ import pytest
 import torch
 
 import dtkernels
+from dtkernels.algebra.fold import bind_parameters
 from dtkernels.algebra.prepare import prepare_algorithm
 from dtkernels.codegen.fit import element_bytes, first_too_large, fitted
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.lower import lower
 from dtkernels.codegen.target import TARGETS, target
+from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.schedule import Program
 from dtkernels.lang.spec import load_spec
+from dtkernels.runtime.build import build, record_launches
+from dtkernels.runtime.cache import load_module
 from dtkernels.runtime.program import Fit
 from dtkernels.show import SPECS, shipped
 
@@ -69,3 +73,21 @@ def test_the_formula_proposes_what_fits(op, gpu):
         for itemsize in (2, 4):
             program = Program(algorithm, formula(algorithm, spec.outputs, sizes, itemsize, target(gpu)))
             assert first_too_large(lower(program), sizes, element_bytes(algorithm, spec.outputs, itemsize), target(gpu)) is None, program.schedule
+
+
+BETWEEN = "Func g, f; In A, B, C; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] * g[x, y] - C[x, y] * tanh(g[x, y]);"
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_what_is_stored_through_descriptors_while_the_next_tiles_come_has_room_too(gpu):
+    """A float32 tile between kernels; a tile beside a product."""
+    spec = load_spec(SPECS / "gate.yaml")
+    gate = bind_parameters(spec.algorithm, {"biased": True, "gates": True})
+    for algorithm, outputs in ((gate, spec.outputs), (parse(BETWEEN).algorithm, ("g", "f"))):
+        prepared = prepare_algorithm(algorithm, outputs)
+        program = Program(prepared, formula(prepared, outputs, dict.fromkeys(prepared.labels, 4096), 2, target(gpu)))
+        module = load_module(emit(program, "call", target(gpu)), "fit")
+        ranks = {n: len(prepared.plain_labels(n)) for n in prepared.inputs}
+        args = tuple(torch.empty((4096,) * ranks[n], dtype=torch.bfloat16, device="meta") for n in prepared.inputs)
+        for launch in record_launches(module, "call", args):
+            assert build(launch, target(gpu)).metadata.shared <= target(gpu).shared_bytes, program.schedule

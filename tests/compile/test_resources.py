@@ -80,6 +80,26 @@ def test_estimate_is_what_the_binary_takes(case, gpu):
     assert 0.8 * wanted <= found <= 2 * wanted, f"registers: estimated {found}, compiled {wanted}"
 
 
+STAYS = "mm.persistent(); mm.descriptor(A, B{more}); "
+BESIDE = MM.replace("A, B;", "A, B, C;").replace("k);", "k) * C[x, y];", 1)
+#: kernels whose programs stay: tiles of the next block are there while a block is stored
+AHEAD = {
+    "through descriptors": (MM.format(128, 256, 64, 8, 3) + STAYS.format(more=", mm"), [(4096, 4096)] * 2),
+    "stored by pointers": (MM.format(128, 128, 64, 8, 3) + STAYS.format(more=""), [(4096, 4096)] * 2),
+    "beside another tile": (BESIDE.format(128, 128, 64, 8, 3) + STAYS.format(more=", mm"), [(4096, 4096)] * 3),
+    "stages of blocks": (MM.format(128, 128, 64, 8, 1) + STAYS.format(more=", mm") + "mm.stages(x:3);", [(4096, 4096)] * 2),
+    "whole depth": (MM.format(128, 128, 0, 8, 3) + "mm.persistent();", [(4096, 128), (128, 4096)]),
+    "rows ahead": (ROWS.format(1, 0, 8) + "f.persistent(); f.stages(x:3);", [(4096, 4096)]),
+}
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+@pytest.mark.parametrize("case", AHEAD)
+def test_shared_memory_of_programs_that_stay(case, gpu):
+    estimate, binary = estimate_and_binary(*AHEAD[case], gpu, torch.bfloat16)
+    assert 0.9 * binary.metadata.shared <= estimate.shared_bytes + 64 <= 1.3 * binary.metadata.shared + 64
+
+
 @pytest.mark.parametrize("gpu", ["h200", "a100"])
 @pytest.mark.parametrize("case", ["product", "flat product", "causal attention"])
 def test_shared_memory_of_float32(case, gpu):

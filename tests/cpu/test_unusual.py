@@ -70,6 +70,7 @@ PROGRAMS = {
     "a kernel that runs before the one that is defined first": ("Func f, h, g; In A, B; Var x; f[x] = A[x]; h[x] = B[x] * 2; g[x] = h[x] + A[x]; g.fuse_at(f, x); f.block(x:4); f.compile(); g.compile();", [(5,), (5,)]),
     "a scalar named as what is computed twice": ("Func t, f; In A; SIn exp_1, y_partial; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x] * exp_1 + y_partial; t.fuse_at(f, x); f.tensorize(y:0);", [(5, 9), 0.5, 2.0]),
     "an extent that only another output's input tells": ("Func g, f; In A, W; Var x; RVar k; g[x] = rsum(A[x + k], k) + 0 * A[x]; f[] = rsum(W[k], k); g.tensorize(x:4); f.compile(); g.compile();", [(9,), (3,)]),
+    "a quadratic form": ("Func u, f; In A, M; Var n; RVar i, j; u[n, j] = rdot(A[n, i], M[i, j], i); f[n] = rsum(u[n, j] * A[n, j], j); u.fuse_at(f, j); f.block(n:16); f.tensorize(n:16, i:16, j:16);", [(19, 17), (17, 17)]),
     "comments and odd spacing": ("# first\nFunc _f;In _A;Var _x; # a name may start with _\n _f [ _x ]=-_A[_x]* -2 ;_f.block( _x:4 ) ;_f.tensorize(_x:4);", [(9,)]),
 }  # fmt: skip
 
@@ -115,6 +116,15 @@ def test_results_take_the_common_dtype(dtypes):
     common = torch.promote_types(*dtypes)
     check(MM + TILES, a, b, dtype=str(common).removeprefix("torch."))
     check(ADD + "f.block(x:4); f.tensorize(x:4, y:0);", a, a.to(dtypes[1]), 1.5, dtype=str(common).removeprefix("torch."))
+
+
+@pytest.mark.parametrize("product", ["rdot(cast(A[x, k], fp32), B[k, y], k)", "rdot(cast(A[x, k], fp16), cast(B[k, y], fp16), k)", "rdot(B[k, y], cast(A[x, k], fp32), k)"])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bool, torch.float32, torch.float16])
+def test_an_operand_of_another_dtype_is_cast(product, dtype):
+    """It is brought to the dtype of the other, whichever of the two is cast where it is read."""
+    a, b = (2 * random(20, 33)).round().to(dtype), random(33, 18, dtype=torch.float16)
+    text = f"Func mm; In B, A; Var x, y; RVar k; mm[x, y] = {product}; " + TILES
+    check(text, b, a, dtype="float32" if product.count("cast") > 1 else "float16")
 
 
 def test_several_funcs_compiled_from_one_program():
