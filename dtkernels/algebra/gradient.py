@@ -205,9 +205,8 @@ class _Reverse:
             if any(isinstance(n, ex.Label) and n.name == twin or isinstance(n, (ex.Reduce, ex.Dot)) and twin in n.labels for n in e.walk()):
                 back[twin] = fresh_name(f"{label}_", self.taken)
                 self.new_labels.append(back[twin])
-                source = self.algorithm.extent_source(label)
-                assert source is not None
-                self.new_extents.append((back[twin], *source))
+                source = self.algorithm.extent_source(label) or ("", self.algorithm.constant_extent(label))
+                self.new_extents.append((back[twin], *source))  # type: ignore[arg-type]  # a label has one of the two
         return rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
 
     def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:

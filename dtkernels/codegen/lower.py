@@ -85,8 +85,8 @@ class _Lowering:
         self._levels(definition, self._loop_order(definition), {}, self.top)
         missing = set(self.outputs) - set(self.stored)
         if missing:
-            raise DTError("an output is computed over all its labels", found=f"{sorted(missing)[0]} is not, where it is fused",
-                          allowed="fuse_at a loop inside which its labels are bound")  # fmt: skip
+            raise DTError("an output is computed over all its labels", found=f"{min(missing)} is not, where it is fused",
+                          allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
         body, found = tuple(self.top.body), []
         self.options.check(body, self._touched(body))
         made: tuple[Workspace, ...] = ()

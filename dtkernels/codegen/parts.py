@@ -60,7 +60,7 @@ def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:
     """The one reduction of ``made``, over ``label`` alone."""
     found = [n for n in made.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot))]
     if len(found) != 1 or found[0].labels != (label,) or (isinstance(found[0], ex.Reduce) and found[0].kind == "mean"):
-        raise DTError(f"parts_at cuts one reduction, over {label}", found=str(made), allowed=f"{p.func} = rsum(..., {label})", at=p.pos)
+        raise DTError(f"parts_at cuts one reduction, over {label}", found=str(made).rstrip(";"), allowed=f"{p.func} = rsum(..., {label})", at=p.pos)
     return found[0]
 
 

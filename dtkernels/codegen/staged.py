@@ -48,9 +48,10 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     schedule = program.schedule
     if tensor in algorithm:
         return _aligned(program, p, tensor)
-    labels = algorithm.plain_labels(tensor) if tensor in algorithm.inputs else ()
-    if not labels or None in labels or len(set(labels)) < len(labels):
-        raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=", ".join(algorithm.inputs), at=p.pos)
+    labels = algorithm.plain_labels(tensor)
+    if not _by_themselves(labels):
+        allowed = ", ".join(t for t in algorithm.inputs if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
+        raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
     members = computed(program, p.func)
     own = tuple(str(label) for label in labels)
     shift = _read_as_shift(tensor, algorithm, members)
@@ -68,7 +69,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
 
     changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
     if changed == algorithm.definitions or not set(own) <= set(labels_in_kernel(p.func, algorithm, schedule)):
-        raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))), at=p.pos)
+        raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
 
     changed = tuple(d for d in changed if d.name != name)  # shared: it now stands before the first of its readers
     first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
@@ -91,6 +92,11 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
         new,
         program.counted,
     )
+
+
+def _by_themselves(labels: tuple[str | None, ...]) -> bool:
+    """Whether each dimension has one label that indexes it by itself, and no other has it."""
+    return bool(labels) and None not in labels and len(set(labels)) == len(labels)
 
 
 def _aligned(program: Program, p: Primitive, func: str) -> Program:

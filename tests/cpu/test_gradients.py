@@ -274,6 +274,11 @@ SPECS = {
         lambda A, w: 2 * (A.exp() * w).amax(-1) - (A + w).amin(-1), {**ROWS, "w": (33,)}),
     "upsampled": Spec("Func y; In A, B; Var x; y[x] = A[x / 3] * B[x];",
         lambda A, B: A.repeat_interleave(3)[: len(B)] * B, {"A": (5,), "B": (14,)}),
+    "pairs_of_labels_of_constant_extent": Spec("""Func g, y; In A; Var r, s; Extent r = 3; Extent s = 3;
+        g[r] = A[2 * r] * A[2 * r + 1];  y[r, s] = g[s] * A[r + s];""",
+        lambda A: (A[0::2] * A[1::2]) * A.unfold(0, 3, 1)[:3], {"A": (6,)}),
+    "a_product_of_a_cast_input": Spec("""Func p, y; In A, B; Var m, n; RVar k;
+        p[m, n] = rdot(cast(A[m, k], fp32), B[k, n], k);  y[m, n] = p[m, n] * p[m, n];""", lambda A, B: (A @ B) ** 2, {"A": (9, 17), "B": (17, 20)}),
     "packed_glu": Spec("Func y; In A, w; Var x, c; Extent c = w[0]; y[x, c] = A[x, c + 0] * sigmoid(A[x, c + len(c)]) * w[c];",
         lambda A, w: A[:, : len(w)] * torch.sigmoid(A[:, len(w) :]) * w, {"A": (5, 34), "w": (17,)}),
     "huber": Spec("Func y; In A; SIn d; Var x; y[x] = where(abs(A[x]) <= d, 0.5 * A[x] * A[x], d * (abs(A[x]) - 0.5 * d));",
@@ -316,6 +321,16 @@ def test_a_spec_with_two_outputs(tmp_path):
     torch.testing.assert_close(a.grad, 1 / 33 + 4 * a.detach())
     (only,) = torch.autograd.grad(op(a)[1].sum(), a)
     torch.testing.assert_close(only, 2 * a.detach())
+
+
+def test_half_products_returned_in_float32(tmp_path):
+    """The adjoint is float32 and meets half operands."""
+    op = registered("test_wide", "Func y; In A, B; Var m, n; RVar k; y[m, n] = cast(rdot(A[m, k], B[k, n], k), fp32);", tmp_path)
+    a, b = (normal(*s, dtype=torch.float16, device="cpu", seed=i).requires_grad_() for i, s in enumerate([(9, 17), (17, 20)]))
+    grad = normal(9, 20, dtype=torch.float32, device="cpu", seed=5)
+    found, exact = torch.autograd.grad(op(a, b), (a, b), grad), (grad.double() @ b.detach().double().T, a.detach().double().T @ grad.double())
+    for got, want in zip(found, exact):
+        assert (got.double() - want).abs().max() <= 8 * 2**-11 * want.abs().max() and got.dtype == torch.float16
 
 
 def test_ties_of_a_row_maximum_are_split_evenly(tmp_path):

@@ -327,6 +327,7 @@ def test_a_pipelined_loop_over_blocks(rows):
     text = "Func f, m; In A; Var x; RVar y; m[x] = rmax(A[x, y], y); f[x, y] = A[x, y] - m[x]; m.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:0); f.persistent(); f.stages(x:3);"
     check(text, random((rows, 33)))
     assert "tl.num_programs(0), num_stages=3):" in source(text)
+    assert source(text.replace("x:1, y:0", "y:0")) == source(text)  # a block of one index is done at once anyway
 
 
 def test_an_approximate_tanh_is_exact_where_there_is_no_gpu():
