@@ -92,8 +92,8 @@ def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int]
     limits = (
         ("elements of one tensor", r.largest, MOST_ELEMENTS),
         ("threads of one program", r.threads, MOST_THREADS),
-        ("bytes of shared memory", r.shared_bytes, target.shared_bytes),
         ("registers of a thread for accumulators", r.accumulators, MOST_REGISTERS),
+        ("bytes of shared memory", r.shared_bytes, target.shared_bytes),
     )
     for what, found, allowed in limits:
         if found > allowed:
