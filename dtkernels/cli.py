@@ -14,6 +14,7 @@ from . import __version__, doctor, show
 from .codegen.target import TARGETS, target
 from .codegen.triton_grid import pieces
 from .lang.errors import DTError
+from .runtime.paths import interpreting
 
 _SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).
@@ -115,7 +116,7 @@ def _show(args: argparse.Namespace) -> None:
 def _machine_code(subject: show.Subject, make):
     """``make()``, with whatever the toolchain raises told in one line."""
     subject.text("triton")  # what is wrong before Triton sees it is not Triton's
-    if os.environ.get("TRITON_INTERPRET", "0") not in ("", "0"):
+    if interpreting():
         raise Refused("dtkernels: machine code needs Triton's compiler: unset TRITON_INTERPRET")
     try:
         return make()

@@ -10,6 +10,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from . import __version__
+from .runtime.paths import interpreting
 
 OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
 OPTIONAL = ("transformers",)
@@ -82,7 +83,7 @@ def _cache() -> tuple[bool, str]:
 
 
 def _interpreter() -> tuple[bool, str]:
-    on = os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+    on = interpreting()
     return not on, f"TRITON_INTERPRET: {'set; kernels run in the interpreter, slowly' if on else 'not set'}"
 
 

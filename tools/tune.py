@@ -16,24 +16,34 @@ schedules are kept, chosen by regret, and judged at sizes held out of the choice
 from __future__ import annotations
 
 import argparse
+import errno
 import fcntl
 import os
 import re
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from datetime import date
 from pathlib import Path
 
-import yaml
-
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
 
+
+def _too_early(*_) -> None:
+    print("\ntune: interrupted before anything was measured", file=sys.stderr, flush=True)
+    os._exit(130)
+
+
+if __name__ == "__main__":  # what is imported below takes seconds; main() takes over then
+    signal.signal(signal.SIGINT, _too_early)
+
+from asked import DTYPES, at_least, some_of, within  # noqa: E402
 from tuning.choosing import choose_group  # noqa: E402
 from tuning.compiling import make_cpu_worker  # noqa: E402
 from tuning.crew import Crew  # noqa: E402
-from tuning.earlier import Earlier  # noqa: E402
+from tuning.earlier import Earlier, rows_in  # noqa: E402
 from tuning.finals import Finals  # noqa: E402
 from tuning.journal import Journal  # noqa: E402
 from tuning.measuring import make_gpu_worker  # noqa: E402
@@ -42,16 +52,18 @@ from tuning.ray_crew import RayCrew  # noqa: E402
 from tuning.search import Search  # noqa: E402
 from tuning.spots import Knowledge  # noqa: E402
 from tuning.standing_in import make_stand_in, make_troubled  # noqa: E402
-from tuning.works import Work, op_names, operator_of, works_of  # noqa: E402
-from tuning.writing import conclude, entrants, gpu_named, kept_rows, rows_of, run_at, settled, write_measurements, write_tables  # noqa: E402
+from tuning.works import Work, op_names, operator_of, shipped_names, works_of  # noqa: E402
+from tuning.writing import conclude, entrants, gpu_named, kept_rows, rows_of, run_at, set_aside, settled, write_measurements, write_tables  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, Target, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.lang.families import read_shapes  # noqa: E402
+from dtkernels.lang.yaml_text import read_text, read_yaml  # noqa: E402
 from dtkernels.runtime.decide import target_for  # noqa: E402
 from dtkernels.runtime.table import Gpu, TableError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)  #: what a disk may say
 FILL, RACE = 0.1, 0.97  #: the part of the budget that filling gaps takes, and that after which races end
 RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules took 30 on an H200, and a table's row runs along
 
@@ -59,30 +71,33 @@ RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules too
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ops", default="all", help="all, or names and spec files separated by commas")
-    parser.add_argument("--gpu", default="auto", help=f"auto, or what to pretend with --dry-run: {', '.join(TARGETS)}")
+    parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or what to pretend with --dry-run")
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="YAML: op -> list of shapes as in a spec; default: those of the specs")
-    parser.add_argument("--dtypes", default="bf16,fp16,fp32", help="which of the shapes' dtypes")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the shapes' dtypes, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--budget", type=seconds, default="30m", help="time for everything, all runs that --resume joins together: 90s, 30m, 2h")
     parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run then; --resume goes on")
     parser.add_argument("--resume", action="store_true", help="go on with the journal in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the table's folder; default: schedule_tables/<gpu>")
     parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows are raced too, or none; default: schedule_tables/<gpu>")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the GPUs of a Ray cluster: auto, an address, or local")
-    parser.add_argument("--workers", type=int, help="GPU workers; default: one a GPU")
-    parser.add_argument("--jobs", type=int, default=0, help="compiling processes; default: one a core that is left")
-    parser.add_argument("--regret", type=float, default=1.02, help="how much slower a size may run for the sake of fewer schedules")
+    parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one a GPU")
+    parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default, and 0: one a core that is left")
+    parser.add_argument("--regret", type=within(0.999), default=1.02, help="how much slower a size may run for the sake of fewer schedules: 1.02 is 2%%")
     parser.add_argument("--dry-run", action="store_true", help="estimates in place of times; needs no GPU, rows say measured: false")
     parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table that the journal gives")
     parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a stand-in that hangs, dies and fails, once each
     parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the stand-in takes
-    parser.add_argument("--limit", type=float, default=30.0, help="seconds after which a measurement is given up")
-    return parser.parse_args(argv)
+    parser.add_argument("--limit", type=within(0), default=30.0, help="seconds after which a measurement is given up")
+    args = parser.parse_args(argv)
+    if args.gpu != "auto" and not (args.dry_run or args.write_only):
+        parser.error(f"argument --gpu: {args.gpu} is what --dry-run pretends; without it the GPU that is here is tuned")
+    return args
 
 
 def seconds(text: str) -> float:
-    """``90s``, ``30m``, ``2h`` or plain seconds."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text)
-    if not match:
+    """``90s``, ``30m``, ``2h`` or plain seconds, more than none."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text, re.ASCII)
+    if not match or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; allowed: 90s, 30m, 2h")
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
@@ -90,25 +105,33 @@ def seconds(text: str) -> float:
 def all_works(args: argparse.Namespace) -> list[Work]:
     """What to tune. Exits in one line where the shapes are refused."""
     names, found = op_names(args.ops), []
-    given = None
-    if args.shapes:
-        try:
-            given = yaml.safe_load(args.shapes.read_text())
-        except (OSError, yaml.YAMLError) as error:
-            raise SystemExit(f"tune: {args.shapes}: {' '.join(str(error).split())}") from None
-        if not isinstance(given, dict):
-            raise SystemExit(f"tune: {args.shapes}: maps ops to lists of shapes; found {type(given).__name__}")
-    for name in names:
-        try:
+    try:
+        given = given_shapes(args.shapes, names) if args.shapes else None
+        for name in names:
             spec = operator_of(name).spec
-            shapes = read_shapes(given.get(spec.op), str(args.shapes), spec.dtypes) if given is not None else spec.shapes
-            of_op = works_of(name, shapes, tuple(args.dtypes.split(",")))
+            shapes = read_shapes(given.get(spec.op), f"{args.shapes}: {spec.op}", spec.dtypes) if given is not None else spec.shapes
+            of_op = works_of(name, shapes, args.dtypes)
             found += [((i + 0.5) / len(of_op), work) for i, work in enumerate(of_op)]
-        except DTError as error:
-            raise SystemExit(f"tune: {error}") from None
+    except DTError as error:
+        raise SystemExit(f"tune: {error}") from None
     if not found:
         raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
     return [work for _, work in sorted(found, key=lambda f: f[0])]  # ops side by side: a short budget serves all of them
+
+
+def given_shapes(path: Path, names: tuple[str, ...]) -> dict:
+    """Op -> shapes as the file says. Raises DTError; exits in one line where it cannot be read."""
+    try:
+        given = read_yaml(read_text(path, "what to tune at"), str(path))
+    except OSError as error:
+        raise SystemExit(f"tune: {path}: {error.strerror}") from None
+    if not isinstance(given, dict):
+        raise DTError(f"{path}: maps ops to lists of shapes", found=type(given).__name__)
+    known = dict.fromkeys((*shipped_names(), *(operator_of(n).spec.op for n in names)))
+    for op in given:
+        if op not in known:
+            raise DTError(f"{path}: no such op", found=repr(op), allowed=", ".join(known))
+    return given
 
 
 class Run:
@@ -126,7 +149,7 @@ class Run:
         path = self.out / "journal.jsonl"
         self.lock = only_one(self.out)
         if path.exists() and not (args.resume or args.write_only):
-            os.replace(path, path.with_suffix(".old"))
+            print(f"tune: the journal of an earlier run is now {set_aside(path)}; --resume would go on with it", file=sys.stderr, flush=True)
         try:
             header = {"gpu": self.gpu.name, "measured": not args.dry_run}
             self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s"})
@@ -179,6 +202,8 @@ class Run:
         try:
             if self.args.earlier not in (None, "none") and not folder.is_dir():
                 raise TableError(f"--from {folder}: no such folder")
+            for op in dict.fromkeys(operator_of(w.group.op).spec.op for w in self.works):
+                rows_in(self.out / f"{op}.yaml")  # what stays of it is read when all is measured: that must not fail then
             return Earlier(None if self.args.earlier == "none" else folder, self.works)
         except TableError as error:
             raise SystemExit(f"tune: {error}") from None
@@ -226,6 +251,10 @@ class Run:
             self.progress.close()
             if not self.args.write_only:
                 self.journal.spent(time.monotonic() - self.begin)
+        if not self.journal.times:
+            why = f"--resume goes on in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
+            print(f"tune: nothing was measured, tables stay as they are: {why}", file=sys.stderr)
+            return 130 if self.stopping else 1
         self.write()
         self.journal.close()
         return 130 if self.stopping else 0
@@ -280,9 +309,13 @@ def racing_part(works: int, gpus: int, budget: float) -> float:
 
 
 def only_one(folder: Path) -> int:
-    """Keep other runs out of ``folder`` until this process ends. Exits in one line where one is there."""
-    folder.mkdir(parents=True, exist_ok=True)
-    held = os.open(folder, os.O_RDONLY)
+    """Keep other runs out of ``folder`` until this process ends. Exits in one line where one is there, and where it cannot be written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            held = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise SystemExit(f"tune: --out {folder}: {error.strerror}") from None
     try:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
@@ -292,8 +325,15 @@ def only_one(folder: Path) -> int:
 
 def main(argv: list[str] | None = None) -> int:
     """The command."""
+    if signal.getsignal(signal.SIGINT) is _too_early:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return Run(arguments(argv)).go()
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        print(f"tune: cannot write: {error.strerror}; what the journal has stays, --resume goes on", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("\ntune: interrupted; what was measured is in the journal, --resume goes on", file=sys.stderr)
         return 130

@@ -27,6 +27,7 @@ from .parser import parse_schedule
 
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
+LARGEST = 2**40  #: extent of a label: more bytes than any GPU has
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
@@ -96,11 +97,14 @@ def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> 
             raise DTError(f"{where}: params maps names to numbers or truth values", found=repr(params))
         if not isinstance(held_out, bool):
             raise DTError(f"{where}: held_out is true or false", found=repr(held_out))
+        for name in (*sizes, *params):
+            if not isinstance(name, str):
+                raise DTError(f"{where}: sizes and params have names", found=repr(name))
         extents = {label: _several(v, (int,), f"{where}: size of {label}") for label, v in sizes.items()}
         for label, values in extents.items():
-            for n in values:
-                if n < 1:
-                    raise DTError(f"{where}: size of {label}", found=str(n), allowed="1 or more")
+            if not values or not all(1 <= n <= LARGEST for n in values):
+                wrong = next((n for n in values if not 1 <= n <= LARGEST), "none")
+                raise DTError(f"{where}: size of {label}", found=str(wrong)[:40], allowed="1 to 2^40, one or several")
         found.append(
             Shapes(
                 extents,

@@ -12,28 +12,16 @@ import re
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import yaml
-
 from .algorithm import Algorithm
 from .errors import DTError
 from .families import DTYPES, Family, Shapes, among, read_families, read_shapes
 from .parser import parse
 from .schedule import Program
+from .yaml_text import read_text, read_yaml
 
 REQUIRED = ("op", "doc", "algorithm")
 OPTIONAL = ("parameters", "dtypes", "schedules", "shapes", "compiled", "autocast")
 CHOICES = {"compiled": ("kernel", "fuse"), "autocast": ("fp32", "keep")}
-
-
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the same, several times faster with libyaml
-    """Refuses a key that is given twice."""
-
-    def construct_mapping(self, node, deep=False):
-        keys = [key.value for key, _ in node.value]
-        again = next((key for i, (key, _) in enumerate(node.value) if key.value in keys[:i]), None)
-        if again is not None:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {again.value!r} again", again.start_mark)
-        return super().construct_mapping(node, deep)
 
 
 @dataclass(frozen=True)
@@ -62,20 +50,12 @@ class Spec:
 
 def load_spec(path: str | Path) -> Spec:
     """The spec in the YAML file ``path``. Raises DTError naming the file, and FileNotFoundError."""
-    try:
-        return parse_spec(Path(path).read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError as error:
-        raise DTError(f"{path}: a spec is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
+    return parse_spec(read_text(path, "a spec"), str(path))
 
 
 def parse_spec(text: str, source: str = "<spec>") -> Spec:
     """The spec written in ``text``."""
-    try:
-        data = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source
-        raise DTError(f"{where}: not YAML", found=str(getattr(error, "problem", error))) from None
+    data = read_yaml(text, source)
     if not isinstance(data, dict):
         raise DTError(f"{source}: a spec is a mapping", found=type(data).__name__, allowed=", ".join(REQUIRED + OPTIONAL))
     _check_keys(data, source)

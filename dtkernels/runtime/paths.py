@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 
 KINDS = ("gpu", "interpreter", "reference")
@@ -24,3 +25,8 @@ def paths() -> dict[str, dict[str, int]]:
     ``gpu`` and ``interpreter`` ran a generated kernel, ``reference`` eager torch on the same algorithm.
     """
     return {op: dict(kinds) for op, kinds in _counts.items()}
+
+
+def interpreting() -> bool:
+    """Whether Triton runs kernels in its interpreter: what it takes ``TRITON_INTERPRET`` to say."""
+    return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")

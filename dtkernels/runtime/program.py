@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from types import ModuleType
 
@@ -16,6 +15,7 @@ from ..codegen.triton_module import emit
 from ..lang import DTError, Position, parse
 from ..lang.schedule import Program
 from .cache import load_module
+from .paths import interpreting
 
 
 class CompiledProgram:
@@ -42,7 +42,7 @@ class CompiledProgram:
 
     def __call__(self, *args, **kwargs):
         on_cpu = any(getattr(getattr(v, "device", None), "type", "") == "cpu" for v in (*args, *kwargs.values()))
-        if on_cpu and os.environ.get("TRITON_INTERPRET") != "1":
+        if on_cpu and not interpreting():
             raise RuntimeError(f"{self.outputs[0]}: its tensors are on the CPU; allowed: a GPU, or TRITON_INTERPRET=1 set before Python starts")
         return self._run(self.outputs[0], *args, **kwargs)
 
@@ -89,7 +89,7 @@ class CompiledProgram:
                 raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
             if not isinstance(value, torch.Tensor):
                 continue
-            interpreted = value.is_meta and os.environ.get("TRITON_INTERPRET") == "1"  # elsewhere launches may be recorded alone
+            interpreted = value.is_meta and interpreting()  # elsewhere launches may be recorded alone
             if interpreted or value.layout is not torch.strided:
                 found = "on the meta device" if interpreted else f"of layout {value.layout}"
                 raise TypeError(f"{name}: {n} is {found}; allowed: {kind} with strides and data")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -16,7 +15,7 @@ from .dispatch import Dispatcher
 from .memory import in_memory, refuse_batches
 from .once import without_derivative
 from .outline import Facts
-from .paths import count
+from .paths import count, interpreting
 from .signature import Halves, Signature
 
 if TYPE_CHECKING:
@@ -230,7 +229,7 @@ def choose_path(tensors: dict[str, torch.Tensor]) -> str:
         return "reference"
     if next(iter(tensors.values())).is_cuda:
         return "gpu"
-    return "interpreter" if os.environ.get("TRITON_INTERPRET") == "1" and next(iter(tensors.values())).device.type == "cpu" else "reference"
+    return "interpreter" if interpreting() and next(iter(tensors.values())).device.type == "cpu" else "reference"
 
 
 @lru_cache(maxsize=32)

@@ -15,6 +15,7 @@ from dtkernels import doctor
 from dtkernels.cli import main
 from dtkernels.codegen.target import TARGETS
 from dtkernels.lang import parse, parse_schedule
+from dtkernels.runtime.paths import interpreting
 from dtkernels.show import STAGES, Subject, input_shapes, read, scalar_values, shipped
 
 DOUBLE = "Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);"
@@ -355,3 +356,11 @@ def test_version_and_help(capsys):
 def test_machine_code_is_refused_in_the_interpreter(monkeypatch, capsys):
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     assert "unset TRITON_INTERPRET" in refused(capsys, "show", "relu", "--stage", "ptx")
+
+
+@pytest.mark.parametrize("value, on", [("1", True), ("true", True), ("ON", True), ("0", False), ("", False), ("2", False)])
+def test_the_interpreter_is_on_where_triton_takes_it_to_be(value, on, monkeypatch):
+    triton = pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", value)
+    assert interpreting() == triton.knobs.runtime.interpret == on
+    assert any(line.startswith("WARN TRITON_INTERPRET: set") for line in doctor.report()) == on

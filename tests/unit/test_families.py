@@ -43,7 +43,7 @@ BAD_SHAPES = {
     "unknown key": {"sizes": {"x": 1}, "size": 2},
     "sizes maps labels": {},
     "size of x": {"sizes": {"x": "many"}},
-    "1 or more": {"sizes": {"x": 0}},
+    "1 to 2^40": {"sizes": {"x": 0}},
     "held_out is": {"sizes": {"x": 1}, "held_out": "yes"},
     "params maps": {"sizes": {"x": 1}, "params": {"causal": "yes"}},
     "directions": {"sizes": {"x": 1}, "directions": ["up"]},

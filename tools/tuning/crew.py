@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 
 READY = "ready"
@@ -58,7 +60,8 @@ class Crew:
     def _start(self, index: int) -> _Member:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(theirs, self.make, index, self.args), daemon=True)
-        process.start()
+        with _undisturbed():
+            process.start()
         theirs.close()
         return _Member(process, ours)
 
@@ -128,6 +131,17 @@ class Crew:
             m.pipe.close()
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Ctrl-C waits, and what is started here never hears of it: it is for the process that decides."""
+    resource_tracker.ensure_running()  # which would let signals through again
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _end(process: multiprocessing.process.BaseProcess) -> None:
     process.terminate()
     process.join(1)
@@ -157,7 +171,7 @@ def where_of(handler: Callable, index: int) -> str:
 
 
 def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
     nowhere = os.open(os.devnull, os.O_WRONLY)  # compilers that give up print pages
     os.dup2(nowhere, 1)

@@ -18,6 +18,10 @@ FORMAT = "dtkernels tuning 1"
 HALF = "\x1f"  #: between the halves of a name
 
 
+class Other(ValueError):
+    """A whole journal, of something else."""
+
+
 @dataclass(frozen=True)
 class Time:
     """Microseconds with the cache emptied before, and with it as the run before left it; or why there are none."""
@@ -45,9 +49,10 @@ class Journal:
         self.places: dict[tuple[str, str], str] = {}  #: (work, plan) -> the device that measured it
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = self._read(path, header) if path.exists() else 0
-        self._file = path.open("r+b" if path.exists() else "wb")
+        self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
         self._file.truncate(whole)  # a last line that was cut short
-        self._file.seek(whole)
+        self._whole = self._file.seek(whole)
+        self._full = False
         self._synced = time.monotonic()
         if not whole:
             self._write(["h", {"format": FORMAT, **header, "about": self.about}])
@@ -60,7 +65,9 @@ class Journal:
         for i, line in enumerate(data[:end].splitlines()):
             try:
                 self._take(json.loads(line), names, header, path)
-            except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            except (Other, json.JSONDecodeError, UnicodeDecodeError, LookupError, TypeError, AttributeError, RecursionError) as error:
+                if isinstance(error, Other):
+                    raise
                 raise ValueError(f"{path}:{i + 1}: damaged: {type(error).__name__}; move it away to start anew") from None
         return end
 
@@ -69,7 +76,7 @@ class Journal:
         if kind == "h":
             for key, value in {"format": FORMAT, **header}.items():
                 if entry[1].get(key) != value:
-                    raise ValueError(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
+                    raise Other(f"{path}: measured with {key} {entry[1].get(key)!r}, this is {value!r}; choose another --out or move it away")
             self.about = entry[1].get("about", {})
         elif kind in ("w", "p", "x", "g"):
             text = entry[2] if kind in "xg" else names["x", entry[2]] + HALF + entry[3]
@@ -107,14 +114,22 @@ class Journal:
         return self._numbers[kind, text]
 
     def _write(self, entry: list) -> None:
-        self._file.write(json.dumps(entry, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        if self._full:
+            return  # was told when it happened
+        left = line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:
+            self._full = True
+            self._file.truncate(self._whole)  # a line is whole or not there
+            raise
+        self._whole += len(line)
         if time.monotonic() - self._synced > 5:
             os.fsync(self._file.fileno())
             self._synced = time.monotonic()
 
     def close(self) -> None:
         """Everything on disk."""
-        self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from dtkernels.runtime.table import write_whole
@@ -39,7 +39,7 @@ def read_matrices(path: Path) -> tuple[dict, list[Matrix]]:
         with safe_open(path, "numpy") as store:
             by, names = json.loads((store.metadata() or {}).get("by", "{}")), sorted((n for n in store.keys() if n.startswith("group/")), key=lambda n: int(n[6:]))
             return by, [_matrix(store, name.removeprefix("group/")) for name in names]
-    except (KeyError, TypeError, IndexError, zlib.error) as error:
+    except (KeyError, TypeError, IndexError, AttributeError, ValueError, SafetensorError, zlib.error) as error:
         raise ValueError(f"{path}: no measurements of this version: {type(error).__name__}: {error}") from None
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from dtkernels.algebra.fold import bind_parameters
 from dtkernels.codegen.triton_module import value_inputs
 from dtkernels.lang import expr as ex
 from dtkernels.lang.families import Shapes
@@ -176,9 +177,11 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
     for name in entry.params:
         if name not in defaults:
             raise SystemExit(f"tune: {op}: shapes name the parameter {name!r}; allowed: {', '.join(defaults) or 'none'}")
+    bind_parameters(operator_of(op).spec.algorithm, entry.params)  # refuses a number where a truth value is asked for
     params = tuple(sorted((k, v) for k, v in entry.params.items() if v != defaults[k]))
     plain = Group(op, "forward", dtype, params)
     forward = variants_of(plain)[0]
+    _check_names(op, entry, forward)
     if "forward" in entry.directions:
         yield plain
     if "backward" in entry.directions:
@@ -187,6 +190,18 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
             if forward.pair(wanted, kept).forward is not forward:
                 yield Group(op, "forward", dtype, params, wanted, True, kept)
             yield Group(op, "backward", dtype, params, wanted, False, kept)
+
+
+def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
+    """Exits in one line where an entry names a label or an input that there is not."""
+    a = forward.algorithm
+    for name in entry.sizes:
+        if name not in a.labels:
+            raise SystemExit(f"tune: {op}: shapes name the label {name!r}; allowed: {', '.join(known_labels(a))}")
+    inputs = (*value_inputs(a, list(a.inputs)), *a.scalars)
+    for name in entry.wanted:
+        if name not in inputs:
+            raise SystemExit(f"tune: {op}: shapes want the gradient of {name!r}; allowed: {', '.join(inputs)}")
 
 
 def _kept(group: Group, sizes: dict[str, int]) -> tuple[str, ...]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -220,8 +223,19 @@ def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str]
             found[group][j, p] = t
     mine = [_matrix(g, known.of_group[g], timed, by) for g, timed in found.items()]
     kinds_now = {m.kind for m in mine}
-    earlier = read_matrices(path)[1] if path.exists() else []
+    try:
+        earlier = read_matrices(path)[1] if path.exists() else []
+    except ValueError as error:
+        print(f"tune: {error}; it is now {set_aside(path)}", file=sys.stderr)
+        earlier = []
     write_matrices(path, by, [*mine, *(m for m in earlier if m.kind not in kinds_now)])
+
+
+def set_aside(path: Path) -> Path:
+    """Give a file a name that nothing has yet; that name."""
+    to = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".{n}.old")).exists())
+    os.replace(path, to)
+    return to
 
 
 def _matrix(group: Group, works: list[Work], times: dict[tuple[int, str], Time], by: dict) -> Matrix:
