@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -112,7 +112,7 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
     path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
     try:
         copied = store is not None and store.table == digest(path.read_bytes())
-        return OpTable(name, (), store, path) if copied else OpTable(name, _read(path), store)
+        return OpTable(name, (), store, path) if copied else OpTable(name, _with_own(_read(path), store, path), store)
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
@@ -122,6 +122,24 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
 
 def _read(path: Path) -> tuple[Row, ...]:
     return read_rows(path.read_bytes().decode(), str(path))
+
+
+def _with_own(rows: tuple[Row, ...], store: Store | None, path: Path) -> tuple[Row, ...]:
+    """Rows of a table that has changed since its kernels were built: those that did not change have kernels, others none.
+
+    A name alone does not say what a kernel computes: that of another row may differ in a parameter, and run for this one.
+    """
+    if store is None or not any(r.binaries for r in rows):
+        return rows
+    try:
+        built = {(r.key, r.spec, r.schedule, r.binaries) for r in store.rows()}
+    except StoreError as error:
+        warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}", about=store.path)
+        built = set()
+    found = tuple(r if (r.key, r.spec, r.schedule, r.binaries) in built else replace(r, binaries=()) for r in rows)
+    if changed := sum(a.binaries != b.binaries for a, b in zip(rows, found)):
+        warn_once(f"{path}: {changed} rows name kernels that were built for others, and are compiled when first called; tools/build.py builds theirs", about=store.path)
+    return found
 
 
 def _named(path: Path, error: Exception) -> str:

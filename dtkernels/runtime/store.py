@@ -5,7 +5,7 @@ stands for, so that equal kernels of several rows are stored once and a damaged 
 
 Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one packed text behind another, each behind a line with
 its name and length: ``entry/<checksum>`` what one kernel takes (``Entry``), ``host/<checksum>`` the text that allocates and
-launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON; ``dictionary`` some of the texts, which the others are
+launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON behind a line with its checksum; ``dictionary`` some of the texts, which the others are
 packed with: they are much alike, and each can still be read alone. Metadata: ``table`` the checksum of the YAML that the rows are
 copied from.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 
 from .table import Row, kind_text, write_whole
 
-FORMAT = "dtkernels 3"
+FORMAT = "dtkernels 4"
 _LARGEST_HEADER = 1 << 27
 _SMALL = 1 << 15  #: bytes of machine code
 _XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
@@ -195,10 +195,18 @@ class Store:
         found = []
         try:
             for name in names:
-                found += json.loads(self._text(f"rows/{name}") or b"[]")
+                if (text := self._text(f"rows/{name}")) is not None:
+                    found += json.loads(self._unsealed(text))
             return tuple(_row(row) for _, row in sorted(found, key=lambda r: r[0]))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
+
+    def _unsealed(self, text: bytes) -> bytes:
+        """Rows whose checksum is theirs: of a parameter that changed on the disk a kernel would compute something else."""
+        told, _, rows = text.partition(b"\n")
+        if told.decode(errors="replace") != digest(rows):
+            raise StoreError(f"{self.path}: its rows are damaged")
+        return rows
 
     def _checked(self, key: str, name: str) -> str:
         text = self._text(key)
@@ -294,4 +302,5 @@ def _row_texts(rows: Sequence[Row]) -> dict[str, str]:
     for place, row in enumerate(rows):
         plain = {k: v for k, v in asdict(row).items() if v not in ({}, (), None)}
         kinds.setdefault(f"rows/{digest(kind_text(row.key).encode())}", []).append([place, plain])
-    return {name: json.dumps(found, separators=(",", ":")) for name, found in kinds.items()}
+    plain = {name: json.dumps(found, separators=(",", ":")) for name, found in kinds.items()}
+    return {name: f"{digest(text.encode())}\n{text}" for name, text in plain.items()}

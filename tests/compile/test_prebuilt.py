@@ -190,7 +190,7 @@ def test_safetensors_reads_a_store(tables):
     from safetensors import safe_open
 
     with safe_open(tables / "nvidia_h200" / "softmax.safetensors", "pt") as f:
-        assert f.metadata()["format"] == "dtkernels 3"
+        assert f.metadata()["format"] == "dtkernels 4"
         assert all(f.get_tensor(name).dtype == torch.uint8 for name in f.keys()) and f.keys()  # noqa: SIM118
 
 

@@ -374,3 +374,31 @@ def test_copied_rows_that_are_damaged_are_read_from_the_table(tables, caplog):
     assert library.op_table("f", H200).like(row().key) == library.op_table("f", H200).rows == (row(),)
     (said,) = messages(caplog)
     assert "f.safetensors" in said and "\n" not in said
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_copied_rows_are_what_was_put_in_or_damaged(tmp_path, data):
+    """A parameter that changed on the disk would give a call the kernel of another: nothing but the rows' own checksum notices."""
+    path, put = tmp_path / "f.safetensors", (row(params={"group": 4}), row(64, 64, params={"group": 8}))
+    write_store(path, [], {}, {}, put, "table")
+    whole = path.read_bytes()
+    at = data.draw(st.integers(8 + int.from_bytes(whole[:8], "little"), len(whole) - 1))
+    (tmp_path / "g.safetensors").write_bytes(whole[:at] + bytes([whole[at] ^ 1 << data.draw(st.integers(0, 7))]) + whole[at + 1 :])
+    try:
+        assert Store(tmp_path / "g.safetensors").rows(put[0].key) in (put, ())  # (): the name of the rows is damaged, and they are missed
+    except StoreError as error:
+        assert "\n" not in str(error)
+
+
+def test_a_row_that_changed_after_its_kernels_were_built_has_none(tables, caplog):
+    """Without its parameter the row of a causal call would be for any call, with the kernels of a causal one."""
+    path = tables / "nvidia_h200" / "f.yaml"
+    built = [row(binaries=("xa",)), row(binaries=("xb",), params={"causal": True}), row(128, 128)]
+    write_rows(path, built)
+    write_store(path.with_suffix(".safetensors"), [], {}, {}, read_rows(path.read_text(), "f"), digest(path.read_bytes()))
+    path.write_text(path.read_text().replace("  params: {causal: true}\n", ""))
+    library.forget()
+    assert {r.binaries for r in library.op_table("f", H200).rows} == {("xa",), ()}
+    (said,) = messages(caplog)
+    assert "1 rows name kernels that were built for others" in said and "tools/build.py" in said
