@@ -32,10 +32,11 @@ from dtkernels.ops.registry import shipped_names
 from dtkernels.runtime.decide import gpu_of, target_for
 from dtkernels.runtime.prebuild import Built, Earlier, build_row, widest_of
 from dtkernels.runtime.store import Store, StoreError, digest, write_store
-from dtkernels.runtime.table import Row, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
+from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
+from asked import DTYPES, at_least, some_of  # noqa: E402
 from tuning.works import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,12 +46,20 @@ def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
     specs = specs_of(args.ops)
     folders = [args.tables / name for name in args.gpu or []]
+    for folder in folders:
+        if not (folder / "gpu.yaml").is_file():
+            raise SystemExit(f"build: no table: {folder}; allowed: {', '.join(sorted(p.parent.name for p in args.tables.glob('*/gpu.yaml'))) or 'none is here'}")
     for name in args.formula:
         folders.append(args.tables / gpu_of(target(name)).folder)
-        write_formula_tables(folders[-1], target(name), list(specs.values()), tuple(args.dtypes.split(",")), args.few)
+        write_formula_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
     if not folders:
         folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
-    failures = build_tables(folders, specs, args.jobs, args.anew)
+    if not folders:
+        raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
+    try:
+        failures = build_tables(folders, specs, args.jobs, args.anew)
+    except (TableError, OSError) as error:  # tables are written whole or not at all
+        raise SystemExit(f"build: {error}") from None
     for line in failures:
         print(f"not built: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -62,10 +71,10 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
     parser.add_argument("--ops", nargs="+", metavar="NAME", help="names and spec files; default: all of the package's that a table has")
     parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
-    parser.add_argument("--few", type=int, default=2, metavar="N", help="rows that --formula writes for each kind of call")
-    parser.add_argument("--dtypes", default="bf16,fp32", help="of the rows that --formula writes")
+    parser.add_argument("--few", type=at_least(1), default=2, metavar="N", help="rows that --formula writes for each kind of call")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=("bf16", "fp32"), help="of the rows that --formula writes; default: bf16,fp32")
     parser.add_argument("--anew", action="store_true", help="compile every kernel, also those that the store has")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that compile; default: one a core")
     return parser.parse_args(argv)
 
 

@@ -1,6 +1,6 @@
 """Check schedule tables: every row parses, is legal, is of the current spec, and its kernels are what builds now.
 
-    python tools/check_tables.py                 every row; none has a kernel of another text; one row an op and table is built anew
+    python tools/check_tables.py                 every row, its wrapper, and that no kernel is of another text; one row an op and table is built anew
     python tools/check_tables.py --rebuild all   every row is built anew (minutes)
 
 Machine code differs between versions of Triton: kernels that another version built are counted and not compared. It may also
@@ -23,14 +23,20 @@ from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
 
-from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
-from dtkernels.lang.errors import DTError
-from dtkernels.ops.registry import shipped, shipped_names
-from dtkernels.runtime.decide import scheduled, target_for
-from dtkernels.runtime.prebuild import BuildError, build_row, variant_of, widest_of
-from dtkernels.runtime.store import Entry, Store, StoreError, digest
-from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash
+sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
+
+from asked import at_least  # noqa: E402
+from tuning.matrix import read_matrices  # noqa: E402
+
+from dtkernels.codegen.target import target  # noqa: E402
+from dtkernels.codegen.triton_module import emit  # noqa: E402
+from dtkernels.lang.errors import DTError  # noqa: E402
+from dtkernels.ops.registry import shipped, shipped_names  # noqa: E402
+from dtkernels.runtime.decide import scheduled, target_for  # noqa: E402
+from dtkernels.runtime.host import host_text  # noqa: E402
+from dtkernels.runtime.prebuild import BuildError, build_row, variant_of, widest_of  # noqa: E402
+from dtkernels.runtime.store import Entry, Store, StoreError, digest  # noqa: E402
+from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 30 << 20  #: bytes of all tables and kernels together
@@ -40,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--rebuild", choices=("none", "some", "all"), default="some")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes that build")
+    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that build")
     args = parser.parse_args(argv)
     wrong, seen, stored, every = [], Counts(), [], []
     for path in sorted(args.tables.glob("*/*.yaml")):
@@ -50,6 +56,9 @@ def main(argv: list[str] | None = None) -> int:
             rows = check_table(path, wrong, seen)
             every += rows
             stored += rows if args.rebuild == "all" else rows[:1] if args.rebuild == "some" else []
+    if not seen.rows:
+        wrong.append(f"{args.tables}: no table with a row in it")
+    wrong += strays(args.tables)
     wrong += mixed_up(every, args.jobs)
     wrong += compare(stored, args.jobs, seen)
     size = sum(p.stat().st_size for p in args.tables.rglob("*") if p.suffix in (".yaml", ".safetensors"))
@@ -85,10 +94,24 @@ class Stored:
 def check_gpu(folder: Path) -> list[str]:
     """What is wrong with ``gpu.yaml``."""
     try:
-        read_gpu(folder)
+        gpu = read_gpu(folder)
     except (TableError, OSError) as error:
         return [str(error)]
-    return []
+    return [] if gpu.folder == folder.name else [f"{folder / 'gpu.yaml'}: is of {gpu.name}, of which no call looks here; allowed: the folder {gpu.folder}"]
+
+
+def strays(tables: Path) -> Iterator[str]:
+    """Files that belong to no table, and measurements that cannot be read."""
+    for path in sorted(p for p in tables.glob("*/*") if p.name != "journal.jsonl" and p.suffix not in (".old", ".yaml")):
+        if path.name == "measurements.safetensors":
+            try:
+                read_matrices(path)
+            except (OSError, ValueError) as error:
+                yield str(error)
+        elif path.suffix != ".safetensors":
+            yield f"{path}: is no part of a table"
+        elif not path.with_suffix(".yaml").exists():
+            yield f"{path}: kernels without a table"
 
 
 def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
@@ -118,6 +141,8 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
             wrong.append(f"{path}: its kernels are missing; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
     except (OSError, StoreError) as error:
         wrong.append(str(error))
+    if store is not None and (spare := {*store.names()} - {n for r in rows for n in r.binaries}):
+        wrong.append(f"{store.path}: {len(spare)} kernels that no row names; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
     found, widest = [], widest_of(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
@@ -167,7 +192,10 @@ def entries_of(row: Row, store: Store, problems: list[str]) -> Iterator[Entry]:
 def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
     """Rows whose kernel is that of another row, of which another text is emitted: each row is emitted, none is compiled."""
     wrong, texts = [], {}
-    for s, kernels in zip(rows, emitted(rows, jobs)):
+    for s, (host, kernels) in zip(rows, emitted(rows, jobs)):
+        if strange := list(foreign(s, host, kernels)):
+            wrong += strange
+            continue
         for e in s.entries:
             text, title = texts.setdefault((s.target, e.name), (kernels.get(e.kernel), s.title))
             if text != kernels.get(e.kernel):
@@ -175,7 +203,16 @@ def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def emitted(rows: list[Stored], jobs: int) -> list[dict[str, str]]:
+def foreign(stored: Stored, host: str, kernels: dict[str, str]) -> Iterator[str]:
+    """Kernels that are not of this row, whatever their machine code is: of another wrapper, GPU or dtype."""
+    floats = {e.name: {t.removeprefix("*") for t in e.types.values()} & {"fp32", "fp16", "bf16"} for e in stored.entries}
+    lacking = stored.row.dtype not in set().union(*floats.values())
+    for e in stored.entries:
+        if e.host != host or e.kernel not in kernels or e.arch != target(stored.target).arch or floats[e.name] - {"fp32", stored.row.dtype} or lacking:
+            yield f"{stored.title}: its {e.kernel} is not of this row; run tools/build.py"
+
+
+def emitted(rows: list[Stored], jobs: int) -> list[tuple[str, dict[str, str]]]:
     """``texts_of`` each row, once for those of one schedule, by several processes where it is worth starting them."""
     kinds = [(s.target, s.row.key, s.row.schedule) for s in rows]
     apart = dict(zip(kinds, rows))
@@ -187,8 +224,8 @@ def emitted(rows: list[Stored], jobs: int) -> list[dict[str, str]]:
     return [known[kind] for kind in kinds]
 
 
-def texts_of(stored: Stored) -> dict[str, str]:
-    """Kernel -> digest of its text and of all functions that it calls."""
+def texts_of(stored: Stored) -> tuple[str, dict[str, str]]:
+    """Digest of the wrapper; kernel -> digest of its text and of all functions that it calls."""
     _, variant = variant_of(shipped(stored.row.op), stored.row)
     source = emit(scheduled(variant.algorithm, stored.row.schedule), "call", target(stored.target))
     functions = {m[1]: m[0] for m in re.finditer(r"^@(?:triton|gluon)\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n|\Z)", source, re.MULTILINE)}
@@ -198,7 +235,7 @@ def texts_of(stored: Stored) -> dict[str, str]:
         for c in called:
             called += [w for w in dict.fromkeys(re.findall(r"(\w+)(?=[(,)])", functions[c])) if w in functions and w not in called]
         found[name] = digest("".join(functions[c] for c in called).encode())
-    return found
+    return digest(host_text(source).encode()), found
 
 
 # -- what builds now ----------------------------------------------------------------------------------------------------

@@ -11,16 +11,36 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import check_tables
 
+from dtkernels.codegen.target import target
+from dtkernels.codegen.triton_module import emit
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.store import Entry, digest, write_store
+from dtkernels.runtime.decide import scheduled
+from dtkernels.runtime.host import host_text
+from dtkernels.runtime.prebuild import variant_of
+from dtkernels.runtime.store import Entry, Store, digest, write_store
 from dtkernels.runtime.table import Gpu, Row, read_rows, rows_text, spec_hash, write_gpu
 
 SCHEDULE = "relu.block(x:{});\nrelu.tensorize(x:{});\nrelu.compile();"
 
 
-def entry(name: str) -> Entry:
-    host = digest(b"host")
-    return Entry(name, host, digest(b"code"), 90, {"A_ptr": "*fp32"}, {}, (), 128, 0, built=triton.__version__, ir="ir")
+def wrapper(row: Row) -> str:
+    """The host text of a row's kernels."""
+    _, variant = variant_of(shipped(row.op), row)
+    return host_text(emit(scheduled(variant.algorithm, row.schedule), "call", target("h200")))
+
+
+def entry(row: Row, **more) -> Entry:
+    known = {"kernel": f"{row.op}_kernel", "host": digest(wrapper(row).encode()), "code": digest(b"code"), "arch": 90, "types": {"A_ptr": f"*{row.dtype}"}}
+    return Entry(**{**known, "constants": {}, "divisible": (), "threads": 128, "shared": 0, "built": triton.__version__, "ir": "ir", **more})
+
+
+def write_kernels(path: Path, rows: list[Row], entries: list[Entry], hosts: list[str], copied: tuple = (), missing: int = 0) -> None:
+    """A table with a store beside it."""
+    text = rows_text(rows)
+    write_gpu(path.parent, Gpu("NVIDIA H200", 90, 132))
+    path.write_text(text)
+    hosts = {digest(t.encode()): t for t in hosts}
+    write_store(path.with_suffix(".safetensors"), entries[missing:], hosts, {digest(b"code"): b"code"}, copied or read_rows(text, "table"), digest(text.encode()))
 
 
 @pytest.fixture
@@ -29,14 +49,13 @@ def table(tmp_path):
     folder = tmp_path / "nvidia_h200"
 
     def write(first: dict | None = None, built: str = triton.__version__, missing: bool = False, copied: tuple = ()) -> list[str]:
-        entries = [replace(entry(n), built=built) for n in ("small", "large")]
         spec = spec_hash(shipped("relu").spec.algorithm)
-        rows = [Row("relu", "forward", "fp32", {"x": size}, SCHEDULE.format(tile, tile), spec, binaries=(e.name,)) for size, tile, e in zip((1024, 4096), (256, 512), entries)]
+        rows = [Row("relu", "forward", "fp32", {"x": size}, SCHEDULE.format(tile, tile), spec) for size, tile in ((1024, 256), (4096, 512))]
+        entries = [entry(r, built=built) for r in rows]
+        hosts = [wrapper(r) for r in rows]
+        rows = [replace(r, binaries=(e.name,)) for r, e in zip(rows, entries)]
         rows[0] = replace(rows[0], **(first or {}))
-        write_gpu(folder, Gpu("NVIDIA H200", 90, 132))
-        text = rows_text(rows)
-        (folder / "relu.yaml").write_text(text)
-        write_store(folder / "relu.safetensors", entries[missing:], {digest(b"host"): "host"}, {digest(b"code"): b"code"}, copied or read_rows(text, "relu"), digest(text.encode()))
+        write_kernels(folder / "relu.yaml", rows, entries, hosts, copied, missing)
         return ["--tables", str(tmp_path)]
 
     return write
@@ -96,18 +115,72 @@ def test_rows_beside_the_kernels_that_are_not_the_tables_are_wrong(table, builds
 
 
 @pytest.mark.parametrize("causal, wrong", [(False, 0), (True, 1)])
-def test_a_kernel_that_another_row_emits_otherwise_is_found(tmp_path, builds, capsys, causal, wrong):
-    """Attention with a mask and without, by one schedule, has one wrapper and two kernels."""
+def test_a_kernel_that_another_row_emits_otherwise_is_found(tmp_path, builds, capsys, monkeypatch, causal, wrong):
+    """Attention with a mask and without, by one schedule, may have one wrapper and two kernels."""
     folder, operator = tmp_path / "nvidia_h200", shipped("attention")
     sizes = {"b": 1, "h": 2, "m": 128, "n": 64, "l": 128, "d": 64}
     schedule = "attention.block(b:1, h:1, m:64); attention.tensorize(b:1, h:1, m:64, n:0, l:64, d:0); attention.compile();"
     fused = "".join(f"{f}.fuse_at(attention, l); " for f in ("scores", "total_shift", "e", "total"))
-    kernel = replace(entry("attention_kernel"), types={"Q_ptr": "*fp16"})
     about = ("attention", "forward", "fp16", sizes, (fused + schedule).replace("; ", ";\n"), spec_hash(operator.spec.algorithm))
-    rows = [Row(*about, params=params, binaries=(kernel.name,)) for params in ({}, {"causal": True})][: 1 + causal]
-    write_gpu(folder, Gpu("NVIDIA H200", 90, 132))
-    text = rows_text(rows)
-    (folder / "attention.yaml").write_text(text)
-    write_store(folder / "attention.safetensors", [kernel], {digest(b"host"): "host"}, {digest(b"code"): b"code"}, read_rows(text, "attention"), digest(text.encode()))
+    rows = [Row(*about, params=params) for params in ({}, {"causal": True})][: 1 + causal]
+    monkeypatch.setattr(check_tables, "host_text", lambda source: "host")  # as it is where warps are specialised
+    kernel = entry(rows[0], host=digest(b"host"))
+    write_kernels(folder / "attention.yaml", [replace(r, binaries=(kernel.name,)) for r in rows], [kernel], ["host"])
     assert check_tables.main(["--tables", str(tmp_path), "--rebuild", "none"]) == wrong
     assert capsys.readouterr().out.count("of which another text is emitted; run tools/build.py --anew") == wrong
+
+
+def swapped(folder: Path) -> None:
+    """The kernels of two rows of one op, each the other's."""
+    path = folder / "relu.yaml"
+    first, second = read_rows(path.read_text(), "relu")
+    store = Store(path.with_suffix(".safetensors"))
+    kept = [replace(first, binaries=second.binaries), replace(second, binaries=first.binaries)]
+    entries = [store.entry(n) for r in kept for n in r.binaries]
+    write_kernels(path, kept, entries, [store.host(e.host) for e in entries])
+
+
+DAMAGE = {
+    "its relu_kernel is not of this row": swapped,
+    "is of NVIDIA H100, of which no call looks here; allowed: the folder nvidia_h100": lambda folder: write_gpu(folder, Gpu("NVIDIA H100", 90, 132)),
+    "gpu.yaml": lambda folder: (folder / "gpu.yaml").unlink(),
+    "softmax.safetensors: kernels without a table": lambda folder: (folder / "softmax.safetensors").write_bytes(b""),
+    "relu.yamlx.part: is no part of a table": lambda folder: (folder / "relu.yamlx.part").write_text(""),
+    "measurements.safetensors: no measurements of this version": lambda folder: (folder / "measurements.safetensors").write_bytes(b"\0" * 99),
+    "its kernels are missing": lambda folder: (folder / "relu.safetensors").unlink(),
+    "cut short": lambda folder: (folder / "relu.safetensors").write_bytes(b"cut"),
+    "not YAML": lambda folder: (folder / "relu.yaml").write_text("- ["),
+    "no such op": lambda folder: (folder / "relu.yaml").rename(folder / "rellu.yaml"),
+    "no table with a row in it": lambda folder: [p.unlink() for p in folder.glob("relu.*")],
+}
+
+
+@pytest.mark.parametrize("said", DAMAGE)
+def test_damage_of_every_kind_is_found(tmp_path, table, builds, capsys, said):
+    given = table()
+    assert check_tables.main([*given, "--rebuild", "none"]) == 0
+    DAMAGE[said](tmp_path / "nvidia_h200")
+    assert check_tables.main([*given, "--rebuild", "none"]) == 1
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [{"arch": 80}, {"types": {"A_ptr": "*bf16"}}, {"types": {"A_ptr": "*i64"}}, {"kernel": "softmax_kernel"}, {"host": digest(b"")}])
+def test_a_kernel_of_another_gpu_dtype_or_wrapper_is_found(tmp_path, table, builds, capsys, wrong):
+    given = table()
+    path = tmp_path / "nvidia_h200" / "relu.yaml"
+    rows, store = list(read_rows(path.read_text(), "relu")), Store(path.with_suffix(".safetensors"))
+    entries = [replace(store.entry(r.binaries[0]), **(wrong if i else {})) for i, r in enumerate(rows)]
+    hosts = ["", *(store.host(store.entry(r.binaries[0]).host) for r in rows)]
+    write_kernels(path, [replace(r, binaries=(e.name,)) for r, e in zip(rows, entries)], entries, hosts)
+    assert check_tables.main([*given, "--rebuild", "none"]) == 1
+    assert capsys.readouterr().out.count("is not of this row") == 1
+
+
+def test_kernels_that_no_row_names_are_found(tmp_path, table, builds, capsys):
+    given = table()
+    path = tmp_path / "nvidia_h200" / "relu.yaml"
+    rows, store = read_rows(path.read_text(), "relu"), Store(path.with_suffix(".safetensors"))
+    entries = [store.entry(r.binaries[0]) for r in rows]
+    write_kernels(path, rows[:1], entries, [store.host(e.host) for e in entries])
+    assert check_tables.main([*given, "--rebuild", "none"]) == 1
+    assert "1 kernels that no row names" in capsys.readouterr().out
