@@ -36,6 +36,16 @@ def at_least(least: int) -> Callable[[str], int]:
     return count
 
 
+def several(kind: Callable[[str], object]) -> Callable[[str], tuple]:
+    """Values of one kind separated by commas."""
+    return lambda text: tuple(kind(part) for part in text.split(","))
+
+
+def share(text: str) -> float:
+    """From 0 to below 1."""
+    return 0.0 if text in ("0", "0.0") else within(0, 0.999999)(text)
+
+
 def within(low: float, high: float = math.inf) -> Callable[[str], float]:
     """A finite number above ``low``, up to ``high``."""
 

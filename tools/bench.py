@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import peers as peer_module  # noqa: E402
 import timing  # noqa: E402
 import workloads  # noqa: E402
+from asked import file_to_write, some_of, within  # noqa: E402
 
 import dtkernels  # noqa: E402
 
@@ -218,43 +219,41 @@ def versions() -> dict[str, str]:
 
 
 def _works(options: argparse.Namespace) -> list[workloads.Work]:
-    ops = None if options.ops == "all" else options.ops.split(",")
-    if options.shapes:
-        if not ops:
+    if options.shapes is not None:
+        if "all" in options.ops:
             raise ValueError("--shapes needs --ops")
-        return [workloads.at(op, shape, DTYPES[options.dtype]) for op in ops for shape in options.shapes.split(",")]
-    names = list(workloads.SETS) if options.set == "all" else options.set.split(",")
-    return [w for name in names for w in workloads.SETS[name]() if ops is None or w.op in ops]
+        return [workloads.at(op, shape, DTYPES[options.dtype]) for op in options.ops for shape in options.shapes.split(",")]
+    names = workloads.SETS if "all" in options.set else options.set
+    found = [w for name in names for w in workloads.SETS[name]() if "all" in options.ops or w.op in options.ops]
+    if not found:
+        raise ValueError(f"no shapes of {', '.join(options.ops)} in {', '.join(options.set)}; allowed: --set all, or --shapes")
+    return found
 
 
-def _options() -> argparse.Namespace:
+def _options(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ops", default="all", help="comma-separated ops, or all")
-    parser.add_argument("--peers", default="all", help=f"comma-separated, all or none: {', '.join(peer_module.PEERS)}")
-    parser.add_argument("--set", default="large", help=f"which shapes: all, or comma-separated: {', '.join(workloads.SETS)}")
+    parser.add_argument("--ops", type=some_of(("all", *workloads.OPS)), default=("all",), help=f"all, or comma-separated: {', '.join(workloads.OPS)}")
+    parser.add_argument("--peers", type=some_of(("all", "none", *peer_module.PEERS)), default=("all",), help=f"comma-separated, all or none: {', '.join(peer_module.PEERS)}")
+    parser.add_argument("--set", type=some_of(("all", *workloads.SETS)), default=("large",), help=f"which shapes: all, or comma-separated: {', '.join(workloads.SETS)}")
     parser.add_argument("--shapes", help="instead of a set: comma-separated, as the table prints them (4096x4096, B4H32/8M1S8192D128 causal)")
     parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES), help="of the shapes of --shapes")
     parser.add_argument("--direction", default="forward", choices=(*DIRECTIONS, "all"))
     parser.add_argument("--no-host", action="store_true", help="leave out the time on the host")
-    parser.add_argument("--seconds", type=float, default=math.inf, help="start no further workload after so long")
-    parser.add_argument("--json", type=Path, help="write every figure here, after each workload")
-    return parser.parse_args()
+    parser.add_argument("--seconds", type=within(0), default=math.inf, help="start no further workload after so long")
+    parser.add_argument("--json", type=file_to_write, help="write every figure here, after each workload")
+    return parser.parse_args(argv)
 
 
-def main() -> int:
-    options = _options()
-    if not torch.cuda.is_available():
-        print("bench: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
-        return 2
-    names = {"all": list(peer_module.PEERS), "none": []}.get(options.peers, options.peers.split(","))
-    unknown = [n for n in names if n not in peer_module.PEERS]
+def main(argv: list[str] | None = None) -> int:
+    options = _options(argv)
+    names = [n for n in peer_module.PEERS if n in options.peers or "all" in options.peers]
     try:
         works = _works(options)
-    except (KeyError, ValueError) as problem:
+    except ValueError as problem:
         print(f"bench: {problem}", file=sys.stderr)
         return 2
-    if unknown:
-        print(f"bench: unknown peer {unknown[0]!r}; allowed: {', '.join(peer_module.PEERS)}", file=sys.stderr)
+    if not torch.cuda.is_available():
+        print("bench: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     torch._dynamo.config.recompile_limit = 512
     torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once

@@ -22,10 +22,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 
 import torch
 import transformers
+from asked import at_least, device, file_to_write, several, some_of
 from dtkernels.integrations.huggingface import patched
 
 import dtkernels
@@ -224,26 +224,24 @@ def line(f: Figure) -> str:
     return f"{what} {ms:>9} ms  by rounds {rounds}  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="llama,opt", help=f"comma-separated: {', '.join(SHAPES)}")
-    parser.add_argument("--work", default="train,generate")
-    parser.add_argument("--lengths", default="2048,8192", help="tokens of a sequence, or of a prompt")
+    parser.add_argument("--models", type=some_of(SHAPES), default=("llama", "opt"), help=f"comma-separated: {', '.join(SHAPES)}")
+    parser.add_argument("--work", type=some_of(("train", "generate")), default=("train", "generate"), help="comma-separated: train, generate")
+    parser.add_argument("--lengths", type=several(at_least(1)), default=(2048, 8192), help="tokens of a sequence, or of a prompt")
     parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated, see above")
-    parser.add_argument("--tokens", type=int, default=8192, help="tokens of a batch: the batch size is this over the length")
-    parser.add_argument("--new", type=int, default=64, help="tokens to generate")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=at_least(1), default=8192, help="tokens of a batch: the batch size is this over the length")
+    parser.add_argument("--new", type=at_least(1), default=64, help="tokens to generate")
+    parser.add_argument("--repeats", type=at_least(1), default=5)
     parser.add_argument(
-        "--rounds", type=int, default=2, help="how often every variant has its turn, every second time in the opposite order"
+        "--rounds", type=at_least(1), default=2, help="how often every variant has its turn, every second time in the opposite order"
     )
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path, help="write every figure here")
-    options = parser.parse_args()
-    for name in options.models.split(","):
-        if name not in SHAPES:
-            raise SystemExit(f"bench_models: unknown model {name!r}; allowed: {', '.join(SHAPES)}")
-        for work in options.work.split(","):
-            for length in map(int, options.lengths.split(",")):
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=file_to_write, help="write every figure here")
+    options = parser.parse_args(argv)
+    for name in options.models:
+        for work in options.work:
+            for length in options.lengths:
                 _done.extend(measure(options, name, work, length))
     return 0
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
+from asked import at_least, file_to_write, some_of
 from timing import write_figures
 
 SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
@@ -78,17 +78,17 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
     return found
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
-    parser.add_argument("--ops", default=",".join(NATIVE))
-    parser.add_argument("--shapes", type=int, default=len(SHAPES), metavar="N", help="only the first N shapes")
-    options = parser.parse_args()
+    parser.add_argument("--json", type=file_to_write, help="write the figures here")
+    parser.add_argument("--ops", type=some_of(NATIVE), default=tuple(NATIVE), help=f"comma-separated: {', '.join(NATIVE)}")
+    parser.add_argument("--shapes", type=at_least(1), default=len(SHAPES), metavar="N", help="only the first N shapes")
+    options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("compile_policy: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     figures = []
-    for op in options.ops.split(","):
+    for op in options.ops:
         for shape in SHAPES[: options.shapes]:
             for chain in CHAINS:
                 try:

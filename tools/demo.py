@@ -1,4 +1,4 @@
-"""Shows dtkernels at work, in about a minute on two cores: `make demo`, or `python tools/demo.py` where it is installed.
+"""Shows dtkernels at work: `make demo`, or `python tools/demo.py` where it is installed.
 
 1. A sentence encoder with its real weights embeds sentences before and after `dtkernels.apply_to`.
 2. A small OPT, saved to safetensors and loaded from there, generates before and after.
@@ -221,6 +221,8 @@ def main() -> int:
     parser.add_argument("--encoder", type=Path, metavar="DIR", help="the encoder's folder, if its package is not installed")
     parser.add_argument("--interpreted", action="store_true", help="only the part that runs in the interpreter")
     args = parser.parse_args()
+    if args.encoder and not (args.encoder / "config.json").is_file():
+        parser.error(f"argument --encoder: {args.encoder}: no such folder, or none of a model")
     if args.interpreted:
         return interpreted()
     say("importing torch and transformers")

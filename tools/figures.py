@@ -83,8 +83,8 @@ def main(argv: list[str] | None = None) -> int:
     try:
         before = options.page.read_text()
         after = filled(before)
-    except (OSError, ValueError, KeyError) as error:
-        print(f"figures: {options.page}: {' '.join(str(error).split())}", file=sys.stderr)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:  # a file that is none of tools/bench.py, say
+        print(f"figures: {options.page}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
     if options.check:
         if after != before:

@@ -2,7 +2,7 @@
 
     python tools/host_time.py                      everything, against torch's own ops
     python tools/host_time.py --json out.json      and the figures as JSON
-    python tools/host_time.py --first softmax      one first call in this process, in milliseconds
+    python tools/host_time.py --first softmax      the first calls of one op, in milliseconds: each in a process of its own
 
 Calls are issued in bursts that the GPU keeps up with, ours and torch's in turn, so that both meet the same machine; a figure is the
 median burst over its calls. Before a first call torch has computed a gradient of its own, whose first one takes it long.
@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 
 import torch
+from asked import file_to_write
 from timing import write_figures
 
 ROUNDS, BURST = 60, 100
@@ -137,12 +137,12 @@ def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
     }
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here")
+    parser.add_argument("--json", type=file_to_write, help="write the figures here")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float16"))
-    parser.add_argument("--first", metavar="OP", help="only the first call of this op in a fresh process")
-    options = parser.parse_args()
+    parser.add_argument("--first", choices=("softmax", "relu"), help="only the first call of this op in a fresh process")
+    options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         print("host_time: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2

@@ -13,11 +13,13 @@ import json
 import statistics
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import peft
 import torch
 import transformers
+from asked import at_least, device, file_to_write, share, within
 from dtkernels.integrations.huggingface import patched
 
 import dtkernels
@@ -76,16 +78,23 @@ def train(options, seed: int, ours: bool) -> dict[str, object]:
     return {"losses": losses, "milliseconds": statistics.median(times[3:]), "peak_gib": peak, "calls": calls, "fallbacks": fallbacks}
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, default in (("steps", 200), ("hidden", 128), ("layers", 2), ("rank", 8), ("batch", 8), ("length", 64)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--rate", type=float, default=3e-3)
-    parser.add_argument("--dropout", type=float, default=0.05)
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--plot", type=Path)
-    options = parser.parse_args()
+    for name, default, least in (("steps", 200, 4), ("layers", 2, 1), ("rank", 8, 1), ("batch", 8, 1)):
+        parser.add_argument(f"--{name}", type=at_least(least), default=default, help=f"{least} or more; default: {default}")
+    for name, default, step in (("hidden", 128, 64), ("length", 64, 8)):
+        parser.add_argument(f"--{name}", type=at_least(step), default=default, help=f"a multiple of {step}; default: {default}")
+    parser.add_argument("--rate", type=within(0), default=3e-3, help="of learning")
+    parser.add_argument("--dropout", type=share, default=0.05, help="of LoRA: it makes the noise that curves are compared with")
+    parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--json", type=file_to_write, help="write losses and times here")
+    parser.add_argument("--plot", type=file_to_write, help="draw the losses here: .png, .svg or .pdf")
+    options = parser.parse_args(argv)
+    for name, value, step in (("hidden", options.hidden, 64), ("length", options.length, 8)):
+        if value % step:
+            parser.error(f"argument --{name}: {value} is no multiple of {step}")
+    if options.plot and (options.plot.suffix not in (".png", ".svg", ".pdf") or not find_spec("matplotlib")):
+        parser.error(f"argument --plot: {options.plot}: allowed: .png, .svg, .pdf, with matplotlib installed")
     runs = {"unpatched": train(options, 1, False), "patched": train(options, 1, True), "unpatched, other seed": train(options, 2, False)}
     far, noise = (_distance(runs[name]["losses"], runs["unpatched"]["losses"]) for name in ("patched", "unpatched, other seed"))
     for name, run in runs.items():

@@ -13,6 +13,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path]
 
+from asked import DTYPES, some_of  # noqa: E402
+
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -20,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--bench", action="append", type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated; default: those of benchmarks/ of that GPU"
     )
-    parser.add_argument("--dtypes", default="bf16,fp32,fp16", help="which to show")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which to show, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="default: docs/report/<table>")
     options = parser.parse_args(argv)
     tables = options.tables or sorted(p.parent for p in (ROOT / "schedule_tables").glob("*/measurements.safetensors"))
@@ -41,12 +43,19 @@ def main(argv: list[str] | None = None) -> int:
         try:
             benches = measured_on(read_gpu(table).name, ROOT / "benchmarks") if options.bench is None else options.bench
             study = read(table, benches)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # JSON that is not of tools/bench.py, say
             print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
             return 2
-        study.kinds = [k for k in study.kinds if k.group.dtype in options.dtypes.split(",")]
+        study.kinds = [k for k in study.kinds if k.group.dtype in options.dtypes]
         out = options.out or ROOT / "docs" / "report" / table.name
-        out.mkdir(parents=True, exist_ok=True)
+        if not study.kinds:
+            print(f"report: {table}: nothing was measured for {', '.join(options.dtypes)}", file=sys.stderr)
+            return 2
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            print(f"report: --out {out}: {error.strerror}", file=sys.stderr)
+            return 2
         general = [drawing.roofline(study), drawing.regret(study)]
         of_kind = {
             i: drawing.distribution(k, f"{i:02}-{k.title().replace(' ', '-').replace('(', '').replace(')', '').replace('=', '-')}")

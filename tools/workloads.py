@@ -205,12 +205,14 @@ def more() -> Iterator[Work]:
 
 SETS: dict[str, Callable[[], Iterator[Work]]] = {"large": large, "wide": wide, "odd": odd, "more": more}
 
+OPS = ("relu", "softmax", "dyt", "mmsigmoid", "two_mm", "attention", "rmsnorm", "layernorm", "swiglu", "geglu", "cross_entropy", "rope")
+_PLAIN = re.compile(r"[1-9]\d{0,9}(x[1-9]\d{0,9})*(r[1-9]\d{0,9})?", re.ASCII)
 _ATTENTION = re.compile(r"B(\d+)H(\d+)(?:/(\d+))?(?:M(\d+))?S(\d+)D(\d+)( causal)?")
 
 
 def at(op: str, shape: str, dtype: torch.dtype) -> Work:
     """The workload of ``op`` at a shape written as the table prints it. Raises ValueError, one line."""
-    numbers = tuple(int(n) for n in re.findall(r"\d+", shape))
+    numbers = tuple(int(n) for n in re.findall(r"\d+", shape)) if _PLAIN.fullmatch(shape) else ()
     makers = {"mmsigmoid": (mmsigmoid, 3), "two_mm": (two_mm, 4), "cross_entropy": (cross_entropy, 2)}
     makers |= {o: (lambda *n, o=o, dtype=dtype: row_op(o, *n, dtype), 2) for o in ("relu", "softmax", "dyt")}
     makers |= {o: (lambda *n, o=o, dtype=dtype: norm(o, *n, dtype), 2) for o in ("rmsnorm", "layernorm")}
@@ -218,6 +220,8 @@ def at(op: str, shape: str, dtype: torch.dtype) -> Work:
     found = _ATTENTION.fullmatch(shape)
     if op in ("attention", "rope") and found:
         b, h, g, m, s, d = (int(n) if n else None for n in found.groups()[:6])
+        if 0 in (b, h, g, m, s, d) or h % (g or h):
+            raise ValueError(f"no workload {op} {shape!r}: sizes are 1 or more, and heads of queries a multiple of those of keys")
         return attention(b, h, s, d, bool(found[7]), g, m, dtype) if op == "attention" else rope(b, h, s, d, g, dtype)
     if op not in makers or len(numbers) != makers[op][1]:
         forms = "relu, softmax, dyt, norms, gates, cross_entropy: RxC; mmsigmoid: MxNxK; two_mm: MxNxKrR; attention: B4H32/8M1S8192D128 causal; rope: B4H32/8S4096D128"

@@ -1,5 +1,6 @@
 """What an install holds: Python of every room, specs and tables, under the names they are imported by."""
 
+import re
 import shutil
 import subprocess
 import sys
@@ -62,6 +63,17 @@ def test_the_wheel_holds_specs_tables_and_integrations(wheel):
 def test_the_wheel_holds_nothing_else(wheel):
     """No top-level `integrations` or `tests` to collide with another package's."""
     assert {name.split("/")[0].split("-")[0] for name in zipfile.ZipFile(wheel).namelist()} == {"dtkernels"}
+
+
+def test_the_metadata_says_what_it_is(wheel):
+    held = zipfile.ZipFile(wheel)
+    (folder,) = {name.split("/")[0] for name in held.namelist() if ".dist-info/" in name}
+    told = held.read(f"{folder}/METADATA").decode().partition("\n\n")[0].splitlines()
+    version = re.search(r'__version__ = "(.*)"', (ROOT / "dtkernels" / "__init__.py").read_text())
+    assert version is not None
+    for line in (f"Version: {version[1]}", "License-Expression: Apache-2.0", "Requires-Python: >=3.10", "Classifier: Programming Language :: Python :: 3 :: Only"):
+        assert line in told
+    assert any(name.endswith("/LICENSE") for name in held.namelist()) and wheel.stat().st_size < 30 << 20
 
 
 WHERE = """
