@@ -7,27 +7,31 @@ is seen. transformers lets a model name any registered implementation, one witho
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
-from .structure import constructor_says, own_attention, uses_interface
+from .structure import constructor_says, own_attention, sets_its_mask, uses_interface
 
 _found: dict[type, bool] = {}
+_without_files: dict[type, int] = {}  # config -> how many modules were imported when no file was found for it
 
 
 @torch.compiler.assume_constant_result
 def takes_eager_masks(config: type) -> bool:
     """True where a model with a config of this class takes eager's masks only.
 
-    That is so where transformers names no sdpa for it, and something in its modeling file adds masks by itself, or leaves open
-    whether its attention is causal.
+    That is so where transformers names no sdpa for it, and something in its modeling file adds masks by itself, makes others of
+    those that it is given, or leaves open whether its attention is causal.
     """
     if config not in _found:
+        if _without_files.get(config) == len(sys.modules):
+            return False
         files = _modeling_files(config)
         if not files:
-            return False  # not kept: the file may be imported later
+            _without_files[config] = len(sys.modules)  # the file may be imported later
+            return False
         _found[config] = _eager_only(config, files)
     return _found[config]
 
@@ -45,7 +49,8 @@ def _eager_only(config: type, files: list[list[type]]) -> bool:
         return False
     classes = [cls for file in files for cls in file]
     attention = [cls for cls in classes if uses_interface(cls)]
-    return not attention or not all(map(_is_plain_about_causality, attention)) or any(map(own_attention, classes))
+    plain = attention and all(map(_is_plain_about_causality, attention)) and not any(map(sets_its_mask, attention))
+    return not plain or any(map(own_attention, classes))
 
 
 def _is_plain_about_causality(cls: type) -> bool:
@@ -53,17 +58,31 @@ def _is_plain_about_causality(cls: type) -> bool:
 
 
 def _modeling_files(config: type) -> list[list[type]]:
-    """The nn.Modules of each imported file that lies beside the config's own, or a base's, and holds a transformers model."""
+    """The nn.Modules of each imported file that holds models of the config, or of a base: it lies beside it, or a model in it names it."""
     for base in config.__mro__:
-        files = [found for found in _classes_beside(base) if any(hasattr(cls, "_supports_sdpa") for cls in found)]
+        if base.__module__ == "transformers.configuration_utils":
+            return []  # the base of all configs, beside which lies that of all models
+        files = [found for found in map(_classes_in, _beside(base)) if any(hasattr(cls, "_supports_sdpa") for cls in found)]
+        files = files or [_classes_in(name) for name in _that_name(base)]
         if files:
             return files
     return []
 
 
-def _classes_beside(config: type) -> Iterator[list[type]]:
+def _beside(config: type) -> list[str]:
+    """The names of the imported files in the config's package."""
     package = config.__module__.rpartition(".")[0] + "."
-    for name, module in list(sys.modules.items()):
-        if name.startswith(package) and "." not in name[len(package) :]:
-            own = (value for value in list(vars(module).values()) if isinstance(value, type) and value.__module__ == name)
-            yield [cls for cls in own if issubclass(cls, nn.Module)]
+    return [name for name in list(sys.modules) if name.startswith(package) and "." not in name[len(package) :]]
+
+
+def _that_name(config: type) -> list[str]:
+    """The names of the files in which a model says that the config is its own: one script may hold both, in no package."""
+    models = [PreTrainedModel]
+    for model in models:
+        models += model.__subclasses__()
+    return list({model.__module__: None for model in models if getattr(model, "config_class", None) is config})
+
+
+def _classes_in(name: str) -> list[type]:
+    values = list(vars(sys.modules[name]).values()) if name in sys.modules else []
+    return [cls for cls in values if isinstance(cls, type) and cls.__module__ == name and issubclass(cls, nn.Module)]

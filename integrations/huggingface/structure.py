@@ -59,6 +59,20 @@ def own_attention(cls: type) -> bool:
 
 
 @cache
+def sets_its_mask(cls: type) -> bool:
+    """True where a function of the class that calls the interface gives a mask of its arguments another value first."""
+    for function in _functions(cls):
+        code = function.__code__
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        masks = {name for name in parameters if "mask" in name} if _INTERFACE in code.co_names else set()
+        for instruction in dis.get_instructions(function) if masks else ():
+            stored = instruction.argval if isinstance(instruction.argval, tuple) else (instruction.argval,)
+            if instruction.opname.startswith("STORE_FAST") and masks.intersection(stored):
+                return True
+    return False
+
+
+@cache
 def constructor_says(cls: type, attribute: str) -> bool:
     """True where an `__init__` of the class sets `attribute` by itself, not to what an argument of that name says."""
     for function in _functions(cls):

@@ -1,0 +1,102 @@
+"""Which masks a model is written for, told from its files: of transformers, of a user's one script, or of nobody."""
+
+import importlib
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface.masks import dtkernels_mask
+
+TOKENS = 97
+SCRIPT = """
+import transformers
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class Config(transformers.PretrainedConfig):
+    model_type = "script"
+
+
+class Headless(transformers.PretrainedConfig):  # of which no model says that it is its own
+    model_type = "headless"
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.is_causal = config, True
+        self.qkv = nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, None)
+        return function(self, q, k, v, None, scaling=0.4)[0]
+
+
+class Model(transformers.PreTrainedModel):
+    config_class = Config
+    _supports_sdpa = _supports_attention_backend = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = Attention(config)
+        self.post_init()
+
+    def forward(self, x):
+        return self.attention(x)
+"""
+
+
+@pytest.fixture(autouse=True)
+def by_the_reference(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """A user's one file with config and model, in no package."""
+    (tmp_path / "model_of_a_user.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module("model_of_a_user")
+    del sys.modules["model_of_a_user"]
+
+
+def test_a_model_written_in_one_script_stays_causal_without_a_mask(script):
+    torch.manual_seed(0)
+    model, x = script.Model(script.Config()).eval(), torch.randn(2, 7, 16)
+    expected = model(x)
+    with patched(model) as report:
+        torch.testing.assert_close(model(x), expected, atol=1e-5, rtol=1e-5)
+    assert report.calls["attention"] == 1 and not report.fallbacks
+
+
+@pytest.mark.parametrize("config", ["Config", "Headless"])
+def test_configs_in_no_package_get_the_masks_of_sdpa(script, config):
+    given = {"batch_size": 1, "q_length": 4, "kv_length": 4, "config": getattr(script, config)()}
+    assert dtkernels_mask(**given, attention_mask=torch.tensor([[False, True, True, True]])).dtype == torch.bool
+    assert dtkernels_mask(**given) is None
+
+
+@pytest.mark.skipif(not hasattr(transformers, "DeepseekV4Config"), reason="this version of transformers has no such model")
+def test_attention_that_puts_its_own_numbers_beside_the_mask_gets_numbers():
+    rope = {name: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5} for name in ("main", "compress")}
+    sizes = {"hidden_size": 32, "moe_intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 16, "q_lora_rank": 16}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "o_groups": 2, "o_lora_rank": 8}
+    index = {"index_n_heads": 2, "index_head_dim": 16, "index_topk": 2}
+    more = {"vocab_size": TOKENS, "sliding_window": 4, "layer_types": ["sliding_attention", "compressed_sparse_attention"], "rope_parameters": rope, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    model = transformers.DeepseekV4ForCausalLM(transformers.DeepseekV4Config(**sizes, **experts, **index, **more)).eval()
+    ids = torch.arange(3, 23)[None]
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=parameter.shape[-1] ** -0.5)
+        expected = model(ids).logits
+        with patched(model) as report:
+            torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
+    assert report.calls["attention"] == 2 and not report.fallbacks
