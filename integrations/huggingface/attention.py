@@ -16,9 +16,10 @@ from dtkernels import ops
 from .conventions import takes_eager_masks
 from .forwards import DTYPES, in_autocast, plain, transformed, without_autocast
 from .masks import dtkernels_mask, reach_of
-from .original import original_attention
+from .original import ignores, original_attention
 from .record import NAME, CallRecord, record_of
 from .seen import HARMLESS, known, remember
+from .structure import eager_function
 
 _ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # what is added to the scores, and what the op calls it
 _NOT_SDPA = ("softcap", "s_aux", "position_bias")
@@ -54,7 +55,8 @@ def dtkernels_attention(
         return output, None
     causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
     inputs = _autocast(query, key, value)
-    reason = _unsupported(*inputs, attention_mask, kwargs) or _slower(record, inputs, attention_mask, kwargs)
+    others = _others(kwargs)
+    reason = _read(module, record, others) or _unsupported(*inputs, attention_mask, kwargs) or _slower(record, inputs, attention_mask, kwargs)
     if reason is None:
         cast = in_autocast(query.device.type)
         mask, options = _given(inputs[0], key, attention_mask, causal, kwargs)
@@ -66,7 +68,7 @@ def dtkernels_attention(
     record.count(reason)
     if reason is not None:
         return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
-    if not cast:
+    if not cast and not others:  # another module may read those
         added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
         remember(query, key, value, attention_mask, kwargs, mask, options, added)
     return output.transpose(1, 2).contiguous(), None
@@ -110,6 +112,17 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
 
 
+def _others(kwargs: dict) -> list[str]:
+    """The arguments that the op knows nothing of."""
+    return [name for name, given in kwargs.items() if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False]
+
+
+def _read(module: nn.Module, record: CallRecord, names: list[str]) -> str | None:
+    """The first of the names that the original path may read; None where there is none."""
+    eager = record.eager or eager_function(type(module)) if names else None
+    return next((name for name in names if not ignores(eager, name)), None)
+
+
 def _unsupported(query, key, value, mask, kwargs) -> str | None:
     """Why the op cannot compute this call, or None if it can."""
     bias = kwargs.get("position_bias")
@@ -138,9 +151,6 @@ def _on_gpu(tensor: torch.Tensor) -> bool:
 def _unsupported_kwargs(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, kwargs: dict) -> str | None:
     if kwargs.get("dropout"):
         return "dropout"
-    for name, given in kwargs.items():
-        if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False:
-            return name
     window = kwargs.get("sliding_window")
     # The mask holds the window. Without one, only a window that reaches over all keys is no window.
     if window is not None and mask is None and not (isinstance(window, int) and key.shape[2] <= window):

@@ -6,6 +6,7 @@ sdpa takes what it can; the modeling file's own eager function takes softcap, si
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -50,6 +51,17 @@ def original_attention(
         if name in given:
             raise NotImplementedError(f"{type(module).__name__} passes {name} and has no eager attention to fall back to")
     return sdpa_attention_forward(module, query, key, value, mask, **kwargs)
+
+
+@torch.compiler.assume_constant_result
+def ignores(eager: Callable | None, name: str) -> bool:
+    """Whether neither of transformers' paths reads an argument of that name: models hand on whatever they are called with.
+
+    Where no eager function is known nobody can tell. Implementations for other kinds of attention may read more.
+    """
+    if eager is None or name in (*_EAGER_ONLY, *SPARSE, *_SDPA_NAMES):
+        return False
+    return name not in inspect.signature(eager).parameters and name not in inspect.unwrap(eager).__code__.co_consts
 
 
 def _needs_eager(given: list[str], eager) -> bool:

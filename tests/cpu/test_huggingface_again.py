@@ -106,6 +106,14 @@ def test_what_the_op_lacks_is_counted_however_often_the_rest_was_let_through(gpu
         assert module.record.fallbacks == {counted: 1} and module.record.calls == 1
 
 
+def test_an_argument_that_one_module_ignores_may_be_read_by_another(gpu):
+    ignoring, reading = (Attention(eager=eager) for eager in (lambda *args, **kwargs: 0, lambda *args, labels=None, **kwargs: (0, 0)))
+    for module in (ignoring, reading):
+        for _ in range(2):
+            dtkernels_attention(module, *inputs(queries=1, keys=9), None, labels=1)
+    assert not ignoring.record.fallbacks and reading.record.fallbacks == {"labels": 2}
+
+
 def test_what_torch_does_with_every_call_is_noticed_after_calls_that_were_let_through(gpu):
     def call(module, qkv):
         return dtkernels_attention(module, *qkv, None)[0]

@@ -242,6 +242,15 @@ def test_what_only_eager_computes_goes_there_with_a_float_mask(given):
     assert torch.equal(eager_with_weights.seen, torch.where(padding(), 0.0, lowest))
 
 
+def test_what_neither_path_reads_is_no_fallback():
+    """Labels, token types and whatever else a model is called with come along; what sdpa or the eager function reads is another matter."""
+    agrees_with_sdpa(Attention(eager=eager_with_weights), inputs(), labels=torch.zeros(2, 5), token_type_ids=torch.zeros(2, 5))
+    for eager in (lambda *args, labels=None, **kwargs: (0, 0), lambda *args, **kwargs: (kwargs.get("labels"), 0)):
+        module = Attention(eager=eager)
+        dtkernels_attention(module, *inputs(), None, labels=torch.zeros(2, 5))
+        assert module.record.fallbacks == {"labels": 1}
+
+
 def test_eager_gets_the_causal_mask_that_sdpa_leaves_out():
     module = Attention(eager=eager_with_weights)
     dtkernels_attention(module, *inputs(keys=7), None, output_attentions=True)
