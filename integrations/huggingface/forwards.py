@@ -81,7 +81,7 @@ def simple_linear(module: nn.Module) -> str | None:
 
 def replace_forward(name: str, module: nn.Module, op: str, forward: partial, reason: str | None, report: PatchReport) -> None:
     """Put `forward` in the place of the module's own and say so in the report; where there is a `reason`, say that instead."""
-    slot = _slot(module)
+    slot = slot_of(module)
     current = vars(module).get(slot)
     if isinstance(current, partial) and current.func is forward.func:
         report.add(name, op, ALREADY, record=current.args[0])
@@ -90,7 +90,7 @@ def replace_forward(name: str, module: nn.Module, op: str, forward: partial, rea
     elif report.dry_run:
         report.add(name, op, WOULD_PATCH)
     else:
-        report.on_undo(partial(_restore, weakref.ref(module), slot, current, forward))
+        report.on_undo(partial(restore, weakref.ref(module), slot, current, forward))
         vars(module)[slot] = forward
         report.add(name, op, PATCHED, record=forward.args[0])
 
@@ -99,13 +99,14 @@ def taken(module: nn.Module, cls: type) -> str | None:
     """Why the forward that would be replaced is not the one of torch's `cls`; None if it is."""
     if type(module).forward is not cls.forward:
         return f"{type(module).__name__} has a forward of its own"
-    current = vars(module).get(_slot(module))
+    current = vars(module).get(slot_of(module))
     if current is not None and not _is_bound_class_forward(current, module):
         return "its forward was already replaced by somebody else"
     return None
 
 
-def _slot(module: nn.Module) -> str:
+def slot_of(module: nn.Module) -> str:
+    """The attribute in which a module's own forward is replaced."""
     # accelerate's hooks put their own function in `forward` and keep the real one here
     return "_old_forward" if hasattr(module, "_hf_hook") and "_old_forward" in vars(module) else "forward"
 
@@ -114,7 +115,7 @@ def _is_bound_class_forward(forward: Callable, module: nn.Module) -> bool:
     return isinstance(forward, types.MethodType) and forward.__func__ is type(module).forward
 
 
-def _restore(ref: weakref.ref, slot: str, original: Callable | None, forward: partial) -> None:
+def restore(ref: weakref.ref, slot: str, original: Callable | None, forward: partial) -> None:
     """Take `forward` out again; accelerate may have moved it between the two slots since."""
     module = ref()
     if module is None:

@@ -7,27 +7,31 @@ or to rewrite somebody else's forward. `dtkernels.ops.gate` is there for whoever
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import nn
 
-from .forwards import in_autocast, replace_forward, simple_linear, taken, unsupported_rows
+from .forwards import in_autocast, restore, simple_linear, slot_of, taken, unsupported_rows
 from .record import CallRecord
-from .report import PatchReport
+from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
+Way = tuple[CallRecord, Callable, Callable]  #: what counts its calls, which pairs of layers it joins, and what computes them
 NARROW = 128  #: widest intermediate that two chained products keep on the chip
 
 
-def sequential_forward(record: CallRecord, module: nn.Sequential, joins: Callable, joined: Callable, input: torch.Tensor) -> torch.Tensor:
-    """The children of `module` in turn, pairs that `joins` computed by `joined`."""
+def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch.Tensor) -> torch.Tensor:
+    """The children of `module` in turn, pairs that one of the ways joins computed by it."""
     children, i = list(module), 0
     while i < len(children):
         pair = children[i : i + 2]
-        if len(pair) < 2 or not joins(*pair):
+        way = next((way for way in ways.values() if len(pair) == 2 and way[1](*pair)), None)
+        if way is None:
             input, i = children[i](input), i + 1
             continue
+        record, _, joined = way
         reason = unsupported_rows(input) or ("autocast" if in_autocast(input.device.type) else None)
         reason = reason or _special(*pair)
         record.count(reason)
@@ -80,7 +84,42 @@ def _special(*layers: nn.Module) -> str | None:
 def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report: PatchReport) -> None:
     for name, module in model.named_modules():
         if isinstance(module, nn.Sequential) and (pairs := [p for p in zip(list(module), list(module)[1:]) if joins(*p)]):
-            reason = taken(module, nn.Sequential)
+            ways = _ways(vars(module).get(slot_of(module)))
+            reason = taken(module, nn.Sequential) if ways is None else None
             reason = reason or _special(*(layer for pair in pairs for layer in pair))
-            forward = partial(sequential_forward, CallRecord(), module, joins, joined)
-            replace_forward(name, module, op, forward, reason, report)
+            if ways is not None and op in ways:
+                report.add(name, op, ALREADY, record=ways[op][0])
+            elif reason is not None:
+                report.add(name, op, SKIPPED, reason)
+            elif report.dry_run:
+                report.add(name, op, WOULD_PATCH)
+            else:
+                report.add(name, op, PATCHED, record=_join(module, op, joins, joined, report))
+
+
+def _join(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
+    """Put a way into the module's forward, of which another op may have made one already; the way's record."""
+    slot, record = slot_of(module), CallRecord()
+    current = vars(module).get(slot)
+    report.on_undo(partial(_leave, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
+    if _ways(current) is None:
+        vars(module)[slot] = partial(sequential_forward, {}, module)
+    vars(module)[slot].args[0][op] = record, joins, joined
+    return record
+
+
+def _leave(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
+    """Take a way out again, and with the last one the forward."""
+    module = ref()
+    for place in ("forward", "_old_forward") if module is not None else ():
+        forward = vars(module).get(place)
+        ways = _ways(forward)
+        if ways is not None and op in ways and ways[op][0] is record:
+            del ways[op]
+            if not ways:
+                restore(ref, slot, original, forward)
+
+
+def _ways(forward: object) -> dict[str, Way] | None:
+    """The ways of a forward that was put here; None of another."""
+    return forward.args[0] if isinstance(forward, partial) and forward.func is sequential_forward else None

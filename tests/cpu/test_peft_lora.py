@@ -227,6 +227,24 @@ def test_chained_linears_and_gates_run_on_their_ops_when_asked():
     assert not apply_to(wide, ops="two_mm").rows
 
 
+@pytest.mark.parametrize("undone", [("two_mm", "gate"), ("gate", "two_mm")])
+def test_a_chain_and_a_gate_in_one_sequential_each_run_on_their_op_and_leave_alone(undone):
+    torch.manual_seed(0)
+    model = Chained()
+    expected, before = step(model, X), dict(vars(model))
+    assert {row.op: row.state for row in apply_to(model, ops="all", dry_run=True).rows} == {"two_mm": "would patch", "gate": "would patch", "relu": "would patch"}
+    reports = {op: apply_to(model, ops=op) for op in ("two_mm", "gate")}
+    close(step(model, X), expected)
+    close(step(pickle.loads(pickle.dumps(model)), X), expected)
+    assert [report.calls[op] for op, report in reports.items()] == [1, 1]
+    assert [row.state for row in apply_to(model, ops=["two_mm", "gate"]).rows] == ["already"] * 2
+    for count, op in enumerate(undone, 1):
+        reports[op].undo()
+        close(step(model, X), expected)
+        assert [reports[other].calls[other] for other in undone[:count]] == list(range(1, count + 1))
+    assert vars(model) == before
+
+
 def test_hooks_inside_a_chain_are_still_called():
     model, seen = Chained(), []
     report = apply_to(model, ops="two_mm")
