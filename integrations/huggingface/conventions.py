@@ -12,9 +12,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from .structure import constructor_says, own_attention, sets_its_mask, uses_interface
+from .structure import constructor_says, own_attention, sets_its_mask, treats_specially, uses_interface
 
 _found: dict[type, bool] = {}
+_by_name: dict[type, bool] = {}
 _without_files: dict[type, int] = {}  # config -> how many modules were imported when no file was found for it
 
 
@@ -34,6 +35,17 @@ def takes_eager_masks(config: type) -> bool:
             return False
         _found[config] = _eager_only(config, files)
     return _found[config]
+
+
+@torch.compiler.assume_constant_result
+def knows_sdpa_by_name(config: type) -> bool:
+    """True where a class of the config's modeling file asks whether the implementation is called "sdpa".
+
+    What it does then may be due to a mask that is None, for which it has no other sign.
+    """
+    if config not in _by_name:
+        _by_name[config] = any("sdpa" in treats_specially(cls) for file in _modeling_files(config) for cls in file)
+    return _by_name[config]
 
 
 @torch.compiler.assume_constant_result

@@ -15,7 +15,7 @@ import torch
 from transformers import masking_utils
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .conventions import takes_eager_masks, without_interface
+from .conventions import knows_sdpa_by_name, takes_eager_masks, without_interface
 from .record import unpatched_calls
 
 NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and its version then
@@ -46,6 +46,8 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
             unpatched_calls.count(f"models of {config.__name__} do not use transformers' AttentionInterface")
         mask = eager_mask(*args, **kwargs)
     else:
+        if kwargs.get("config") is not None and knows_sdpa_by_name(config):
+            kwargs["allow_is_causal_skip"] = False  # Gemma 4 cuts queries off, and asks for the name where there is no mask to cut
         mask = sdpa_mask(*args, **kwargs)
     if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, (reach, _version(mask)))

@@ -58,13 +58,17 @@ def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
 
 
+def written(folder, monkeypatch, name: str, text: str):
+    """A user's one file with config and model, in no package."""
+    (folder / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    return importlib.import_module(name)
+
+
 @pytest.fixture
 def script(tmp_path, monkeypatch):
-    """A user's one file with config and model, in no package."""
-    (tmp_path / "model_of_a_user.py").write_text(SCRIPT)
-    monkeypatch.syspath_prepend(tmp_path)
-    yield importlib.import_module("model_of_a_user")
-    del sys.modules["model_of_a_user"]
+    return written(tmp_path, monkeypatch, "model_of_a_user", SCRIPT)
 
 
 def test_a_model_written_in_one_script_stays_causal_without_a_mask(script):
@@ -100,3 +104,45 @@ def test_attention_that_puts_its_own_numbers_beside_the_mask_gets_numbers():
         with patched(model) as report:
             torch.testing.assert_close(model(ids).logits, expected, atol=1e-4, rtol=1e-4)
     assert report.calls["attention"] == 2 and not report.fallbacks
+
+
+CUTS = """
+import transformers
+from torch import nn
+
+
+class Config(transformers.PretrainedConfig):
+    model_type = "cuts"
+
+
+class Model(transformers.PreTrainedModel):
+    config_class = Config
+    _supports_sdpa = True
+
+    def queries(self, x, mask):
+        return x if mask is None and self.config._attn_implementation == "sdpa" else x[:, -2:]
+"""
+
+
+def test_a_model_that_asks_for_sdpa_by_name_is_never_left_without_a_mask(tmp_path, monkeypatch):
+    """It may take what only masks tell from each other for granted: such as that what it cuts off is cut off the mask."""
+    config = written(tmp_path, monkeypatch, "model_that_cuts", CUTS).Config()
+    mask = dtkernels_mask(batch_size=1, q_length=4, kv_length=4, config=config)
+    assert torch.equal(mask[0, 0], torch.ones(4, 4, dtype=torch.bool).tril())
+
+
+@pytest.mark.skipif(not hasattr(transformers, "Gemma4TextConfig"), reason="this version of transformers has no such model")
+def test_queries_that_are_cut_off_leave_the_others_causal():
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2}
+    more = {"head_dim": 16, "global_head_dim": 16, "num_kv_shared_layers": 2, "hidden_size_per_layer_input": 8, "sliding_window": 4}
+    layers = {"layer_types": ["sliding_attention", "full_attention"] * 2, "vocab_size": TOKENS, "vocab_size_per_layer_input": TOKENS}
+    results = []
+    for name in ("eager", "dtkernels"):
+        torch.manual_seed(0)
+        config = transformers.Gemma4TextConfig(**sizes, **more, **layers)
+        model = transformers.Gemma4ForCausalLM._from_config(config, attn_implementation=name).eval()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+            results.append(model(torch.arange(3, 7)[None], logits_to_keep=2).logits)
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
