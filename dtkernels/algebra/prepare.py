@@ -16,7 +16,7 @@ from .moments import center_moments
 from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
 from .pull_out import pull_out
 from .share_labels import share_labels
-from .stability import stabilize
+from .stability import masked_exponents, stabilize
 
 
 def stages(
@@ -45,6 +45,8 @@ def stages(
         yield "hoist_reductions", algorithm
     algorithm = name_addends(algorithm)
     yield "name_addends", algorithm
+    algorithm = masked_exponents(algorithm, outputs)
+    yield "masked_exponents", algorithm
     algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
@@ -63,7 +65,7 @@ def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algor
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
     algorithm = center_moments(mean_to_sum(share_labels(bind_parameters(algorithm))), outputs)
     algorithm = share_labels(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs))))
-    return name_reductions(name_addends(hoist_reductions(algorithm)))
+    return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:

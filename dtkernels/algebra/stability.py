@@ -41,6 +41,30 @@ def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     return algorithm
 
 
+def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Say of an exponential that a condition leaves out that its argument is -inf there, where ``stabilize`` then shifts no less.
+
+    Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
+    After:  ``s[x] = rsum(exp(where(m[x, y], A[x, y], -inf)), y);  f[x] = log(s[x]);``
+
+    So the maximum is of what is summed: a larger one would shift all of that to 0.
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Call("where", (condition, ex.Call("exp", (a,)), ex.Const(0))):
+                return ex.Call("exp", (ex.Call("where", (condition, a, ex.NEG_INF)),), pos=node.pos)
+            case ex.Call("where", (condition, ex.Const(0), ex.Call("exp", (a,)))):
+                return ex.Call("exp", (ex.Call("where", (condition, ex.NEG_INF, a)),), pos=node.pos)
+        return node
+
+    masked = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    if masked == algorithm:
+        return algorithm
+    plain, instead = (len(stabilize(a, outputs).definitions) for a in (algorithm, masked))
+    return masked if instead >= plain > len(algorithm.definitions) else algorithm
+
+
 def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
     """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
     for d in algorithm.definitions:

@@ -323,6 +323,17 @@ def test_a_spec_with_two_outputs(tmp_path):
     torch.testing.assert_close(only, 2 * a.detach())
 
 
+def test_what_a_condition_leaves_out_of_a_softmax_does_not_shift_it(tmp_path):
+    """Logits of 1000 that are masked, or come later: forward and backward are of the others."""
+    masked = """Func s, y; In A, m; Var x, c; s[x] = rsum(where(m[x, c], exp(A[x, c]), 0), c);
+        y[x, c] = where(m[x, c], exp(A[x, c]), 0) / s[x];"""
+    running = "Func y; In A; Var x, c; RVar z; Extent c = A[1]; y[x, c] = log(rsum(where(z > c, 0, exp(A[x, z])), z));"
+    a = torch.tensor([[-112.0, 0, 1000, -1e4, 5], [1, 2, 3, 4, 5]])
+    m = torch.tensor([[True, True, False, True, False], [False, True, True, True, True]])
+    agree(registered("test_masked", masked, tmp_path), lambda A, m: A.masked_fill(~m, -torch.inf).softmax(-1), {"A": a.clone(), "m": m})
+    agree(registered("test_running", running, tmp_path), lambda A: A.logcumsumexp(-1), {"A": a})
+
+
 def test_half_products_returned_in_float32(tmp_path):
     """The adjoint is float32 and meets half operands."""
     op = registered("test_wide", "Func y; In A, B; Var m, n; RVar k; y[m, n] = cast(rdot(A[m, k], B[k, n], k), fp32);", tmp_path)

@@ -20,7 +20,7 @@ from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_redu
 from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
 from dtkernels.algebra.pull_out import pull_out
 from dtkernels.algebra.share_labels import share_labels
-from dtkernels.algebra.stability import stabilize
+from dtkernels.algebra.stability import masked_exponents, stabilize
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import load_spec
@@ -80,6 +80,7 @@ RULES = {
     "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
     "name_reductions": (name_reductions, lambda a: name_reductions(a)),
     "name_addends": (name_addends, lambda a: name_addends(a)),
+    "masked_exponents": (masked_exponents, lambda a: masked_exponents(a, outputs(a))),
     "stabilize": (stabilize, lambda a: stabilize(a, outputs(a))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
