@@ -89,6 +89,8 @@ def _hiding(mask: torch.Tensor) -> torch.Tensor:
     """A floating mask with -inf in the place of what hides a key by a lowest number: a row of those would leave the range."""
     if mask.dtype == torch.float16:
         return mask
+    if mask.requires_grad and torch.is_grad_enabled():  # each element has a gradient of its own
+        return torch.nn.functional.threshold(mask, LOWEST, -math.inf)
     once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]  # what is expanded, once
     return torch.nn.functional.threshold(once, LOWEST, -math.inf).expand(mask.shape)
 

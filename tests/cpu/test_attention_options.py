@@ -79,6 +79,19 @@ def test_rows_that_a_lowest_number_hides_give_zeros_and_no_nan(kernels, monkeypa
         assert torch.equal(found, expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_element_of_an_expanded_mask_has_a_gradient_of_its_own(dtype, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    q, k, v = torch.randn(3, 2, 4, 5, 8, generator=torch.Generator().manual_seed(0)).to(dtype).unbind()
+    for mask in (torch.zeros(2, 1, 5, 5, dtype=dtype).expand(2, 4, 5, 5), torch.zeros(5, 5, dtype=dtype).expand(2, 4, 5, 5)):
+        (own, whole), found = (mask.detach(), mask.detach().clone()), []
+        for given in (own.requires_grad_(), whole.requires_grad_()):
+            result = dtkernels.ops.attention(q, k, v, mask=given)
+            found.append(torch.autograd.grad(result.float().square().sum(), given)[0])
+        torch.testing.assert_close(*found, rtol=0, atol=0)
+        assert found[0][:, 1:].any()
+
+
 def test_limits_that_no_query_reaches_cost_nothing():
     """They leave the variant without any limit, so that no kernel is made for them."""
     from dtkernels.ops.attention import _reach
