@@ -25,6 +25,7 @@ class Computing(launch.Bound):
         self.owner = owner
         named = {id(v): n for n, v in zip((*tensors, *scalars), values)} | {id(r): o for r, o in zip(notes.results, owner.outputs)}
         self.named = named
+        self.unread = {n: (t.shape, t.dtype) for n, t in tensors.items()}  #: what no kernel reads still tells extents
         self.numbers_given = {n: v for n, v in scalars.items() if not isinstance(v, torch.Tensor)}  # no tensor of a call outlives it
         places = {n: len(tensors) + i for i, (n, v) in enumerate(scalars.items()) if isinstance(v, float)}
         self.remaining, self.found, self.numbers = 0, {}, {}
@@ -52,6 +53,9 @@ class Computing(launch.Bound):
         for place, (name, shape, strides, dtype) in own.items():
             address = ctypes.c_uint64.from_address(params[place]).value
             assert address % 16 == 0 or not self.grain, f"{name} is not where its kernel takes it to be"
+            if 0 in shape:
+                found[name] = torch.empty_strided(shape, strides, dtype=dtype)
+                continue
             reach = 1 + sum((n - 1) * s for n, s in zip(shape, strides))
             memory = torch.frombuffer((ctypes.c_char * (reach * dtype.itemsize)).from_address(address), dtype=dtype)
             found[name] = memory.as_strided(shape, strides)
@@ -61,9 +65,11 @@ class Computing(launch.Bound):
         if self.remaining:
             return 0
         a = self.owner.algorithm()
-        results = evaluate(a, {n: found[n] for n in a.inputs}, {n: numbers.get(n, found.get(n, self.numbers_given.get(n))) for n in a.scalars}, self.owner.outputs)
+        inputs = {n: found[n] if n in found else torch.zeros(self.unread[n][0], dtype=self.unread[n][1]) for n in a.inputs}
+        results = evaluate(a, inputs, {n: numbers.get(n, found.get(n, self.numbers_given.get(n, 0.0))) for n in a.scalars}, self.owner.outputs)
         for name, result in zip(self.owner.outputs, results):
-            found[name].copy_(result)
+            if result.numel():  # else it is allocated, and nothing is launched for it
+                found[name].copy_(result)
         found.clear()
         return 0
 

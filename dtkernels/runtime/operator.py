@@ -272,14 +272,12 @@ class BoundCall:
 
 
 def special(args: tuple, kwargs: dict) -> bool:
-    """Whether tensors are not plain ones with data, or a dispatch mode or torch.jit.trace is on: torch's dispatcher knows what to do then."""
-    if _modes() or _tracing():
+    """Whether tensors are not plain ones with data, a dispatch mode is on, or torch.jit.trace, which sees the reference's operations and no
+    kernels: torch's dispatcher knows what to do then."""
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    if _modes() or _tracing() and choose_path(dict(enumerate(tensors))) != "reference":
         return True
-    for v in (*args, *kwargs.values()):
-        if isinstance(v, torch.Tensor):
-            if type(v) not in (torch.Tensor, torch.nn.Parameter):
-                return True
-    return False
+    return any(type(v) not in (torch.Tensor, torch.nn.Parameter) for v in tensors)
 
 
 def any_sharded(values) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -221,7 +221,7 @@ def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None
     return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
 
 
-def choose_path(tensors: dict[str, torch.Tensor]) -> str:
+def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
     """gpu, interpreter or reference, by device and dtype."""
     if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
         t.is_floating_point() for t in tensors.values()

@@ -116,6 +116,13 @@ def test_a_call_is_traced_though_one_like_it_is_known(gpu, shape):
     torch.testing.assert_close(traced(x + 3), torch.relu(x + 3))
 
 
+def test_a_trace_of_the_reference_is_made_of_torchs_own_operations(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET")
+    traced = torch.jit.trace(dtkernels.ops.relu, torch.ones(3), check_trace=False)
+    assert "aten::" in str(traced.graph) and "dtkernels::" not in str(traced.graph)
+    torch.testing.assert_close(traced(torch.linspace(-1, 1, 5)), torch.linspace(-1, 1, 5).relu())
+
+
 def test_a_known_call_that_is_differentiated_is_made_inside_transforms_of_others(gpu):
     op, x = op_of("softmax"), torch.randn(3, 4, 8)
     w = torch.randn(4, 8, requires_grad=True)
