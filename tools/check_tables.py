@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> int:
             rows = check_table(path, wrong, seen)
             every += rows
             stored += rows if args.rebuild == "all" else rows[:1] if args.rebuild == "some" else []
-    if not seen.rows:
+    if not seen.rows and not wrong:
         wrong.append(f"{args.tables}: no table with a row in it")
     wrong += strays(args.tables)
     wrong += mixed_up(every, args.jobs)

@@ -153,7 +153,7 @@ def _row(data: object, where: str) -> Row:
     try:
         parse_schedule(data["schedule"], where)
     except ValueError as error:
-        raise TableError(f"{where}: {error}") from None
+        raise TableError(str(error) if where in str(error) else f"{where}: {error}") from None
     values = {k: tuple(v) if isinstance(v, (list, tuple)) else v for k, v in data.items()}
     return Row(**{**values, "schedule": data["schedule"].strip()})
 

@@ -86,6 +86,12 @@ def test_a_row_that_is_wrong_is_named_with_its_file(said):
     assert said in text or said == "a schedule"
 
 
+def test_a_schedule_that_is_none_is_named_with_its_place_once():
+    with pytest.raises(TableError) as caught:
+        read_rows(rows_text([row()]).replace("f.block", "f.blok"), "t.yaml")
+    assert str(caught.value).startswith("t.yaml: row 1:1:") and str(caught.value).count("t.yaml") == 1
+
+
 def test_a_missing_key_is_named():
     with pytest.raises(TableError, match="row 1: no schedule"):
         read_rows(json.dumps([{"op": "f", "direction": "forward", "dtype": "bf16", "sizes": {"x": 1}, "spec": SPEC}]), "t")
