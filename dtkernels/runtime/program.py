@@ -146,12 +146,14 @@ class Fit:
 def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None) -> CompiledProgram:
     """Compile DT text to a callable.
 
-    ``params`` gives values to compile-time parameters. Raises DTError, one line, where the program is refused.
+    ``params`` gives values to compile-time parameters. Raises DTError, one line, where the program is refused, TypeError where it is no text.
     Example::
 
         double = dtkernels.compile("Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);")
         double(A=torch.ones(5000, device="cuda"))
     """
+    if not isinstance(source, str):
+        raise TypeError(f"a program is DT text; found {type(source).__name__}")
     program = parse(source, name)
     try:
         if params or program.algorithm.params:

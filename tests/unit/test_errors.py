@@ -234,3 +234,9 @@ def test_a_kernel_may_tile_the_labels_of_what_it_computes_once_more():
     """s is fused into a, and b, which reads it too, computes it anew; where it is stored b loads it, and has no loop over k."""
     assert re.findall(r"TILE_k=(\d+)", emit(prepare(parse(AGAIN))))[-1] == "32"  # of b
     assert "tensorize names a label of b: found 'k'; allowed: x, j" in refusal(AGAIN.replace("s.fuse_at", "s.store(); s.fuse_at"))
+
+
+def test_a_program_that_is_no_text_is_refused():
+    compile_program = pytest.importorskip("dtkernels.runtime.program").compile
+    with pytest.raises(TypeError, match="a program is DT text; found int"):
+        compile_program(3)
