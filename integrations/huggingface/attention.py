@@ -21,6 +21,11 @@ from .record import NAME, CallRecord, record_of
 from .seen import HARMLESS, known, remember
 from .structure import eager_function
 
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # releases that hand on what is asked for
+    _active_collector = None
+
 _ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # what is added to the scores, and what the op calls it
 _NOT_SDPA = ("softcap", "s_aux", "position_bias")
 _HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias"})
@@ -49,6 +54,8 @@ def dtkernels_attention(
     Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord.
     """
     record = record_of(module)
+    if _collects_weights():
+        kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
     if seen is not None and (output := seen.result(query, key, value, attention_mask, kwargs)) is not None:
         record.calls += 1
@@ -72,6 +79,12 @@ def dtkernels_attention(
         added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
         remember(query, key, value, attention_mask, kwargs, mask, options, added)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _collects_weights() -> bool:
+    """Whether transformers records the attention weights of the model that runs: not every model hands `output_attentions` on."""
+    collected = None if _active_collector is None else _active_collector.get()
+    return bool(collected) and any(name.endswith("attentions") for name in collected)
 
 
 def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:

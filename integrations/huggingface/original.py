@@ -44,8 +44,12 @@ def original_attention(
         if name in given:
             raise NotImplementedError(f'{type(module).__name__} passes {name}: load it with attn_implementation="sdpa"')
     knows_eager_only = takes_eager_masks(type(getattr(module, "config", None)))
+    if mask is not None or record.original == "sdpa":
+        given = [name for name in given if name != "sliding_window"]  # the mask holds it, or sdpa was asked to do without
     wants_eager = record.original == "eager" or knows_eager_only or _needs_eager(given, eager)
     if wants_eager and eager is not None:
+        if mask is None and query.shape[2] == 1 and not knows_eager_only and getattr(module, "is_causal", False):
+            mask = query.new_zeros(1, 1, 1, key.shape[2])  # sdpa's masks say nothing of one query; eager's do, and some add them unasked
         return eager(module, query, key, value, _float_mask(mask, query, key, causal), **kwargs)
     for name in ("softcap", "s_aux"):
         if name in given:

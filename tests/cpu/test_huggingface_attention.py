@@ -257,7 +257,18 @@ def test_eager_gets_the_causal_mask_that_sdpa_leaves_out():
     allowed = torch.ones(5, 7, dtype=torch.bool).tril()
     assert torch.equal(eager_with_weights.seen[0, 0] == 0, allowed)
     dtkernels_attention(module, *inputs(queries=1, keys=7), None, output_attentions=True)
+    assert torch.equal(eager_with_weights.seen, torch.zeros(1, 1, 1, 7))
+    dtkernels_attention(Attention(is_causal=False, eager=eager_with_weights), *inputs(queries=1, keys=7), None, output_attentions=True)
     assert eager_with_weights.seen is None
+
+
+@pytest.mark.parametrize("original", ["sdpa", None])
+def test_a_window_that_the_mask_holds_does_not_send_a_call_from_sdpa_to_eager(original):
+    def eager(*args, sliding_window=None, **kwargs):
+        raise AssertionError
+
+    window = torch.ones(5, 5, dtype=torch.bool).tril().triu(-2)[None, None]
+    agrees_with_sdpa(Attention(original=original, eager=eager), inputs(dtype=torch.float64), window, ["dtypes float64, float64, float64"], sliding_window=3)
 
 
 def test_what_was_eager_before_falls_back_to_eager():

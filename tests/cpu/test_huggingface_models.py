@@ -188,6 +188,18 @@ def test_attention_weights_on_request_come_from_eager():
     assert report.fallbacks == {"output_attentions": 2}
 
 
+def test_attention_weights_come_where_the_model_does_not_hand_on_that_they_are_wanted():
+    sizes = {"vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_inner": 32}
+    model = made(lambda: transformers.GPTBigCodeForCausalLM._from_config(transformers.GPTBigCodeConfig(**sizes), attn_implementation="eager"))
+    given = {"input_ids": torch.arange(7)[None], "output_attentions": True}
+    with torch.no_grad():
+        expected = model(**given).attentions
+        with patched(model) as report:
+            found = model(**given).attentions
+    assert len(expected) == 2 and report.fallbacks == {"output_attentions": 2}
+    torch.testing.assert_close(found, expected)
+
+
 def test_a_second_call_says_already_and_dry_run_changes_nothing():
     model = made(opt)
     before = state(model)
