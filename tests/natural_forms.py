@@ -40,4 +40,13 @@ FORMS = {
         lambda A, B: torch.nn.functional.rms_norm(A @ B, (B.shape[1],), eps=0.001), WIDE, 1),
     "rows by the sum of others": (
         "Func t, f; In A, W; Var b, x; RVar z; t[b] = rsum(W[b, z], z); f[b, x] = A[b, x] * t[b];", lambda A, W: A * W.sum(1, keepdim=True), {"A": (5, 1000), "W": (5, 77)}, 1),
+    "softmax down columns of what is given": ("Func t, f; In A; Var x, y; t[y] = rsum(exp(A[x, y]), x); f[x, y] = exp(A[x, y]) / t[y];", lambda A: torch.softmax(A, 0), {"A": (300, 20)}, 50),
+    "softmax down short columns": ("Func t, f; In A; Var b, x, y; t[b, y] = rsum(exp(A[b, x, y]), x); f[b, x, y] = exp(A[b, x, y]) / t[b, y];", lambda A: torch.softmax(A, 1), {"A": (3, 40, 20)}, 50),
+    "columns without their mean": ("Func f; In A; Var x, y; RVar z; f[x, y] = A[x, y] - rmean(A[z, y], z);", lambda A: A - A.mean(0), {"A": (300, 20)}, 1),
+    "a convolution": ("Func f; In A, W, z; Var b, o, x; RVar c, k; f[b, o, x] = rdot(A[b, c, x + k], W[o, c, k], c, k) + z[x];",
+        lambda A, W, z: torch.nn.functional.conv1d(A, W) + z, {"A": (3, 20, 304), "W": (16, 20, 5), "z": (300,)}, 1),
+    "a convolution of each channel": ("Func f; In A, W, z; Var b, c, x; RVar k; f[b, c, x] = rsum(A[b, c, k + x] * W[c, k], k) + z[x];",
+        lambda A, W, z: torch.nn.functional.conv1d(A, W[:, None], groups=len(W)) + z, {"A": (3, 20, 304), "W": (20, 5), "z": (300,)}, 1),
+    "a gated pair of layers": ("Func h, f; In X, W, G, U; Var x, y; RVar k, j; h[x, j] = rdot(X[x, k], W[k, j], k) * sigmoid(rdot(X[x, k], G[k, j], k)); f[x, y] = rdot(h[x, j], U[j, y], j);",
+        lambda X, W, G, U: ((X @ W) * torch.sigmoid(X @ G)) @ U, {"X": (50, 40), "W": (40, 300), "G": (40, 300), "U": (300, 40)}, 1),
 }  # fmt: skip

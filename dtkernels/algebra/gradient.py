@@ -145,13 +145,14 @@ class _Reverse:
         over = [names.get(label, label) for label in c.labels]
         solved: dict[str, ex.Expr] = {}
         conditions: list[ex.Expr] = []
-        for label, i in zip(target, (ex.substitute(i, rename, index=True) for i in c.index)):
-            name = next((n.name for n in i.walk() if isinstance(n, ex.Label)), None)
+        at = [(label, ex.substitute(i, rename, index=True)) for label, i in zip(target, c.index)]
+        for label, i in sorted(at, key=lambda pair: len(ex.free_labels(pair[1])) > 1):  # what a sum of labels leaves free is known last
+            name = self._unknown(i, over)
             found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
             if found is None or name is None:
                 conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
                 continue
-            value, new = found
+            value, new = ex.substitute(found[0], {k: v for k, v in solved.items()}, index=True), found[1]
             over += new
             solved[name] = value
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
@@ -175,9 +176,9 @@ class _Reverse:
             case ex.Binary("/", ex.Label(name), ex.Const(size)) if name in over:
                 rest = self._label((name, size), f"{name}_in".replace("'", ""), "", int(size))
                 return ex.Binary("+", ex.Binary("*", ex.Const(size), target), ex.Label(rest)), [rest]
-            case ex.Binary("+" | "-" as op, ex.Label(name), offset) if name in over and not ex.free_labels(offset):
+            case ex.Binary("+" | "-" as op, ex.Label(name), offset) if name == self._unknown(index, over):
                 return ex.Binary("-" if op == "+" else "+", target, offset), []
-            case ex.Binary("+", offset, ex.Label(name)) if name in over and not ex.free_labels(offset):
+            case ex.Binary("+", offset, ex.Label(name)) if name == self._unknown(index, over):
                 return ex.Binary("-", target, offset), []
             case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
                 name = next((n.name for n in moved.walk() if isinstance(n, ex.Label)), "")
@@ -186,6 +187,16 @@ class _Reverse:
                 if inner is not None and {own, target.name} <= self.algorithm.tied_labels(round_):
                     return ex.Binary("%", inner[0], ex.Len(round_)), inner[1]
         return None
+
+    def _unknown(self, index: ex.Expr, over: list[str]) -> str | None:
+        """The label that an index is solved for, the first of ``over`` where it adds several: a result's own label before those of sums."""
+        match index:
+            case ex.Binary("+" | "-" as op, left, right):
+                sides = [left.name] if isinstance(left, ex.Label) else []
+                sides += [right.name] if op == "+" and isinstance(right, ex.Label) else []
+                alone = [s for s in sides if s in over and s not in ex.free_labels(right if isinstance(left, ex.Label) and s == left.name else left)]
+                return min(alone, key=over.index, default=None)
+        return next((n.name for n in index.walk() if isinstance(n, ex.Label)), None)
 
     def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
         """A new label with the extent of a dimension (or a constant one), the same for all that stand for the same thing."""

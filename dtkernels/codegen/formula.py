@@ -18,7 +18,7 @@ from .backend import backend
 from .fit import fitted
 from .formula_crossing import crossing_tiles
 from .formula_products import NARROW, product_tiles
-from .formula_rows import ROW_LIMIT, row_tiles
+from .formula_rows import ROW_LIMIT, WHOLE_COLUMN, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
 from .formula_streams import pass_tiles, passes
 from .formula_swept import sweeps_again, swept, swept_tiles
@@ -28,6 +28,7 @@ from .target import Target
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
+STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
 
 
@@ -346,9 +347,9 @@ class _Fusion:
         """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
         if not reduction_labels(self.algorithm, func):
             return True
-        return self._elements(self.algorithm[func].labels) > 2 * max(
-            self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs
-        )
+        most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
+        long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
+        return self._elements(self.algorithm[func].labels) > (8 if long else 2) * most
 
     def _elements(self, labels: tuple[str | None, ...]) -> int:
         count = 1
@@ -369,15 +370,21 @@ class _Fusion:
             return (root, carried[-1])
         return (root, shared[-1]) if shared else None
 
+    def _adds_again(self, func: str, root: str, missing: tuple[str, ...]) -> bool:
+        """Whether ``func`` is a sum along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up, or
+        one down columns that ``root`` is written along, too long to hold, so that each step of it would add them up."""
+        over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
+        if set(over) & set(own):
+            return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
+        terms, others = self._elements(over), self._elements(missing)
+        return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
+
     def _costs_again(self, func: str, root: str) -> bool:
-        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs; or a sum
-        along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up."""
+        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs, or a sum
+        for every block or step."""
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
-            over = reduction_labels(self.algorithm, func)
-            there = {*self.algorithm[root].labels, *reduction_labels(self.algorithm, root)}
-            terms, others = self._elements(over), self._elements(tuple(missing))
-            return not set(over) & there and terms > FEW and others > 1 and terms * others > BLOCK
+            return self._adds_again(func, root, tuple(missing))
         if self.shape.starves(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)

@@ -10,6 +10,7 @@ from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
 from .formula_shape import CUT_SIDE, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 
+TILED = 128  #: extent that fills a tile
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
@@ -23,10 +24,12 @@ def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitiv
     labels = shape.algorithm[root].labels
     rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
     columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
-    if inner := set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m))):
+    inner = set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m)))
+    if inner and not shape.beside(root, members):
         if columns and set(columns) <= inner and not inner & set(rows):  # blocks are of what both products have, whichever side that is
             rows, columns = columns, rows
         return _Chain(shape, root, members, rows, columns).tiles()
+    rows, columns = (sorted(side, key=lambda label: min(shape.sizes[label], TILED)) for side in (rows, columns))  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     return _Product(shape, root, members, main, dot, rows, columns).tiles()
@@ -63,17 +66,15 @@ class _Product:
     def tiles(self) -> tuple[Primitive, ...]:
         shape, labels = self.shape, self.shape.algorithm[self.root].labels
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
-        batch = 1
-        for label in labels:
-            batch *= 1 if label in self.rows[-1:] + self.columns[-1:] else shape.sizes[label]
+        batch = math.prod(shape.sizes[label] for label in labels if label not in self.rows[-1:] + self.columns[-1:])
         k = max((shape.sizes[label] for label in self.dot.labels), default=1)
         bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
         alone = min(m, n) <= NARROW or self._streams(m, n, k, batch)
         tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
         block = dict(tile)
-        for k in reduction_labels(shape.algorithm, self.main):
-            longest = max(self.dot.labels, key=lambda label: shape.sizes[label])
-            tile[k] = max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1
+        for dot in (dot for m in self.members for dot in shape.dots(m)):
+            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            tile |= {k: max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
         steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main)), default=0)
         waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()

@@ -8,6 +8,7 @@ from ..lang.schedule_checks import reduction_labels
 from .formula_shape import Shape, pow2
 
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
+WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
 
@@ -19,6 +20,10 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     width = 1
     passing = _passes(shape, root, members)
     for r in reduced:
+        if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN:
+            tile[r] = 0
+            width *= pow2(shape.sizes[r])
+            continue
         if labels and _down_columns(shape, r, members):  # the width goes to the label that lies contiguous
             tile[r] = min(pow2(shape.sizes[r]), 4096 // _columns(shape.sizes[labels[-1]]) if passing else 32)
             width *= tile[r]

@@ -32,6 +32,13 @@ class Shape:
         """The matrix products in the definition of ``func``."""
         return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
 
+    def beside(self, root: str, members: list[str]) -> bool:
+        """Whether all products of a kernel are of what ``root`` is, and none is made of another."""
+        products = [m for m in members if self.dots(m)]
+        sides = [side for m in products for d in self.dots(m) for side in (d.left, d.right)]
+        fed = self.algorithm.needed_by(tuple(a.tensor for side in sides for a in ex.accesses(side) if a.tensor in self.algorithm))
+        return not set(fed) & set(products) and all(set(self.algorithm[m].labels) == set(self.algorithm[root].labels) for m in products)
+
     def holds_chain(self, func: str, root: str) -> bool:
         """Whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
