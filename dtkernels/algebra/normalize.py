@@ -49,6 +49,26 @@ def reduce_invariants(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
+def sums_to_products(algorithm: Algorithm) -> Algorithm:
+    """A sum of products of two inputs, each with a label that the other has not, is a matrix product.
+
+    Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
+
+    Of inputs alone: a matrix product rounds what is computed to the inputs' dtype.
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Reduce("sum", ex.Binary("*", ex.Access() as a, ex.Access() as b), labels):
+                left, right = ex.free_labels(a), ex.free_labels(b)
+                if {a.tensor, b.tensor} <= floating and set(labels) <= left & right and left - right and right - left:
+                    return ex.Dot(a, b, labels, pos=node.pos)
+        return node
+
+    floating = set(algorithm.inputs) - algorithm.integer_inputs()
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
 def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func where it stands inside another's argument or runs over a label of its Func.
 

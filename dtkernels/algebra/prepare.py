@@ -13,7 +13,7 @@ from .addends import name_addends
 from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants, keep_extents
 from .moments import center_moments
-from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
+from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from .pull_out import pull_out
 from .share_labels import share_labels
 from .stability import masked_exponents, stabilize
@@ -36,6 +36,9 @@ def stages(
     yield "pull_out", algorithm
     algorithm = reduce_invariants(algorithm)
     yield "reduce_invariants", algorithm
+    if inline is None:
+        algorithm = sums_to_products(algorithm)
+        yield "sums_to_products", algorithm
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
     if inline is None:
@@ -64,7 +67,7 @@ def prepare_algorithm(
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
     algorithm = center_moments(mean_to_sum(share_labels(bind_parameters(algorithm))), outputs)
-    algorithm = share_labels(hoist_reductions(reduce_invariants(pull_out(algorithm, outputs))))
+    algorithm = share_labels(hoist_reductions(sums_to_products(reduce_invariants(pull_out(algorithm, outputs)))))
     return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
 
 

@@ -159,7 +159,8 @@ class _Evaluator:
     def _dot(self, left: Named, right: Named, over: tuple[str, ...]) -> Named:
         names = {label: i for i, label in enumerate(self.algorithm.labels)}
         labels = tuple(label for label in self.algorithm.labels if label in left.labels + right.labels and label not in over)
-        data = torch.einsum(left.data, [names[x] for x in left.labels], right.data, [names[x] for x in right.labels], [names[x] for x in labels])
+        one, other = left.data.to(self.compute), right.data.to(self.compute)  # truth values are numbers here
+        data = torch.einsum(one, [names[x] for x in left.labels], other, [names[x] for x in right.labels], [names[x] for x in labels])
         return Named(data, labels)
 
     def _access(self, access: ex.Access, whole: bool = False) -> Named:

@@ -48,3 +48,16 @@ def test_what_several_kernels_read_is_cut_as_the_sum_it_serves(name):
     torch.testing.assert_close(compiled(*given).double(), want, rtol=1e-4, atol=1e-5)
     assert "[(1,)](" not in compiled.source, "one program for everything"
     assert compiled.source.count("torch.empty((size_m, size_l)") == 1, "a matrix between kernels"
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int32, torch.uint8])
+@pytest.mark.parametrize("reference", [False, True], ids=["kernel", "reference"])
+@pytest.mark.parametrize("kind", ["rdot(A[x, k], M[k, y], k)", "rsum(A[x, k] * M[k, y], k)"])
+def test_a_mask_in_a_product_is_ones_and_zeros(kind, reference, dtype, tmp_path, monkeypatch):
+    if reference:
+        monkeypatch.delenv("TRITON_INTERPRET")
+    path = tmp_path / "form.yaml"
+    path.write_text(f"op: masked_product\ndoc: as in torch\nalgorithm: |\n  Func masked_product; In A, M; Var x, y; RVar k; masked_product[x, y] = {kind};\n")
+    op, generator = dtkernels.register(path), torch.Generator().manual_seed(0)
+    a, m = torch.randn(20, 30, generator=generator), (torch.rand(30, 40, generator=generator) > 0.5).to(dtype)
+    torch.testing.assert_close(op(a, m), (a.double() @ m.double()).float(), rtol=1e-5, atol=1e-5)

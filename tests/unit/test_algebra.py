@@ -16,7 +16,7 @@ from dtkernels.algebra.degree import FREE, Degree, degree
 from dtkernels.algebra.fold import bind_parameters, fold_constants
 from dtkernels.algebra.gradient import gradient
 from dtkernels.algebra.moments import center_moments
-from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants
+from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
 from dtkernels.algebra.pull_out import pull_out
 from dtkernels.algebra.share_labels import share_labels
@@ -76,6 +76,7 @@ RULES = {
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "pull_out": (pull_out, lambda a: pull_out(a, outputs(a))),
     "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
+    "sums_to_products": (sums_to_products, lambda a: sums_to_products(a)),
     "share_labels": (share_labels, lambda a: share_labels(a)),
     "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
     "name_reductions": (name_reductions, lambda a: name_reductions(a)),
