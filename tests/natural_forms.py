@@ -50,6 +50,10 @@ FORMS = {
     "a gated pair of layers": ("Func h, f; In X, W, G, U; Var x, y; RVar k, j; h[x, j] = rdot(X[x, k], W[k, j], k) * sigmoid(rdot(X[x, k], G[k, j], k)); f[x, y] = rdot(h[x, j], U[j, y], j);",
         lambda X, W, G, U: ((X @ W) * torch.sigmoid(X @ G)) @ U, {"X": (50, 40), "W": (40, 300), "G": (40, 300), "U": (300, 40)}, 1),
     "a product as a sum": ("Func f; In A, B; Var x, y; RVar k; f[x, y] = rsum(A[x, k] * B[k, y], k);", lambda A, B: A @ B, {"A": (50, 40), "B": (40, 33)}, 1),
+    "all distances": ("Func f; In A, B; Var x, y; RVar k; f[x, y] = sqrt(rsum((A[x, k] - B[y, k]) * (A[x, k] - B[y, k]), k));",
+        lambda A, B: ((A[:, None] - B) ** 2).sum(-1).sqrt(), {"A": (50, 33), "B": (20, 33)}, 1),
+    "distances in a batch": ("Func f; In A, B; Var b, x, y; RVar k; f[b, x, y] = rsum(abs(A[b, x, k] - B[b, y, k]), k);",
+        lambda A, B: (A[:, :, None] - B[:, None]).abs().sum(-1), {"A": (3, 50, 33), "B": (3, 20, 33)}, 1),
     "two vectors and a matrix": ("Func f; In X, W, Y; Var b; RVar i, j; f[b] = rsum(X[b, i] * rsum(W[i, j] * Y[b, j], j), i);",
         lambda X, W, Y: ((X @ W) * Y).sum(-1), {"X": (50, 40), "W": (40, 33), "Y": (50, 33)}, 1),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from .formula_shape import Shape, pow2
 
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
 WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
+PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
 
@@ -16,6 +17,8 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
     labels = shape.algorithm[root].labels
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
+    if pair := _pair(shape, root, members):
+        return _pair_tiles(shape, root, pair, members)
     tile: dict[str, int] = {}
     width = 1
     passing = _passes(shape, root, members)
@@ -46,6 +49,28 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
     warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+
+
+def _pair(shape: Shape, root: str, members: list[str]) -> tuple[str, ...]:
+    """Two labels of ``root`` of which what it sums reads one without the other, as distances of all rows from all others do; the one
+    that results lie contiguous along last. None where other Funcs reduce too."""
+    labels, own = shape.algorithm[root].labels, set(reduction_labels(shape.algorithm, root))
+    if not own or own & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
+        return ()
+    read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if ex.free_labels(a) & own]
+    wide = [label for label in labels if shape.sizes[label] >= PAIR[0]]
+    found = [(a, b) for a in wide for b in wide if labels.index(a) < labels.index(b)]
+    apart = [(a, b) for a, b in found if any(a in r and b not in r for r in read) and any(b in r and a not in r for r in read)]
+    return max(apart, key=lambda pair: labels.index(pair[1]), default=())
+
+
+def _pair_tiles(shape: Shape, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Blocks of both labels, a few terms at a time: each row that is read serves all of the other side's."""
+    own = reduction_labels(shape.algorithm, root)
+    longest = max(own, key=lambda label: shape.sizes[label])
+    block = {label: min(PAIR[pair.index(label)], pow2(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
+    tile = {**block, **{k: min(PAIR_TERMS, pow2(shape.sizes[k])) if k == longest else 1 for k in own}}
+    return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
 
 
 def _columns(size: int) -> int:
