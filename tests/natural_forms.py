@@ -9,6 +9,11 @@ WIDE = {"A": (20, 16), "B": (16, 300)}
 HELD = {"A": (50, 40), "B": (40, 33)}
 
 
+def retain(Q, K, V, g):
+    near = torch.arange(Q.shape[1])[:, None] - torch.arange(K.shape[1])
+    return torch.where(near >= 0, (Q @ K.mT) * torch.exp(-0.05 * (g * g)[:, None, None] * near.clamp_min(0)), 0) @ V
+
+
 def attend(Q, K, V):
     return torch.softmax(Q @ K.mT, -1) @ V
 
@@ -54,6 +59,10 @@ FORMS = {
         lambda A, B: ((A[:, None] - B) ** 2).sum(-1).sqrt(), {"A": (50, 33), "B": (20, 33)}, 1),
     "distances in a batch": ("Func f; In A, B; Var b, x, y; RVar k; f[b, x, y] = rsum(abs(A[b, x, k] - B[b, y, k]), k);",
         lambda A, B: (A[:, :, None] - B[:, None]).abs().sum(-1), {"A": (3, 50, 33), "B": (3, 20, 33)}, 1),
+    "retention": (
+        "Func f; In Q, K, V, g; Var b, m, d; RVar l, k; f[b, m, d] = rdot(where(l <= m, rdot(Q[b, m, k], K[b, l, k], k) * exp(0.05 * g[b] * g[b] * (l - m)), 0), V[b, l, d], l);",
+        retain, {"Q": (3, 300, 16), "K": K, "V": V, "g": (3,)}, 1),
+    "a weighted covariance": ("Func f; In X, w; Var i, j; RVar n; f[i, j] = rsum(w[n] * X[n, i] * X[n, j], n);", lambda X, w: X.T @ (w[:, None] * X), {"X": (300, 20), "w": (300,)}, 1),
     "two vectors and a matrix": ("Func f; In X, W, Y; Var b; RVar i, j; f[b] = rsum(X[b, i] * rsum(W[i, j] * Y[b, j], j), i);",
         lambda X, W, Y: ((X @ W) * Y).sum(-1), {"X": (50, 40), "W": (40, 33), "Y": (50, 33)}, 1),
 }  # fmt: skip

@@ -234,6 +234,10 @@ class _Reverse:
                     return ex.Binary("*", a, self._summed(b, labels))
                 if not ex.free_labels(b) & set(labels):
                     return ex.Binary("*", self._summed(a, labels), b)
+                for one, other in ((a, b), (b, a)):  # over what one side alone has, that side is summed first
+                    if alone := tuple(label for label in labels if label not in ex.free_labels(other)):
+                        sides = (self._summed(one, alone), other) if one is a else (other, self._summed(one, alone))
+                        return self._summed(ex.Binary("*", *sides), tuple(label for label in labels if label not in alone))
                 return self._product(a, b, labels)
             case ex.Binary("/", a, b) if not ex.free_labels(b) & set(labels):
                 return ex.Binary("/", self._summed(a, labels), b)

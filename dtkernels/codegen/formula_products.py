@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
-from .formula_shape import CUT_SIDE, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
+from .formula_shape import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 
 TILED = 128  #: extent that fills a tile
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
@@ -371,16 +371,16 @@ class _Chain:
         """Tiles of the labels that are reduced."""
         shape = self.shape
         found: dict[str, int] = {}
-        outer = reduction_labels(shape.algorithm, self.root)
+        sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
         for m in self.members:
             own = reduction_labels(shape.algorithm, m)
             for k in own:
                 if len(own) > 1 and k != max(own, key=lambda label: shape.sizes[label]):
-                    found[k] = 1
+                    found[k] = min(ROWS, max(16, pow2(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1
                 elif k in held:
                     found[k] = 0
                 elif k not in tile and k not in found:
-                    narrow = shape.sizes[k] <= WHOLE_SIDE and m != self.root and k not in outer
+                    narrow = shape.sizes[k] <= WHOLE_SIDE and m != self.root and k not in reduction_labels(shape.algorithm, self.root)
                     found[k] = 0 if narrow else min(max(16, pow2(shape.sizes[k])), step)
         return found
 

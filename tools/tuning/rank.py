@@ -67,7 +67,7 @@ def _work(body: tuple[Statement, ...], trips: float, sizes: dict[str, int], item
     traffic = flops = 0.0
     for s in body:
         if isinstance(s, Loop):
-            extent = sizes[s.axis.label]
+            extent = sizes.get(s.axis.label, 1)  # parts of a sum that another kernel makes, as many as that has programs
             steps = max(1.0, extent / max(s.axis.tile or extent, 1)) * (0.0 if s.tail else 0.5 if s.end is not None else 1.0)
             inner = _work(s.body, trips * max(steps, 0.01), sizes, itemsizes)
             traffic, flops = traffic + inner[0], flops + inner[1]
