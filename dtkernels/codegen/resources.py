@@ -128,6 +128,8 @@ class _Estimate:
         self.threads = kernel.num_warps * target.warp_size
         self.smallest = 16 if any_product(kernel.body) else 1
         self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        plain = (s for s in statements(kernel.body) if isinstance(s, Let) and s.name not in self.loads)
+        self.lets = {s.name: s.value for s in plain if not any(isinstance(n, TileDot) for n in s.value.walk())}
         self.dots = [n for value in values(kernel.body) for n in value.walk() if isinstance(n, TileDot)]
         self.chained = len(self.dots) > 1
 
@@ -245,7 +247,7 @@ class _Estimate:
         """Shared memory that one statement needs: a load that a product takes, or a computed operand on its way."""
         total = 0
         if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
-            uses = [d for d in self.dots if any(isinstance(side, Local) and side.name == s.name for side in (d.left, d.right))]
+            uses = [d for d in self.dots if s.name in self._operand_names(d)]
             if self.fused and isinstance(s.value, Load):
                 stages = 1  # of loads by pointers none runs ahead there
             if uses or everything:
@@ -259,6 +261,16 @@ class _Estimate:
                     if computed and (self.units(n) == "plain" or not first):
                         total += self.elements(axes_of(side)) * self.operand_bytes(n)
         return total
+
+    def _operand_names(self, dot: TileDot) -> set[str]:
+        """Names that the operands of a product are made from: Triton loads ahead what reaches it through arithmetic too."""
+        todo, found = [dot.left, dot.right], set()  # type: ignore[var-annotated]
+        while todo:
+            for n in todo.pop().walk():
+                if isinstance(n, Local) and n.name not in found:
+                    found.add(n.name)
+                    todo += [self.lets[n.name]] if n.name in self.lets else []
+        return found
 
     # -- registers --------------------------------------------------------------------------------------------------
 

@@ -60,3 +60,11 @@ def test_clusters_are_refused_by_triton_that_has_none(monkeypatch):
     check(clusters.format(1), "a100")  # one block is no cluster
     monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: None)
     check(clusters.format(2))
+
+
+def test_loads_that_reach_a_product_through_arithmetic_run_ahead_too():
+    """Four tiles of 16 KiB for one operand: for an H200 Triton's machine code takes 262144 bytes with 4 stages, 98304 with 2."""
+    made = MM.format(128, 128, 64, 8, 4).replace("In A, B", "In A, C, D, E, B").replace("rdot(A[x, k]", "rdot(A[x, k] * C[x, k] + D[x, k] * E[x, k]")
+    with pytest.raises(DTError, match="mm on h200: bytes of shared memory"):
+        check(made, itemsizes=HALF | {"C": 2, "D": 2, "E": 2})
+    check(made.replace("num_stages(4)", "num_stages(2)"), itemsizes=HALF | {"C": 2, "D": 2, "E": 2})
