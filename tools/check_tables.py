@@ -102,7 +102,8 @@ def check_gpu(folder: Path) -> list[str]:
 
 def strays(tables: Path) -> Iterator[str]:
     """Files that belong to no table, and measurements that cannot be read."""
-    for path in sorted(p for p in tables.glob("*/*") if p.name != "journal.jsonl" and p.suffix not in (".old", ".yaml")):
+    lying = (p for p in tables.glob("*/*") if p.parent.name != "__pycache__")  # the folder is a package too, of which Python keeps bytecode
+    for path in sorted(p for p in lying if p.name != "journal.jsonl" and p.suffix not in (".old", ".yaml")):
         if path.name == "measurements.safetensors":
             try:
                 read_matrices(path)

@@ -158,6 +158,8 @@ DAMAGE = {
 @pytest.mark.parametrize("said", DAMAGE)
 def test_damage_of_every_kind_is_found(tmp_path, table, builds, capsys, said):
     given = table()
+    (tmp_path / "__pycache__").mkdir()  # the folder of tables is a package
+    (tmp_path / "__pycache__" / "__init__.pyc").write_bytes(b"")
     assert check_tables.main([*given, "--rebuild", "none"]) == 0
     DAMAGE[said](tmp_path / "nvidia_h200")
     assert check_tables.main([*given, "--rebuild", "none"]) == 1
