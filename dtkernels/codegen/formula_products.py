@@ -186,12 +186,8 @@ class _Product:
         return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
 
     def _depth(self, rows: int, columns: int, warps: int) -> tuple[int, int, int]:
-        """(elements, warps, stages) of the reduced label: 128 bytes deep and up to 4 stages, as far as shared memory holds them."""
-        itemsize, shared = self.shape.itemsize, self.shape.target.shared_bytes
-        depth = 128 // itemsize
-        while depth > 16 and 2 * (rows + columns) * depth * itemsize > shared:
-            depth //= 2
-        return depth, warps, max(2, min(4, shared // ((rows + columns) * depth * itemsize)))
+        depth, stages = self.shape.depth(rows + columns)
+        return depth, warps, stages
 
 
 @dataclass

@@ -61,6 +61,14 @@ class Shape:
         shared = [label for label in self.algorithm[root].labels if label in self.algorithm[func].labels]
         return self.programs({label: ROWS if label == shared[-1] else 1 for label in shared})
 
+    def depth(self, sides: int) -> tuple[int, int]:
+        """(elements, stages) of a product's loop, both of whose tiles together are ``sides`` wide: 128 bytes deep and up to 4 stages,
+        as far as shared memory holds them."""
+        depth = 128 // self.itemsize
+        while depth > 16 and 2 * sides * depth * self.itemsize > self.target.shared_bytes:
+            depth //= 2
+        return depth, max(2, min(4, self.target.shared_bytes // (sides * depth * self.itemsize)))
+
     def pitch(self, tensor: str) -> int:
         """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
         label = self.last_label(tensor)

@@ -56,19 +56,10 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < shape.target.multiprocessors:
         block[rows[-1]] //= 2
     longest = max(dot.labels, key=lambda label: shape.sizes[label])
-    depth, stages = _depth(shape, block[rows[-1]] + width)
+    depth, stages = shape.depth(block[rows[-1]] + width)
     tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
-
-
-def _depth(shape: Shape, sides: int) -> tuple[int, int]:
-    """(elements, stages) of the product's own loop: 128 bytes deep, up to 4 stages, as far as shared memory holds them."""
-    itemsize, shared = shape.itemsize, shape.target.shared_bytes
-    depth = 128 // itemsize
-    while depth > 16 and 2 * sides * depth * itemsize > shared:
-        depth //= 2
-    return depth, max(2, min(4, shared // (sides * depth * itemsize)))
 
 
 def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:

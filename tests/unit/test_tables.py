@@ -9,21 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from some_rows import BLOCKS, ROWS_HELD, SPEC, row, take
 
 from dtkernels.runtime import library
 from dtkernels.runtime.choice import candidates, distance, nearest_gpu, whole_labels
 from dtkernels.runtime.store import Entry, Store, StoreError, digest, write_store
-from dtkernels.runtime.table import Gpu, Row, TableError, read_gpu, read_rows, rows_text, write_gpu, write_rows
-from dtkernels.runtime.waste import LAUNCH, waste
+from dtkernels.runtime.table import Gpu, TableError, read_gpu, read_rows, rows_text, write_gpu, write_rows
 
-SPEC = "0123456789ab"
-ROWS_HELD = "f.block(x:1);\nf.tensorize(y:0, x:1);\nf.num_warps(4);"
-BLOCKS = "f.block(x:64, y:64);\nf.tensorize(x:64, y:64);"
 H200, H100, A100 = Gpu("NVIDIA H200", 90, 132, 4.8e12), Gpu("NVIDIA H100 80GB HBM3", 90, 132, 3.35e12), Gpu("NVIDIA A100-SXM4-80GB", 80, 108)
-
-
-def row(x: int = 1024, y: int = 1024, schedule: str = BLOCKS, **more) -> Row:
-    return Row(**{"op": "f", "direction": "forward", "dtype": "bf16", "sizes": {"x": x, "y": y}, "schedule": schedule, "spec": SPEC, **more})
 
 
 def entry(code: bytes, **more) -> Entry:
@@ -131,10 +124,6 @@ def test_a_gpu_is_read_as_it_was_written(tmp_path):
 # -- choice -----------------------------------------------------------------------------------------------------------
 
 
-def take(found, x, y, **more):
-    return candidates(found, row(**more).key, {"x": x, "y": y}, SPEC)
-
-
 def test_the_nearest_row_in_log2_of_sizes_comes_first():
     found = take([row(64, 64), row(4096, 4096), row(1024, 1024)], 3000, 3000)
     assert [c.row.sizes["x"] for c in found] == [4096, 1024, 64]
@@ -171,46 +160,6 @@ def test_a_row_for_another_number_is_a_guess_behind_the_exact_ones():
     assert [c.exact for c in found] == [True, False]
 
 
-TUNED = {"by": {"multiprocessors": 132}}
-SQUARES = "f.block(x:128, y:128);\nf.tensorize(x:128, y:128);"
-
-
-def test_what_a_row_wastes_is_what_its_blocks_cost_beside_the_work():
-    own = row(2048, 2048, SQUARES, **TUNED)  # 256 blocks in two waves
-    worth = 1500**2 / 2048**2
-    assert waste(own, {"x": 1500, "y": 1500}) == pytest.approx(1 / worth)  # 144 blocks, which take two waves too
-    assert waste(own, {"x": 2048, "y": 2048}) == 1 == waste(own, {"x": 4224, "y": 1024})  # 264 blocks fill both waves
-    assert waste(row(2048, 2048, SQUARES), {"x": 1500, "y": 1500}) == 1, "of how many multiprocessors it is not said"
-    assert waste(row(2048, 2048, "", **TUNED), {"x": 1500, "y": 1500}) == 1, "nothing is cut"
-
-
-def test_a_label_held_whole_wastes_up_to_the_next_power_of_two():
-    assert waste(row(13200, 1024, ROWS_HELD, **TUNED), {"x": 13200, "y": 600}) == pytest.approx(1024 / 600)
-    assert waste(row(13200, 600, ROWS_HELD, **TUNED), {"x": 13200, "y": 1024}) == 1, "what is wasted less than at its own sizes is no gain"
-
-
-def test_parts_of_a_sum_are_programs():
-    one, split = "f.block(x:16);\nf.tensorize(x:16, y:64);", "f.block(x:16);\nf.tensorize(x:16, y:64);\nf.split(y:8);"
-    fewer = {"x": 256, "y": 4096}  # 16 blocks of 132, after 128 of 132
-    assert waste(row(2048, 4096, one, **TUNED), fewer) == pytest.approx(8)
-    assert waste(row(2048, 4096, split, **TUNED), fewer) == pytest.approx(1)  # from 1024 programs, 7.76 waves of 8, to 128
-
-
-def test_next_to_a_launch_little_is_wasted():
-    fewer, long, short = {"x": 64, "y": 64}, row(1408, 1408, SQUARES, **TUNED, microseconds=1000.0), row(1408, 1408, SQUARES, **TUNED, microseconds=LAUNCH + 1)
-    assert waste(long, fewer) > 50 and 1 < waste(short, fewer) < 1.5
-
-
-def test_a_row_that_wastes_is_further_away_and_one_that_wastes_much_is_refused():
-    found = take([row(2048, 2048, SQUARES, **TUNED), row(1000, 1000, SQUARES, **TUNED)], 1500, 1500)
-    assert found[0].row.sizes["x"] == 1000 and found[0].distance > found[1].distance and found[0].reach < found[1].reach and not found[1].refused
-    assert "times the time for the same work" in found[1].told() and found[0].wasted < found[1].wasted < 2
-    (few,) = take([row(2048, 2048, SQUARES, **TUNED)], 900, 900)
-    assert few.distance < 2 and "2.6 times as long for the same work, more than 2" in few.refused
-    (same,) = take([row(2048, 2048, SQUARES, **TUNED)], 2048, 2048)
-    assert (same.distance, same.wasted, same.refused, same.told()) == (0, 1, "", "0.00 away")
-
-
 def test_a_gpu_takes_its_own_table_else_the_most_alike_of_its_capability():
     known = {"nvidia_h200": H200, "nvidia_a100": Gpu("NVIDIA A100", 80, 108, 2.0e12)}
     assert nearest_gpu(known, H200) == nearest_gpu(known, H100) == "nvidia_h200"
@@ -230,9 +179,9 @@ def test_a_store_gives_back_what_was_put_in_and_keeps_the_order_of_parameters(tm
     (name,) = store.names()
     assert store.entry(name) == entry(code) and list(store.entry(name).types) == ["b_ptr", "a"]
     assert store.code(digest(code)) == code and store.host(digest(host.encode())) == host
-    for take in (store.entry, store.host, store.code):
+    for read in (store.entry, store.host, store.code):
         with pytest.raises(StoreError, match="x0 is missing"):
-            take("x0")
+            read("x0")
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
