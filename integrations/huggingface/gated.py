@@ -51,13 +51,14 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
         record.count("another activation than when it was patched" if changed else "arguments other than one tensor")
         return type(module).forward(module, *args, **kwargs)
     if form.up is None:
-        halves = children[form.gate](args[0]).chunk(2, -1)
-        gate, up = halves if form.gate_first else halves[::-1]
+        gate, up = children[form.gate](args[0]).chunk(2, -1)[:: 1 if form.gate_first else -1]
     else:
         gate, up = children[form.gate](args[0]), children[form.up](args[0])
     reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
     record.count(reason)
-    return children[form.down](_ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up))
+    product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up)
+    del gate, up  # at a prefill they are the largest tensors there are: not to be held while down runs
+    return children[form.down](product)
 
 
 def _rest(module: nn.Module, form: Form) -> dict[str, object]:
