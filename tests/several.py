@@ -1,11 +1,13 @@
-"""Runs a case of distributed_cases.py in as many processes as it wants."""
+"""Runs cases of distributed_cases.py in two processes."""
 
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 TESTS = Path(__file__).parent
+GRACE = 20  #: seconds that a process has to notice that the other one failed, before it waits for it no longer
 
 
 def run_together(kind: str, names: list[str], folder: Path, seconds: int = 300) -> dict[str, str]:
@@ -13,20 +15,26 @@ def run_together(kind: str, names: list[str], folder: Path, seconds: int = 300) 
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS), environment.get("PYTHONPATH", "")])
     command = [sys.executable, str(TESTS / "distributed_cases.py"), kind]
-    running = [
-        subprocess.Popen(
-            [*command, str(rank), str(folder / "store"), *names], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for rank in range(2)
-    ]
-    said = []
+    said, problems = [folder / f"said_{rank}" for rank in range(2)], [folder / f"problems_{rank}" for rank in range(2)]
+    running = []
+    for rank in range(2):
+        with said[rank].open("w") as out, problems[rank].open("w") as err:
+            running.append(subprocess.Popen([*command, str(rank), str(folder / "store"), *names], env=environment, stdout=out, stderr=err))
+    failed = _first_failure(running, seconds)
+    passed = said[0].read_text().split()
+    problem = "" if failed is None else problems[failed].read_text()[-3000:]
+    return {name: "" if name in passed else problem or "did not run to its end" for name in names}
+
+
+def _first_failure(running: list[subprocess.Popen], seconds: float) -> int | None:
+    """Waits for all processes, and for one whose partner failed not for long; which failed first by itself, if any."""
+    end, failed = time.monotonic() + seconds, None
+    while any(process.poll() is None for process in running) and time.monotonic() < end:
+        if failed is None and any(process.poll() for process in running):
+            failed = next(i for i, process in enumerate(running) if process.poll())
+            end = min(end, time.monotonic() + GRACE)
+        time.sleep(0.1)
     for process in running:
-        try:
-            said.append(process.communicate(timeout=seconds))
-        except subprocess.TimeoutExpired:
-            for other in running:
-                other.kill()
-            said.append(process.communicate())
-    passed = said[0][0].split()
-    problem = next((err for p, (_, err) in zip(running, said) if p.returncode), "")[-3000:]
-    return {name: "" if name in passed else problem or "did not run" for name in names}
+        process.kill()
+        process.wait()
+    return failed if failed is not None else next((i for i, process in enumerate(running) if process.returncode), None)

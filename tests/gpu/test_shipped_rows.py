@@ -47,4 +47,5 @@ def fault(row: Row) -> str:
         told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the formula'}")
     del made, given, results
     gc.collect()
+    torch.cuda.empty_cache()  # the largest rows want a quarter of the GPU: others may run beside this process
     return "; ".join(told)
