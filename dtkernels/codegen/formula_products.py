@@ -9,6 +9,7 @@ from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
 from .formula_shape import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
+from .formula_walk import walk
 
 TILED = 128  #: extent that fills a tile
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
@@ -306,11 +307,9 @@ class _Chain:
         return (Primitive(self.root, "reorder", longest_last),) if len(own) > 1 and longest_last != own else ()
 
     def _walk(self, block: dict[str, int], packed: dict) -> tuple[Primitive, ...]:
-        """Under a mask the same rows of all heads together: blocks of one length run beside each other, the last ones too."""
-        rest = tuple(label for label in block if label not in self.rows[-1:])
-        if packed or not rest or not self.rows or self.rows[-1] not in block or not self._masked():
+        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self._masked():
             return ()
-        return (Primitive(self.root, "map", (self.rows[-1], *rest)),)
+        return walk(self.shape, self.root, self.members, block, self.rows[-1])
 
     def _figures(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
         """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.

@@ -109,12 +109,16 @@ class Shape:
         if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
             row, column, size = grouped
             rest = tuple(label for label in block if label not in grouped)
-            inner = next(name for i in range(1, 99) if (name := f"{row}{i}") not in self.algorithm.labels)
+            inner = self.unused(row)
             found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
         parts = self._parts(root, block, tile, share)
         if parts:
             found.append(Primitive(root, "split", parts))
         return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
+
+    def unused(self, label: str) -> str:
+        """A name for the place inside a group of ``label``."""
+        return next(name for i in range(1, 99) if (name := f"{label}{i}") not in self.algorithm.labels)
 
     def programs(self, block: dict[str, int]) -> int:
         """Blocks of the grid."""

@@ -20,6 +20,7 @@ class Target:
     multiprocessors: int
     shared_bytes: int  #: largest shared memory of one block
     bandwidth: float  #: bytes a second
+    l2_bytes: int  #: the cache that all multiprocessors share
     warp_size: int = 32
     registers: int = 65536  #: 32-bit registers of one multiprocessor
 
@@ -33,15 +34,16 @@ class Target:
         return self.has_tma
 
 
+MEGABYTE = 1 << 20
 TARGETS = {
     t.name: t
     for t in (
-        Target("a100", "cuda", 80, 108, 166912, 2.0e12),
-        Target("l40s", "cuda", 89, 142, 101376, 0.86e12),
-        Target("h100", "cuda", 90, 132, 232448, 3.35e12),
-        Target("h200", "cuda", 90, 132, 232448, 4.8e12),
-        Target("b200", "cuda", 100, 148, 232448, 8.0e12),
-        Target("mi300x", "hip", "gfx942", 304, 65536, 5.3e12, warp_size=64),
+        Target("a100", "cuda", 80, 108, 166912, 2.0e12, 40 * MEGABYTE),
+        Target("l40s", "cuda", 89, 142, 101376, 0.86e12, 96 * MEGABYTE),
+        Target("h100", "cuda", 90, 132, 232448, 3.35e12, 50 * MEGABYTE),
+        Target("h200", "cuda", 90, 132, 232448, 4.8e12, 50 * MEGABYTE),
+        Target("b200", "cuda", 100, 148, 232448, 8.0e12, 126 * MEGABYTE),
+        Target("mi300x", "hip", "gfx942", 304, 65536, 5.3e12, 256 * MEGABYTE, warp_size=64),
     )
 }
 
