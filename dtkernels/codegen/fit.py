@@ -12,7 +12,7 @@ from .lower import lower
 from .nest import Kernel, any_product
 from .resources import check_resources
 from .target import Target
-from .triton_kernel import operands_only
+from .value_inputs import operands_only
 
 _NARROWEST = 16  #: of a tile of a product
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..lang.algorithm import Algorithm
-from ..lang.expr import Access, Cast, Dot, Label, accesses
+from ..lang.expr import Label, accesses
 from . import exponentials, nest, scale_last
 from .dependent import Link
 from .nest import (
@@ -39,7 +39,8 @@ from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter, inexact
 from .triton_offsets import steady_loads
-from .value_inputs import value_inputs
+from .value_inputs import operands_only, value_inputs
+from .whole_blocks import in_two_forms
 
 
 @dataclass
@@ -69,16 +70,6 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
     ]  # named after what they are elements of, they would mislead
     names = [str(dim) if i in inside else next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
     return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
-
-
-def operands_only(algorithm: Algorithm) -> frozenset[str]:
-    """Funcs that matrix products alone consume: between kernels they are kept as products take them, in the inputs' dtype."""
-    plain: set[str] = set()
-    sides = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, Dot) for side in (n.left, n.right)]
-    operands = {id(side) for side in sides if isinstance(side, Access)}
-    for d in algorithm.definitions:
-        plain |= {a.tensor for a in accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, Cast) else set())
-    return frozenset(side.tensor for side in sides if isinstance(side, Access) and side.tensor in algorithm) - plain
 
 
 def jit_function(language: str, name: str, parameters: list[str], lines: list[str]) -> str:
@@ -135,11 +126,7 @@ class _KernelPrinter:
     def run(self, link: Link | None = None) -> KernelText:
         lines, depth = grid_lines(self.kernel, self)
         self.lines += lines
-        body = self.kernel.body
-        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and depth == 1 else 0
-        self._body(body[:stores], depth)
-        self.lines += link.before_stores() if link and stores else []
-        self._body(body[stores:], depth)
+        self._block(depth, link)
         descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
@@ -154,6 +141,27 @@ class _KernelPrinter:
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
+
+    def _block(self, depth: int, link: Link | None) -> None:
+        """The statements of one block; where some blocks need no mask, twice."""
+        forms = in_two_forms(self.kernel)
+        if forms is None:
+            return self._until_stores(self.kernel.body, depth, link)
+        axis, whole, other = forms
+        self._index(axis, "block", depth)
+        inside = f"({self.block_index(axis.label)} + 1) * {self.block(axis.label)} <= {self.size(axis.label)}"
+        self.line(depth, f"if {self.even_constant(axis)} or {inside}:")
+        self._until_stores(whole, depth + 1, link)
+        self.line(depth, "else:")
+        self.line(depth + 1, f"{axis.name}_ok = {axis.name} < {self.size(axis.label)}")
+        return self._until_stores(other, depth + 1, link)
+
+    def _until_stores(self, body: tuple[Statement, ...], depth: int, link: Link | None) -> None:
+        """The statements of a block, and before its stores what lets the next kernel start."""
+        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and not self.kernel.persistent else 0
+        self._body(body[:stores], depth)
+        self.lines += ["    " * (depth - 1) + line for line in link.before_stores()] if link and stores else []
+        self._body(body[stores:], depth)
 
     # -- parameters -------------------------------------------------------------------------------------------------
 
@@ -239,6 +247,7 @@ class _KernelPrinter:
             match s:
                 case Index(axis, start):
                     self._index(axis, start, depth)
+                    self._mask(axis, depth)
                 case Loop():
                     self._loop(s, depth)
                 case Let(name, Load() | Fetch() as load, axes):
@@ -277,12 +286,12 @@ class _KernelPrinter:
             steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
             steps = next((name for name in sorted(self.before) if self.named[name] == steps and start == "loop"), steps)
             self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
-        if axis in self.masked and axis.padded:
-            self.line(
-                depth, f"{axis.name}_ok = {axis.name} < min({self.size(axis.label)}, (block_{axis.label} + 1) * {self.block(axis.label)})"
-            )
-        elif axis in self.masked:
-            self.line(depth, f"{axis.name}_ok = ({axis.name} < {self.size(axis.label)}) | {self.even_constant(axis)}")
+
+    def _mask(self, axis: Axis, depth: int) -> None:
+        if axis in self.masked:
+            inside, end = f"{axis.name} < ", self.size(axis.label)
+            inside += f"min({end}, (block_{axis.label} + 1) * {self.block(axis.label)})" if axis.padded else end
+            self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
 
     def even_constant(self, axis: Axis) -> str:
         """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""

@@ -1,4 +1,4 @@
-"""Which inputs give the results their dtype."""
+"""Which inputs give the results their dtype, and what is kept in theirs between kernels."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def value_inputs(algorithm: Algorithm, inputs: Iterable[str]) -> list[str]:
         or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))
     }
     return [t for t in inputs if t not in masks]
+
+
+def operands_only(algorithm: Algorithm) -> frozenset[str]:
+    """Funcs that matrix products alone consume: between kernels they are kept as products take them, in the inputs' dtype."""
+    plain: set[str] = set()
+    sides = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)]
+    operands = {id(side) for side in sides if isinstance(side, ex.Access)}
+    for d in algorithm.definitions:
+        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) else set())
+    return frozenset(side.tensor for side in sides if isinstance(side, ex.Access) and side.tensor in algorithm) - plain
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:

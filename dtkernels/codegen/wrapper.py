@@ -11,9 +11,9 @@ from ..lang.schedule import Program
 from .nest import Kernel, any_product, unrolled_product
 from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
-from .triton_kernel import KernelText, operands_only
+from .triton_kernel import KernelText
 from .triton_memory import ROW
-from .value_inputs import value_inputs
+from .value_inputs import operands_only, value_inputs
 
 
 class Wrapper:

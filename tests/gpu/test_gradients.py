@@ -7,7 +7,7 @@ from op_cases import MAKERS, attention, normal
 import dtkernels
 
 SHAPES = {
-    "relu": [(33, 7), (4097,)],
+    "relu": [(33, 7), (4097,), (257, 1023)],
     "softmax": [(33, 65), (7, 1000), (129, 4097)],
     "dyt": [(33, 65), (7, 1000), (1025, 333)],
     "mmsigmoid": [(33, 17, 65), (130, 67, 200), (257, 129, 1000)],

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dtkernels.codegen.triton_kernel import operands_only
+from dtkernels.codegen.value_inputs import operands_only
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.runtime.operator import Variant
