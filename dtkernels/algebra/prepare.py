@@ -12,6 +12,7 @@ from ..lang.schedule import Primitive, Program, Schedule
 from .addends import name_addends
 from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants, keep_extents
+from .logistic import tanh_to_sigmoid
 from .moments import center_moments
 from .normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from .pull_out import pull_out
@@ -30,6 +31,8 @@ def stages(
         yield "share_labels", algorithm
     algorithm = mean_to_sum(algorithm)
     yield "mean_to_sum", algorithm
+    algorithm = tanh_to_sigmoid(algorithm)
+    yield "tanh_to_sigmoid", algorithm
     algorithm = center_moments(algorithm, outputs, inline)
     yield "center_moments", algorithm
     algorithm = pull_out(algorithm, outputs, inline)
@@ -66,7 +69,7 @@ def prepare_algorithm(
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
-    algorithm = center_moments(mean_to_sum(share_labels(bind_parameters(algorithm))), outputs)
+    algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(share_labels(bind_parameters(algorithm)))), outputs)
     algorithm = share_labels(hoist_reductions(sums_to_products(reduce_invariants(pull_out(algorithm, outputs)))))
     return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
 

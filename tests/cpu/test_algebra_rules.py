@@ -85,6 +85,8 @@ class Builder:
         a = self.expr(labels, depth)
         safe = ["sqrt", "rsqrt", "log", "log2"]
         fn = self.pick(["-", "exp", "exp", "exp2", "tanh", "sigmoid", "erf", "abs", *safe] + ["floor"] * (not self.differentiable))
+        if fn == "tanh" and self.chance(2):
+            return f"{self.pick(['', '0.25 * '])}(1 {self.pick('+-')} tanh(0.5 * {a}))"
         return f"{fn}(0.5 + abs({a}))" if fn in safe else f"{fn}(tanh({a}))" if fn.startswith("exp") and self.chance(2) else f"{fn}({a})"
 
     def where(self, labels: str, depth: int) -> str:
@@ -234,7 +236,7 @@ def test_rules_were_put_to_the_test():
     if not counts:
         pytest.skip("the property test did not run")
     assert counts["compared"] > CASES * 0.8, counts
-    for rule in ("bind_parameters", "mean_to_sum", "center_moments", "pull_out", "reduce_invariants", "hoist_reductions", "stabilize"):
+    for rule in ("bind_parameters", "mean_to_sum", "tanh_to_sigmoid", "center_moments", "pull_out", "reduce_invariants", "hoist_reductions", "stabilize"):
         assert counts[rule] >= 10, counts
 
 

@@ -36,6 +36,14 @@ def test_functions_at_their_edges():
         check(unary(expression), a)
 
 
+def test_one_and_a_tangent_keep_their_digits_where_they_cancel():
+    a = torch.linspace(2.0, 40.0, 60)
+    for sign, op in ((-1, "+"), (1, "-")):
+        got = dtkernels.compile(unary(f"A[x] * (1 {op} tanh(A[x]))"))(A=sign * a)
+        wanted = sign * a.double() * 2 / (1 + (2 * a.double()).exp())
+        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=0)  # in float32 1 - tanh(4) has 4 digits, 1 - tanh(10) none
+
+
 @pytest.mark.parametrize("expression", ["A[x] + B[x]", "A[x] - B[x]", "A[x] * B[x]", "A[x] / B[x]", "maximum(A[x], B[x])", "minimum(A[x], B[x])", "A[x] - (B[x] - A[x])",
                                         "A[x] / (B[x] / A[x])", "-(A[x] + B[x]) * 2 - -3", "A[x] * (B[x] + 1) / 2", "1 / 3 * A[x]", "2e-3 * A[x] + .5"])  # fmt: skip
 def test_arithmetic(expression):

@@ -15,6 +15,7 @@ from dtkernels.algebra.build import simplify
 from dtkernels.algebra.degree import FREE, Degree, degree
 from dtkernels.algebra.fold import bind_parameters, fold_constants
 from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.logistic import tanh_to_sigmoid
 from dtkernels.algebra.moments import center_moments
 from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
@@ -73,6 +74,7 @@ RULES = {
     "bind_parameters": (bind_parameters, lambda a: bind_parameters(a)),
     "fold_constants": (fold_constants, lambda a: fold_constants(a)),
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
+    "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "pull_out": (pull_out, lambda a: pull_out(a, outputs(a))),
     "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
@@ -109,6 +111,20 @@ def test_docstring_says_what_the_rule_does(name):
 def test_every_stage_is_a_documented_rule():
     a, outs = op("attention")
     assert {name for name, _ in stages(a, outs)} <= set(RULES)
+
+
+@pytest.mark.parametrize(("before", "after"), {
+    "1 + tanh(A[x])": "2 * sigmoid(2 * A[x])",
+    "tanh(A[x]) + 1": "2 * sigmoid(2 * A[x])",
+    "1 - tanh(A[x])": "2 * sigmoid(-2 * A[x])",
+    "A[x] * (1 + tanh(0.25 * A[x])) * -0.5": "-1 * A[x] * sigmoid(0.5 * A[x])",
+    "exp(1 + tanh(1 + tanh(A[x])))": "exp(2 * sigmoid(4 * sigmoid(2 * A[x])))",
+    "2e-30 * (1 + tanh(1e30 * A[x] * 1e30))": "2 * 2e-30 * sigmoid(2 * 1e+30 * A[x] * 1e+30)",
+    "2 + tanh(A[x])": None, "tanh(A[x]) - 1": None, "(1 + tanh(A[x])) / (0.5 * A[x])": "2 * sigmoid(2 * A[x]) / (0.5 * A[x])",
+}.items())  # fmt: skip
+def test_one_and_a_tangent(before, after):
+    (line, *_) = lines(tanh_to_sigmoid(read(f"f[x] = {before};")))
+    assert line == f"f[x] = {after or before};"
 
 
 def test_no_rule_names_an_op():
