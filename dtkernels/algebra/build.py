@@ -48,7 +48,31 @@ def add_alike(a: ex.Expr, b: ex.Expr) -> ex.Expr:
             return where(c, add_alike(x, y), ZERO)
         case (ex.Unary("-", x), ex.Unary("-", y)):
             return negate(add_alike(x, y))
-    return add(a, b)
+        case (ex.Binary("+" | "-" as op, x, y), _) if (both := _chosen(y if op == "+" else negate(y), b)) is not None:
+            return add(x, both)
+    both = _chosen(a, b)
+    return add(a, b) if both is None else both
+
+
+def _chosen(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
+    """The sum of two choices by one condition of which each leaves the other's branch 0: ``where(c, x, 0) - where(c, 0, y)`` is
+    ``where(c, x, -y)``; None where they are not."""
+    (c, x, none), (same, nil, y) = _choice(a), _choice(b)
+    if c is None or c != same:
+        return None
+    if is_zero(none) and is_zero(nil):
+        return where(c, x, y)
+    return where(c, nil, none) if is_zero(x) and is_zero(y) else None
+
+
+def _choice(e: ex.Expr) -> tuple[ex.Expr | None, ex.Expr, ex.Expr]:
+    """(condition, one, other) of a choice, perhaps negated; no condition where it is none."""
+    match e:
+        case ex.Call("where", (c, a, b)):
+            return c, a, b
+        case ex.Unary("-", ex.Call("where", (c, a, b))):
+            return c, negate(a), negate(b)
+    return None, e, e
 
 
 def multiply(a: ex.Expr, b: ex.Expr) -> ex.Expr:

@@ -10,6 +10,7 @@ from .formula_shape import Shape, pow2
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
 WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
 PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
+HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
 
@@ -42,6 +43,8 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
         block[label] = min(_columns(shape.sizes[label]) if passing else pow2(shape.sizes[label]), room)
         room //= block[label]
         width *= block[label]
+    if not reduced:
+        block |= _held(shape, block, members)
     block = {label: block[label] for label in labels if label in block}
     tile |= block
     extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
@@ -49,6 +52,19 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
     warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+
+
+def _held(shape: Shape, block: dict[str, int], members: list[str]) -> dict[str, int]:
+    """A block of a label that an input lacks, where a program would load of that input as much as it computes, and the input is more
+    than a row, which no cache near the program holds: what is loaded of it then serves all of the block, which is indexed once."""
+    wide = {label for label, size in block.items() if size > 1}
+    read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members]
+    lacked = [label for label in block if block[label] == 1 and any(wide <= own and len(own) > 1 and label not in own for own in read)]
+    for label in reversed(lacked):
+        times = min(HELD, pow2(shape.sizes[label]))
+        if times > 1 and shape.programs(block) >= times * FULL * shape.target.multiprocessors:
+            return {label: times}
+    return {}
 
 
 def _pair(shape: Shape, root: str, members: list[str]) -> tuple[str, ...]:

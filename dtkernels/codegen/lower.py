@@ -17,7 +17,7 @@ from ..lang.schedule import Program
 from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
-from .indices import inside_one, quotient
+from .indices import arithmetic, inside_one, quotient
 from .kinds import kind_of, whole_quotient
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
 from .options import Options
@@ -351,8 +351,8 @@ class _Lowering:
                 return nest.Const(-value)
             case ex.Unary(op, arg):
                 return Op("neg" if op == "-" else "not", (below(arg),))
-            case ex.Binary(op, left, right):
-                return Op(op, (below(left), below(right)))
+            case ex.Binary(_, left, right):
+                return arithmetic(expr, below(left), below(right))
             case ex.Call(fn, args):
                 return whole_quotient(Op(fn, tuple(below(a) for a in args)))
             case ex.Cast(arg, "fp32"):
@@ -368,8 +368,8 @@ class _Lowering:
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
-            case ex.Binary(op, left, right):
-                return Op(op, (self._index(left, env, scope), self._index(right, env, scope)))
+            case ex.Binary(_, left, right):
+                return arithmetic(ex.as_value(expr), self._index(left, env, scope), self._index(right, env, scope))
             case ex.Unary(_, arg):
                 return Op("neg", (self._index(arg, env, scope),))
         return self.tile(expr, env, scope, {})

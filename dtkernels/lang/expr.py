@@ -239,6 +239,8 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
             return tensor in inputs
         case Unary("-", _) | Binary("+" | "-" | "*" | "%", _, _):
             return all(is_integer(c, inputs, scalars) for c in expr.children())
+        case Call("floor", (Binary("/", a, b),)):
+            return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
     return False
 
 

@@ -203,6 +203,8 @@ class _Evaluator:
             case ex.Unary(_, arg):
                 v = self._index(arg)
                 return Named(-v.data, v.labels)
+            case ex.Call("floor", (quotient,)):  # of whole numbers, where a value is one
+                return self._index(quotient)
             case ex.Binary(op, left, right):
                 (a, b), labels = self._together(self._index(left), self._index(right))
                 if op == "%":

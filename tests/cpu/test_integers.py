@@ -54,10 +54,20 @@ def test_a_label_equals_an_element(schedule):
 
 
 @pytest.mark.parametrize("schedule", LINE)
-@pytest.mark.parametrize("index", ["(x + 3) % len(x)", "(x - 2) % len(x)", "(-x) % 5", "x % 3", "(x * x) % 7 / 2"])
+@pytest.mark.parametrize("index", ["(x + 3) % len(x)", "(x - 2) % len(x)", "(-x) % 5", "x % 3", "(x * x) % 7 / 2", "(x + len(x) / 2) % len(x)",
+                                   "(x - len(x) / 2) % len(x)", "(len(x) / 3 - x) % len(x)", "(x + x) % len(x)", "(x + len(x)) % len(x)", "(2 * x - len(x)) % len(x)"])  # fmt: skip
 def test_remainder_in_an_index(schedule, index):
     """It takes the sign of the divisor, as Python's does."""
     check(f"Func f; In A; Var x; f[x] = A[x] + 10 * A[{index}]; {schedule}", numbers(7))
+
+
+@pytest.mark.parametrize("schedule", LINE)
+@pytest.mark.parametrize("by", [1, 2, 3])
+def test_an_index_beside_a_part_of_an_extent(schedule, by):
+    """Nowhere rounded, whether the part is whole or not."""
+    for size in (6, 7, 8):
+        for op in ("<", "<=", ">", ">="):
+            check(f"Func f; In A; Var x; f[x] = A[x] * where(x {op} len(x) / {by}, 2, 3) + where(len(x) / {by} {op} x + 1, 5, 7); {schedule}", numbers(size))
 
 
 @pytest.mark.parametrize("schedule", LINE)
@@ -76,12 +86,16 @@ def test_an_index_of_other_dtype_is_refused(dtype):
 
 # -- as registered ops, with their gradients --------------------------------------------------------------------------
 
+TURNED = "A[(x + len(x) / 2) % len(x)]"
+HALVES = f"Func g, f; In A, t; Var x; g[x] = where(x < len(x) / 2, -{TURNED}, {TURNED}); f[x] = A[x] * A[x] + g[x] * g[x] * g[x]"
 GRADIENTS = {
     "embedding": ("Func f; In W, t; Var x, y; f[x, y] = W[t[x], y];", lambda w, t: torch.nn.functional.embedding(t, w), (5, 6), [3, 0, 4, 4, 2, 0, 1]),
     "picked": ("Func f; In A, t; Var x; RVar y; f[x] = A[x, t[x]] * rsum(A[x, y], y);", lambda a, t: a.gather(1, t[:, None])[:, 0] * a.sum(1), (4, 5), [3, 0, 4, 2]),
     "one_hot": ("Func f; In A, t; Var x; RVar y; f[x] = rsum(where(y == t[x], A[x, y], 0), y);", lambda a, t: a.gather(1, t[:, None])[:, 0], (4, 5), [3, 0, 4, 2]),
     "rolled": ("Func f; In A, t; Var x; f[x] = A[(x + 3) % len(x)] * A[x] + 0 * t[x];", lambda a, t: a.roll(-3) * a, (7,), [0] * 7),
     "rolled_back": ("Func f; In A, t; Var x; f[x] = A[(x - 2) % len(x)] + 0 * t[x];", lambda a, t: a.roll(2), (7,), [0] * 7),
+    "halves": (f"{HALVES} + 0 * t[x];", lambda a, t: a * a + torch.cat((-a[4:], a[:4])) ** 3, (8,), [0] * 8),
+    "odd_halves": (f"{HALVES} + 0 * t[x];", lambda a, t: a * a + torch.cat((-a.roll(-3)[:4], a.roll(-3)[4:])) ** 3, (7,), [0] * 7),
     "repeated": ("Func f; In A, t; Var x; f[x] = A[x % 3] + 0 * t[x];", lambda a, t: a[torch.arange(7) % 3], (3,), [0] * 7),
     "pairs": ("Func f; In A, t; Var x; f[x] = where(x % 2 == 0, -A[x + 1], A[x - 1]) + 0 * t[x];", lambda a, t: torch.stack((-a[1::2], a[::2]), 1).flatten(), (8,), [0] * 8),
 }  # fmt: skip
@@ -114,6 +128,17 @@ def test_what_goes_round_goes_back_without_a_sum():
     assert "rsum" in str(found.backward["d_A"]), "A may be longer than f"
     found = gradient(parse("Func f; In A; Var x; f[x] = A[x] + A[(x + 3) % len(x)];").algorithm, ("f",), ("A",))
     assert str(found.backward["d_A"]) == "d_A[x] = d_f[x] + d_f[(x - 3) % len(x)];"
+
+
+def test_a_choice_of_two_signs_goes_back_as_one():
+    """What is read once forward is read once backward, and the text of it reads back."""
+    from dtkernels.algebra.gradient import gradient
+    from dtkernels.lang import parse
+
+    found = gradient(parse(f"Func f; In A; Var x; f[x] = A[x] + where(x < len(x) / 2, -{TURNED}, {TURNED});").algorithm, ("f",), ("A",))
+    back = "d_f[(x - len(x) / 2) % len(x)]"
+    assert str(found.backward["d_A"]) == f"d_A[x] = d_f[x] + where((x - floor(len(x) / 2)) % len(x) < len(x) / 2, -{back}, {back});"
+    assert parse(str(found.backward)).algorithm == found.backward
 
 
 def test_batches_join_the_rows_that_are_picked_from(tmp_path):

@@ -33,3 +33,15 @@ def test_narrow_rows_that_are_written_again_are_few_in_a_program(width):
         schedule = formula(algorithm, (output,), {"x": 16384, "y": width}, 2, target("h200"))
         elements[output] = schedule.sizes(output, "block")["x"] * (1 << (width - 1).bit_length()), schedule.number(output, "num_warps")
     assert elements == {"f": (1024, 2), "t": (4096, 4)}
+
+
+@pytest.mark.parametrize("right, sizes, heads", [
+    ("c[b, s, d]", {}, 4), ("c[b, s, d]", {"h": 2}, 2), ("c[b, s, d]", {"h": 1}, 1),
+    ("c[b, s, d]", {"s": 64}, 1), ("c[d]", {}, 1), ("c[b, h, s, d]", {}, 1), ("c[h, d]", {}, 1),
+])  # fmt: skip
+def test_what_an_input_lacks_is_taken_several_at_a_time(right, sizes, heads):
+    """As queries by a table of angles: what is loaded of it serves several heads, where programs stay many and it is more than a row."""
+    algorithm = prepare_algorithm(parse(f"Func f; In A, c; Var b, h, s, d; f[b, h, s, d] = A[b, h, s, d] * {right};").algorithm, ("f",))
+    schedule = formula(algorithm, ("f",), {"b": 4, "h": 32, "s": 4096, "d": 128, **sizes}, 2, target("h200"))
+    assert schedule.sizes("f", "block") == {"b": 1, "h": heads, "s": 8, "d": 128}
+    assert schedule.sizes("f", "tensorize") == schedule.sizes("f", "block")
