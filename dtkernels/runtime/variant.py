@@ -239,6 +239,13 @@ def device_target(device: torch.device) -> Target:
         return target("h200")
     p = torch.cuda.get_device_properties(device)
     hip = getattr(torch.version, "hip", None)
-    shared = getattr(p, "shared_memory_per_block_optin", 101376)
-    arch: int | str = p.gcnArchName.split(":")[0] if hip else p.major * 10 + p.minor
-    return Target(p.name, "hip" if hip else "cuda", arch, p.multi_processor_count, 65536 if hip else shared, 1e12, 64 if hip else 32)
+    return Target(
+        name=p.name,
+        backend="hip" if hip else "cuda",
+        arch=p.gcnArchName.split(":")[0] if hip else p.major * 10 + p.minor,
+        multiprocessors=p.multi_processor_count,
+        shared_bytes=65536 if hip else getattr(p, "shared_memory_per_block_optin", 101376),
+        bandwidth=1e12,
+        l2_bytes=p.L2_cache_size,
+        warp_size=64 if hip else 32,
+    )
