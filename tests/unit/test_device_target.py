@@ -23,9 +23,9 @@ def properties(monkeypatch):
 
 
 def test_of_an_nvidia_gpu(properties):
-    properties(None, name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=232448, L2_cache_size=62914560)
+    properties(None, name="NVIDIA H200", major=9, minor=0, multi_processor_count=132, shared_memory_per_block_optin=232448, L2_cache_size=52428800)
     found = device_target(torch.device("cuda", 0))
-    assert found == Target("NVIDIA H200", "cuda", 90, 132, 232448, found.bandwidth, 62914560, warp_size=32, registers=target("h200").registers)
+    assert found == Target("NVIDIA H200", "cuda", 90, 132, 232448, found.bandwidth, 52428800, warp_size=32, registers=target("h200").registers)
 
 
 def test_of_an_amd_gpu(properties):
