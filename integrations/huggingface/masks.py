@@ -48,10 +48,32 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
     else:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
             kwargs["allow_is_causal_skip"] = False  # Gemma 4 cuts queries off, and asks for the name where there is no mask to cut
-        mask = sdpa_mask(*args, **kwargs)
+        mask = None if not args and _implied(**kwargs) else sdpa_mask(*args, **kwargs)
     if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, (reach, _version(mask)))
     return mask
+
+
+def _implied(
+    attention_mask: torch.Tensor | None = None,
+    q_length: int | None = None,
+    kv_length: int = 0,
+    q_offset: int | torch.Tensor = 0,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    allow_is_bidirectional_skip: bool = False,
+    **_,
+) -> bool:
+    """Whether torch.compile would trace a mask that says no more than none does, by the conditions on which sdpa's is left out in eager calls.
+
+    transformers makes it all the same wherever anything traces, for torch.export's sake, whose programs are run at other lengths.
+    """
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or attention_mask is not None or q_length is None:
+        return False
+    if local_size is not None and kv_length >= local_size:
+        return False
+    whole = q_length == 1 or kv_length == q_length or (isinstance(q_offset, int) and q_offset == 0)
+    return allow_is_bidirectional_skip or allow_is_causal_skip and whole
 
 
 def note_on(mask: torch.Tensor) -> Reach | None:

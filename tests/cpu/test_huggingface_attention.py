@@ -297,15 +297,19 @@ def test_ever_new_reasons_are_lumped_together():
     assert len(record.fallbacks) < 25 and record.fallbacks.total() == record.calls == 100
 
 
-def test_training_without_a_mask_goes_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
+def test_calls_go_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
     reason, mask = "gradients without a mask: sdpa is faster", torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
+    matrix, noted = "a mask without a note of what it says: sdpa is faster", dtkernels_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=False)
     monkeypatch.setattr(attention, "_on_gpu", lambda tensor: True)
     cases = [
         ("sdpa", True, True, None, {}, [reason]),
         ("sdpa", True, False, None, {}, []),  # no gradients
         ("sdpa", False, True, None, {}, []),  # attention was asked for by name
         ("eager", True, True, None, {}, []),
-        ("sdpa", True, True, mask, {}, []),
+        ("sdpa", True, True, mask, {}, [matrix]),
+        ("sdpa", True, False, mask, {}, [matrix]),
+        ("sdpa", False, True, mask, {}, []),
+        ("sdpa", True, True, noted, {}, []),
         ("sdpa", True, True, None, {"softcap": 20.0}, []),
     ]
     for original, auto, learning, given, kwargs, counted in cases:

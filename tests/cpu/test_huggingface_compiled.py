@@ -1,0 +1,100 @@
+"""Under torch.compile: masks that say no more than none are left out."""
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+import transformers
+from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface.masks import dtkernels_mask
+from functorch.compile import make_boxed_func
+from torch._dynamo.backends.common import aot_autograd
+from transformers.masking_utils import bidirectional_mask_function
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
+}
+IDS = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(2))
+PADDED = {"attention_mask": torch.ones(2, 9, dtype=torch.long).index_fill_(1, torch.tensor([8]), 0)}
+
+
+def parameters_of(model, **given) -> tuple[torch.Tensor, list[dict]]:
+    """The logits of a compiled model, and the parameters of each call of attention in its graph."""
+    found = []
+
+    def compiler(graph, _):
+        for node in graph.graph.nodes:
+            if "dtkernels.attention" in str(node.target):
+                found.append(json.loads(next(a for a in node.args if isinstance(a, str)))["params"])
+        return make_boxed_func(graph.forward)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=aot_autograd(fw_compiler=compiler), fullgraph=True)
+    return compiled(IDS, **given)[0], found
+
+
+@pytest.mark.parametrize(("name", "expected"), [("opt", {"causal": True}), ("bert", {}), ("llama", {"masked": True})])
+def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
+    """Llama's says more: its positions may be those of packed sequences, which only their numbers tell."""
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    given = {} if name == "bert" else {"use_cache": False}
+    right = model(IDS, **given)[0]
+    with patched(model, ops=["attention"]):
+        logits, found = parameters_of(model, **given)
+    torch.testing.assert_close(logits, right, atol=1e-5, rtol=1e-5)
+    assert found == [expected, expected]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_is_a_mask(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().train()
+    expected = model(IDS, **PADDED)[0]
+    with patched(model, ops=["attention"]):
+        logits, found = parameters_of(model, **PADDED)
+    torch.testing.assert_close(logits[:, :8], expected[:, :8], atol=1e-5, rtol=1e-5)
+    assert len(found) == 2 and all(p["masked"] for p in found)
+
+
+NEEDED = {
+    "some keys were there before": {"q_length": 3, "q_offset": 4, "kv_length": 7},
+    "a window that cuts": {"q_length": 5, "kv_length": 5, "local_size": 4},
+    "a query of a cache that is not full": {"q_length": 1, "kv_length": 9, "q_offset": 3, "allow_is_causal_skip": False},
+    "padding": {"q_length": 5, "kv_length": 5, "attention_mask": torch.tensor([[True, True, True, True, False]])},
+}
+NOT_NEEDED = {
+    "as many keys as queries": {"q_length": 5, "kv_length": 5},
+    "a window that reaches over all": {"q_length": 5, "kv_length": 5, "local_size": 6},
+    "keys of a cache that come later": {"q_length": 5, "kv_length": 9, "q_offset": 0},
+    "the last query": {"q_length": 1, "kv_length": 9, "q_offset": 8},
+    "all see all": {"q_length": 3, "kv_length": 7, "mask_function": bidirectional_mask_function, "allow_is_causal_skip": False, "allow_is_bidirectional_skip": True},
+}
+
+
+@pytest.mark.parametrize("name", [*NEEDED, *NOT_NEEDED])
+def test_it_is_left_out_where_it_is_in_eager_calls(name):
+    given = {"batch_size": 1, **({**NEEDED, **NOT_NEEDED}[name])}
+    eager = dtkernels_mask(**given)
+    torch._dynamo.reset()
+    traced = torch.compile(lambda: dtkernels_mask(**given), backend="eager", fullgraph=True)()
+    assert (eager is None) == (traced is None) == (name in NOT_NEEDED)
+    assert eager is None or torch.equal(eager, traced)
+
+
+def test_export_keeps_the_mask():
+    """An exported program runs at lengths, and with caches, that were not there when it was traced."""
+    model = MODELS["opt"]().eval()
+    with torch.no_grad(), patched(model, ops=["attention"]):
+        exported = torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)
+    calls = [node for node in exported.graph.nodes if "attention" in str(node.target)]
+    assert len(calls) == 2 and all(len(node.all_input_nodes) == 4 for node in calls)  # queries, keys, values and the mask
