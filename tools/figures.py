@@ -4,7 +4,7 @@
     python tools/figures.py README.md --check    1 if one is not what its files say
 
 A table stands between ``<!-- figures: FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the root
-of the project, and REGEX is looked for in "op shape direction".
+of the project, and REGEX is looked for in "op shape direction". What a later file times replaces what an earlier one has.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
 def table(paths: list[Path], only: str = "") -> str:
-    """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from."""
+    """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from.
+
+    Of files that time the same a later one counts: what was measured anew, or beside a peer more.
+    """
     lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
     sources = []
+    groups: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in paths:
         data = json.loads(path.read_text())
         sources.append(_source(path, data))
-        groups: dict[tuple[str, str, str], dict[str, float]] = {}
         for f in data["figures"]:
             time = f["microseconds"]
             way = f.get("direction", "forward")
             if time is not None and math.isfinite(time) and re.search(only, f"{f['op']} {f['shape']} {way}"):
                 name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
                 groups.setdefault((name, f["shape"], f["dtype"]), {})[f["who"]] = time
-        lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
+    lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
     return "\n".join([*lines, "", *sources]) + "\n"
 
 
@@ -59,7 +62,7 @@ def _source(path: Path, data: dict) -> str:
     versions = ", ".join(f"{name} {data[name]}" for name in ("torch", "triton", "dtkernels") if name in data)
     command = re.sub(r"/\S+/(\S+\.json)", r"\1", data["command"])
     where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-    return f"One {data['gpu']}, {versions}: `python {command}`; raw output in [{where}]({where})."
+    return f"- One {data['gpu']}, {versions}: `python {command}`; raw output in [{where}]({where})."
 
 
 def filled(text: str) -> str:

@@ -7,11 +7,13 @@
 Calls are issued in bursts that the GPU keeps up with, ours and torch's in turn, so that both meet the same machine; a figure is the
 median burst over its calls. Before a first call torch has computed a gradient of its own, whose first one takes it long.
 DTKERNELS_TABLES names the tables as usual; without a prebuilt kernel for a call the first one compiles, and its line says so.
+Python may write bytecode beside the modules, which an installation by pip has: else each process would compile their source.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import subprocess
 import sys
@@ -119,10 +121,10 @@ def show(figure: dict) -> None:
 def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
     """Median of fresh processes; with ``gradients`` of a forward and its backward."""
     what, found = f"first {op}{' forward + backward' if gradients else ''}", []
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for _ in range(runs):
-        done = subprocess.run(
-            [sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS, gradients=gradients)], capture_output=True, text=True, timeout=300
-        )
+        command = [sys.executable, "-c", FIRST.format(op=op, rows=ROWS, columns=COLUMNS, gradients=gradients)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
         if done.returncode:
             return {"what": what, "failed": (done.stderr.strip().splitlines() or ["?"])[-1]}
         *times, triton = done.stdout.split()

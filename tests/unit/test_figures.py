@@ -36,6 +36,15 @@ def test_a_line_names_the_best_peer_and_all_others(tmp_path):
     assert "dyt" not in text and "One GPU X, torch 2.1: `python tools/bench.py --json raw.json`" in text
 
 
+def test_a_later_file_replaces_what_it_times_and_adds_peers(tmp_path):
+    paths = [tmp_path / "first.json", tmp_path / "later.json"]
+    data = {"gpu": "GPU X", "torch": "2.1", "command": "tools/bench.py"}
+    paths[0].write_text(json.dumps({**data, "figures": [figure("relu", "dtkernels", 10.0), figure("relu", "eager", 15.0)]}))
+    paths[1].write_text(json.dumps({**data, "figures": [figure("relu", "dtkernels", 8.0), figure("relu", "compile-max", 12.0)]}))
+    text = figures.table(paths)
+    assert text.count("| relu |") == 1 and "| relu | 4x4 bf16 | 8.0 | compile-max 12.0 | 1.50 | eager 15.0 |" in text
+
+
 def test_a_table_that_is_behind_is_told_and_written(tmp_path, capsys):
     page = tmp_path / "page.md"
     name = next((ROOT / "benchmarks").glob("h200_first*.json")).relative_to(ROOT)
