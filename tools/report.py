@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
             return 2
         general = [drawing.roofline(study), drawing.regret(study)]
         of_kind = {
-            i: drawing.distribution(k, f"{i:02}-{k.title().replace(' ', '-').replace('(', '').replace(')', '').replace('=', '-')}")
+            i: drawing.distribution(k, k.title().replace(" ", "-").replace("(", "").replace(")", "").replace("=", "-"))
             for i, k in enumerate(study.kinds)
         }
         by_op = {op: [k for k in study.kinds if k.group.op == op] for op in dict.fromkeys(k.group.op for k in study.kinds)}

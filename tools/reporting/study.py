@@ -202,12 +202,12 @@ def _costs(work: Work) -> tuple[float, float]:
 
 
 def measured_on(gpu: str, folder: Path) -> list[Path]:
-    """What tools/bench.py wrote of this GPU into ``folder``, of whole runs: forward and backward."""
+    """What tools/bench.py wrote of this GPU into ``folder`` or one below, but for runs of its first form, which says no direction."""
     found = []
-    for path in sorted(folder.glob("*.json")):
+    for path in sorted(folder.rglob("*.json")):
         data = json.loads(path.read_text())
         if isinstance(data, dict) and data.get("gpu") == gpu and str(data.get("command", "")).startswith("tools/bench.py "):
-            found += [path] if {"forward", "backward"} <= {f.get("direction") for f in data["figures"]} else []
+            found += [path] if data["figures"] and all("direction" in f for f in data["figures"]) else []
     return found
 
 
