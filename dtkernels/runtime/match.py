@@ -127,9 +127,11 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
 
     It depends on the launch alone, so that calls in any order get the same. Whether an extent is a multiple of 16 matters where
     it lies contiguous, since loads are then as wide as their masks allow, and where tiles divide it; a cache that grows by single
-    rows needs a build for the lengths that tiles divide and one for the others.
+    rows needs a build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds:
+    a loop over one query is none.
     """
-    narrow = narrowest(names, args, constants, types)
+    single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and value == 1), 1)
+    narrow = narrowest(names, args, constants | single, types | dict.fromkeys(single, "constexpr"))
     inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
     told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}
     return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})

@@ -69,3 +69,9 @@ def test_only_what_makes_kernels_slower_tells_builds_apart():
     assert wanted(1001, False, inner=False) == wanted(1008, False, inner=False) != wanted(1024, True, inner=False)
     classes = [wanted(n, False, inner=True).multiples for n in (1001, 1002, 1004, 1008)]  # loads there are as wide as rows allow
     assert len({str(c) for c in classes}) == 4
+
+
+def test_an_extent_of_one_is_a_constant():
+    one = wanted(1, False, inner=False)
+    assert one.types["size_y"] == "constexpr" and one.constants["size_y"] == 1
+    assert wanted(2, False, inner=False).types["size_y"] == "i32"
