@@ -39,6 +39,21 @@ def test_mask_ranges_by_tile(condition, tiles):
     check(MASKED.format(condition=condition, scalars="", m=tiles[0], l=tiles[1]), *random((21, 16), (35, 16), (35, 16)))
 
 
+HEADS = """Func scores, seen, f; In Q, K, V; Var b, h, m, n; RVar l, d;
+scores[b, h, m, l] = rdot(Q[b, h, m, d], K[b, h, l, d], d);
+seen[b, h, m, l] = where(l <= m, scores[b, h, m, l], 0);
+f[b, h, m, n] = rdot(seen[b, h, m, l], V[b, h, l, n], l);
+scores.fuse_at(f, l); seen.fuse_at(f, l);
+f.block(b:1, h:1, m:16); f.tensorize(b:1, h:1, m:16, n:0, l:16, d:0); f.num_warps(4); {order} f.compile();"""
+
+
+@pytest.mark.parametrize("shape", [(5, 3, 40), (2, 6, 33), (1, 5, 16)])
+@pytest.mark.parametrize("order", ["f.map(b:b1/4, m, b1, h);", "f.map(b, h:h1/4, m, h1);", "f.map(b, m, h);", "f.map(h:h1/2, b:b1/3, m, b1, h1);", "f.map(b:b1/32, m, b1, h); f.persistent();"])
+def test_the_longest_blocks_of_each_group_go_first_and_all_of_them_go(order, shape):
+    b, h, m = shape
+    check(HEADS.format(order=order), *random((b, h, m, 16), (b, h, m, 16), (b, h, m, 16)))
+
+
 @pytest.mark.parametrize("value", [0, 4, -7, 2.5, -2.5, 100.0, -100])
 @pytest.mark.parametrize("condition", ["l <= m + u", "l < m + u", "m - l < u and l <= m", "l - u >= m", "l > m - u"])
 def test_mask_ranges_by_a_scalar(condition, value):
