@@ -27,6 +27,13 @@ def test_map(order, x, y):
     check(f"Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.block(x:4, y:4); f.tensorize(x:4, y:4); {order}", a)
 
 
+@pytest.mark.parametrize("sizes", [(4, 8, 16), (5, 9, 11), (1, 3, 40)])
+def test_dimensions_that_loads_lack(sizes):
+    h, s, d = sizes
+    text = "Func g, f; In A, c, w; Var h, s, d; g[h, s, d] = A[h, s, d] + c[s, d] * w[s, d]; f[h, s, d] = g[h, s, d] * A[h, s, (d + len(d) / 2) % len(d)] - c[s, d];"
+    check(text + "g.fuse_at(f, d); f.block(h:4, s:8, d:16); f.tensorize(h:4, s:8, d:16);", *random((h, s, d), (s, d), (s, d)))
+
+
 @pytest.mark.parametrize("order", ["f.map(x:x1/2, y:y1/2, z:z1/2, z1, y1, x1);", "f.map(z, x:x1/2, y, x1);", "f.map(x:x1/2, y:y1/3, y1, z, x1);"])
 def test_map_of_three_labels(order):
     check(f"Func f; In A; Var x, y, z; f[x, y, z] = 2 * A[x, y, z]; f.block(x:1, y:2, z:4); f.tensorize(y:2, z:4); {order}", random((3, 7, 11)))

@@ -397,10 +397,3 @@ def test_a_quotient_that_is_a_label_reads_like_the_label():
     a, b = random((3, 20), (12, 20))
     torch.testing.assert_close(dtkernels.compile(text)(A=a, B=b), a * b.view(3, 4, 20).sum(1))
     assert "// 4" not in source(text)
-
-
-@pytest.mark.parametrize("sizes", [(4, 8, 16), (5, 9, 11), (1, 3, 40)])
-def test_dimensions_that_loads_lack(sizes):
-    h, s, d = sizes
-    text = "Func g, f; In A, c, w; Var h, s, d; g[h, s, d] = A[h, s, d] + c[s, d] * w[s, d]; f[h, s, d] = g[h, s, d] * A[h, s, (d + len(d) / 2) % len(d)] - c[s, d];"
-    check(text + "g.fuse_at(f, d); f.block(h:4, s:8, d:16); f.tensorize(h:4, s:8, d:16);", *random((h, s, d), (s, d), (s, d)))
