@@ -40,7 +40,7 @@ DEFAULTS = {
     "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
     "rmsnorm": "h200_models.json",
     "swiglu": "h200_models.json",
-    "geglu": "h200_more_ops.json",
+    "geglu": "h200/more_forward.json",
     "rope": "h200_models.json",
     "cross_entropy": "h200_models.json",  # less memory, the same time
 }
@@ -75,7 +75,8 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     dry_run   change nothing; the report says what would be patched
 
     Where "auto" alone asks for it, as in ops="auto" and ops=["auto", "relu"], attention goes to sdpa on a GPU where gradients
-    are wanted and there is no mask: its backward is faster there (benchmarks/h200_bench_attention.json). Asked for by name, in
+    are wanted and there is no mask, since its backward is faster there (benchmarks/h200/attention_backward.json), and where a mask is
+    a matrix of which nothing is known, as under torch.compile (benchmarks/h200_last_run.txt). Asked for by name, in
     ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
 
     What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
