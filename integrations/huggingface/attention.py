@@ -54,7 +54,7 @@ def dtkernels_attention(
     Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord.
     """
     record = record_of(module)
-    if _collects_weights():
+    if _collects_weights(module):
         kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
     if seen is not None and (output := seen.result(query, key, value, attention_mask, kwargs)) is not None:
@@ -81,9 +81,25 @@ def dtkernels_attention(
     return output.transpose(1, 2).contiguous(), None
 
 
-def _collects_weights() -> bool:
-    """Whether transformers records the attention weights of the model that runs: not every model hands `output_attentions` on."""
-    collected = None if _active_collector is None else _active_collector.get()
+def _collects_weights(module: nn.Module) -> bool:
+    """Whether transformers records the attention weights of the model that runs: not every model hands `output_attentions` on.
+
+    torch.compile traces that question only where it traces the whole model. In a layer compiled by itself the answer is that of the
+    moment of tracing; that a hook came since traces it anew, and a module with a hook is asked each time, as its hook asks.
+    """
+    if _active_collector is None:
+        return False
+    alone = torch.compiler.is_compiling() and not getattr(_active_collector, "compiling", False)
+    return _collects_now() if alone and not module._forward_hooks else _weights_asked_for()
+
+
+@torch.compiler.assume_constant_result
+def _collects_now() -> bool:
+    return _weights_asked_for()
+
+
+def _weights_asked_for() -> bool:
+    collected = _active_collector.get()
     return bool(collected) and any(name.endswith("attentions") for name in collected)
 
 

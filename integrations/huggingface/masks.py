@@ -67,13 +67,20 @@ def _implied(
     """Whether torch.compile would trace a mask that says no more than none does, by the conditions on which sdpa's is left out in eager calls.
 
     transformers makes it all the same wherever anything traces, for torch.export's sake, whose programs are run at other lengths.
+    A static cache, whose length is a tensor, may hold keys that no query has come to.
     """
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting() or attention_mask is not None or q_length is None:
+    if not torch.compiler.is_compiling() or _exporting() or attention_mask is not None or q_length is None:
         return False
     if local_size is not None and kv_length >= local_size:
         return False
-    whole = q_length == 1 or kv_length == q_length or (isinstance(q_offset, int) and q_offset == 0)
-    return allow_is_bidirectional_skip or allow_is_causal_skip and whole
+    if allow_is_bidirectional_skip:
+        return True
+    return allow_is_causal_skip and not isinstance(q_offset, torch.Tensor) and (q_length == 1 or kv_length == q_length or q_offset == 0)
+
+
+def _exporting() -> bool:
+    """torch.compiler.is_exporting() by the flag behind it: torch 2.11's compiler takes that function to be True in whatever it traces."""
+    return torch.compiler._is_exporting_flag
 
 
 def note_on(mask: torch.Tensor) -> Reach | None:

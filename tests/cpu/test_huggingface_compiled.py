@@ -1,6 +1,7 @@
 """Under torch.compile: masks that say no more than none are left out."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface import masks, patched
 from dtkernels.integrations.huggingface.masks import dtkernels_mask
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -98,3 +99,51 @@ def test_export_keeps_the_mask():
         exported = torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)
     calls = [node for node in exported.graph.nodes if "attention" in str(node.target)]
     assert len(calls) == 2 and all(len(node.all_input_nodes) == 4 for node in calls)  # queries, keys, values and the mask
+
+
+@pytest.mark.parametrize("name", NOT_NEEDED)
+def test_it_is_left_out_too_where_the_compiler_says_that_all_is_exported(name, monkeypatch):
+    """As torch 2.11's does of whatever it traces."""
+    compiler = SimpleNamespace(is_compiling=torch.compiler.is_compiling, is_exporting=lambda: True, _is_exporting_flag=False)
+    monkeypatch.setattr(masks, "torch", SimpleNamespace(Tensor=torch.Tensor, compiler=compiler))
+    torch._dynamo.reset()
+    assert torch.compile(lambda: masks._implied(**NOT_NEEDED[name]), backend="eager", fullgraph=True)()
+
+
+@pytest.mark.parametrize(("queries", "keys", "offset"), [(1, 9, 3), (5, 5, 0)])
+def test_a_static_cache_keeps_its_mask(queries, keys, offset):
+    """Keys behind the last one written are zeros, not absent; only a mask says so, and the length is a tensor that nothing may read."""
+    torch._dynamo.reset()
+    made = torch.compile(lambda q: dtkernels_mask(batch_size=1, q_length=queries, kv_length=keys, q_offset=q), backend="eager", fullgraph=True)
+    mask = made(torch.tensor(offset))
+    assert mask is not None and torch.equal(mask[0, 0], torch.ones(queries, keys, dtype=torch.bool).tril(offset))
+
+
+@pytest.mark.parametrize("given", [{}, PADDED], ids=["no mask", "padded"])
+@pytest.mark.parametrize("name", ["llama", "opt"])
+def test_layers_compiled_by_themselves(name, given):
+    """Nothing around them is traced: neither the mask nor what transformers was asked to record."""
+    model = MODELS[name]().eval()
+    layers = (model.model.decoder if name == "opt" else model.model).layers
+    with torch.no_grad(), patched(model, ops=["attention"]):
+        expected = model(IDS, **given, use_cache=False).logits
+        torch._dynamo.reset()
+        for layer in layers:
+            layer.compile(backend="eager", fullgraph=True)
+        logits = model(IDS, **given, use_cache=False).logits
+    torch.testing.assert_close(logits[:, :8], expected[:, :8], atol=1e-5, rtol=1e-5)
+
+
+def test_layers_compiled_by_themselves_return_weights_that_are_asked_for():
+    model = MODELS["llama"]().eval()
+    model.set_attn_implementation("eager")
+    with torch.no_grad():
+        expected = model(IDS, use_cache=False, output_attentions=True).attentions
+        with patched(model, ops=["attention"]):
+            torch._dynamo.reset()
+            for layer in model.model.layers:
+                layer.compile(backend="eager")
+            model(IDS, use_cache=False)
+            weights = model(IDS, use_cache=False, output_attentions=True).attentions
+    for found, right in zip(weights, expected, strict=True):
+        torch.testing.assert_close(found, right, atol=1e-5, rtol=1e-5)
