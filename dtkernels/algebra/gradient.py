@@ -149,12 +149,12 @@ class _Reverse:
         for label, i in sorted(at, key=lambda pair: len(ex.free_labels(pair[1])) > 1):  # what a sum of labels leaves free is known last
             name = self._unknown(i, over)
             found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
-            if found is None or name is None:
+            value, new = (ex.substitute(found[0], solved, index=True), found[1]) if found is not None else (None, [])
+            if value is None or name is None or name in ex.free_labels(value):  # the last: what gives it is given by it
                 conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
                 continue
-            value, new = ex.substitute(found[0], {k: v for k, v in solved.items()}, index=True), found[1]
             over += new
-            solved[name] = value
+            solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
                 place = ex.as_value(value)
                 inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))

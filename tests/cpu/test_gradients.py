@@ -201,6 +201,12 @@ def masked(m: int, n: int, window: int) -> torch.Tensor:
     return torch.zeros(m, n, dtype=torch.float64).masked_fill(~(ones.tril() & ones.triu(1 - window)), float("-inf"))
 
 
+def chained(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    x, z, c = torch.meshgrid(*map(torch.arange, A.shape), indexing="ij")
+    diagonal = (x == z) * A.exp()[0, 0, c]
+    return B * (((x >= z) & (z >= c)) * A.exp()[(x - z).clamp(0), (z - c).clamp(0), c] + A.exp()[(x - z) % 5, (z - x) % 7, c] + diagonal)
+
+
 MLP = {"X": (9, 17), "W": (17, 20), "V": (20, 11)}
 QKV = {"Q": (9, 16), "K": (13, 16), "V": (13, 8)}
 ROWS = {"A": (5, 33)}
@@ -268,6 +274,9 @@ SPECS = {
     "diagonal": Spec("Func y; In A; Var x; y[x] = A[x, x] * A[x, 0];", lambda A: A.diagonal() * A[:, 0], {"A": (9, 9)}),
     "one_index_twice": Spec("Func y; In A, u; Var x; y[x] = A[x - 1, x - 1] * u[x];",
         lambda A, u: torch.cat([A.new_zeros(1), A.diagonal()[:-1]]) * u, {"A": (9, 9), "u": (9,)}),
+    "labels_that_give_one_another": Spec("""Func g, y; In A, B; Var x, z, c; g[x, z, c] = exp(A[x, z, c]);
+        y[x, z, c] = B[x, z, c] * (g[x - z, z - c, c] + g[(x - z) % len(x), (z - x) % len(z), c] + g[x - z, z - x, c]);""",
+        chained, {"A": (5, 7, 3), "B": (5, 7, 3)}),
     "label_bound_elsewhere": Spec("Func y; In C, w; Var x; RVar z; y[x] = rsum(w[z] * C[x, z], z) + rsum(C[z, x], z) * w[x];",
         lambda C, w: C @ w + C.sum(0) * w, {"C": (9, 9), "w": (9,)}),
     "maximum_of_products": Spec("Func y; In A, w; Var x; RVar c; y[x] = 2 * rmax(exp(A[x, c]) * w[c], c) - rmin(A[x, c] + w[c], c);",
