@@ -32,8 +32,6 @@ def _changed(e: ex.Expr) -> ex.Expr:
         if (found := _tangent(f)) is not None:
             parts.append(ex.Call("sigmoid", (_scaled(_changed(found[1]), 2.0 * found[0]),)))
             times *= 2.0
-        elif (value := _number(f)) is not None and SMALL < abs(times * value) < 1 / SMALL:
-            times *= value
         else:
             parts.append(_changed(f))
     return _scaled(_product(parts), times)

@@ -41,9 +41,9 @@ def compared(op: str, left: Tile, right: Tile) -> Tile:
     """
     turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
     match left, right:
-        case Op("/", _), _ if op in turned and is_integer(right):
+        case Op("/", _), _ if is_integer(right):
             return compared(turned[op], right, left)
-        case _, Op("/", (n, Const(k))) if op in turned and is_integer(left) and is_integer(n) and never_negative(n) and type(k) is int and k > 0:
+        case _, Op("/", (n, Const(k))) if is_integer(left) and is_integer(n) and never_negative(n) and type(k) is int and k > 0:
             down = Op("//", (n, Const(k)))
             up = Op("-", (n, down)) if k == 2 else Op("cdiv", (n, Const(k)))  # of a multiple of 16 Triton sees that the half is one of 8
             return Op(op, (left, up if op in ("<", ">=") else down))
