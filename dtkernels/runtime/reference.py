@@ -108,7 +108,7 @@ class _Evaluator:
                 return self._access(expr)
             case ex.Unary(op, arg):
                 v = self.value(arg)
-                return Named(torch.logical_not(v.data) if op == "not" else -v.data, v.labels)
+                return Named(torch.logical_not(v.data) if op == "not" else -self._numbers(v.data), v.labels)
             case ex.Binary(op, left, right):
                 whole = (op in ex.COMPARISONS or op == "%") and all(ex.is_integer(side, self.integers) for side in (left, right))
                 (a, b), labels = self._together(*((self._index if whole else self.value)(side) for side in (left, right)))
@@ -116,7 +116,7 @@ class _Evaluator:
                     return Named(torch.remainder(a, b).to(self.compute), labels)
                 if op in ("and", "or"):
                     return Named((torch.logical_and if op == "and" else torch.logical_or)(a, b), labels)
-                return Named(_BINARY[op](a, b), labels)
+                return Named(_BINARY[op](self._numbers(a), self._numbers(b)), labels)
             case ex.Call("maximum" | "minimum" as fn, (a, b)) if isinstance(a, ex.Const) or isinstance(b, ex.Const):
                 return self._clamp(fn, *((a, b) if isinstance(b, ex.Const) else (b, a)))
             case ex.Call(fn, args):
@@ -134,7 +134,12 @@ class _Evaluator:
         data, labels = self._together(*args)
         if fn == "where":
             return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
+        data = [self._numbers(d) for d in data]
         return Named(_UNARY[fn](data[0]) if fn in _UNARY else _BINARY[fn](*data), labels)
+
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        """Truth values as 0 and 1 in the dtype that is computed in, as kernels take them; anything else as it is."""
+        return data.to(self.compute) if data.dtype == torch.bool else data
 
     def _clamp(self, fn: str, arg: ex.Expr, bound: ex.Expr) -> Named:
         """Against a constant: at a tie the constant has won, so that the gradient there is 0. NaN stays."""
@@ -149,12 +154,13 @@ class _Evaluator:
     def _reduce(self, kind: str, value: Named, over: tuple[str, ...]) -> Named:
         dims = [value.labels.index(label) for label in over]
         labels = tuple(label for label in value.labels if label not in over)
+        data = self._numbers(value.data)
         if kind == "sum":
-            return Named(value.data.sum(dims), labels)
+            return Named(data.sum(dims), labels)
         if any(self.sizes[label] == 0 for label in over):
             shape = [self.sizes[label] for label in labels]
             return Named(torch.full(shape, -math.inf if kind == "max" else math.inf, dtype=self.compute, device=self.device), labels)
-        return Named(value.data.amax(dims) if kind == "max" else value.data.amin(dims), labels)
+        return Named(data.amax(dims) if kind == "max" else data.amin(dims), labels)
 
     def _dot(self, left: Named, right: Named, over: tuple[str, ...]) -> Named:
         names = {label: i for i, label in enumerate(self.algorithm.labels)}

@@ -209,12 +209,15 @@ def _surely(condition: bool | torch.SymBool) -> bool:
 
 
 def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A result as a kernel leaves it: contiguous, in memory of its own."""
+    """A result as a kernel leaves it: contiguous, in memory of its own, and no view, which torch lets nobody change in place where an
+    autograd.Function returns it."""
     result = result.contiguous()
     shared = (
         any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False
     )
-    return result.clone() if shared else result
+    if shared:
+        return result.clone()
+    return result.data if result._is_view() and not torch._C._is_tracing() else result  # a trace would lose it
 
 
 def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
