@@ -34,7 +34,7 @@ def attention(
     None for no limit; keys out of reach are not read. softcap c: scores become c * tanh(scores / c) before anything is
     added. sinks: (H,), the score of one key more a head, of value 0.
     Returns (..., H, M, N). A query that sees nothing gives zeros. Differentiable in q, k, v, floating masks, scale and
-    sinks. Raises ValueError where shapes disagree.
+    sinks. Raises ValueError where shapes disagree, TypeError where an argument is none of these.
 
     >>> attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.ones(1, 2, 5, 4)).shape
     torch.Size([1, 2, 3, 4])
@@ -63,6 +63,7 @@ def _told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) ->
 
 def _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> dict[str, object]:
     """What the op is called with."""
+    _check_kinds(q, k, v, mask, causal, window, offset, sinks, bias)
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None and mask.dtype != torch.bool:
@@ -100,6 +101,23 @@ def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Te
         return tensor.expand(shape)
     except RuntimeError:
         raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
+
+
+def _check_kinds(q, k, v, mask, causal, window, offset, sinks, bias) -> None:
+    """Raise TypeError for what would mean something else than it says, or fail where nobody looks."""
+    for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask), ("sinks", sinks), ("bias", bias)):
+        if not isinstance(value, torch.Tensor) and (value is not None or name in ("q", "k", "v")):
+            raise TypeError(f"attention: {name} is a {type(value).__name__}; allowed: a tensor")
+    if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+        raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
+    if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's
+        raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
+    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
+        raise TypeError(f"attention: offset is {offset!r}; allowed: a whole number or a one-element tensor")
+    if window is not None and not (
+        isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or hasattr(w, "__index__") for w in window)
+    ):
+        raise TypeError(f"attention: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
 
 
 def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
