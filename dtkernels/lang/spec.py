@@ -93,5 +93,5 @@ def _check_keys(data: dict, source: str) -> None:
     for key, allowed in CHOICES.items():
         if key in data and data[key] not in allowed:
             raise DTError(f"{source}: {key} is one of a few words", found=repr(data[key]), allowed=", ".join(allowed))
-    if not data["op"].isidentifier() or keyword.iskeyword(data["op"]):
-        raise DTError(f"{source}: op is a Python name", found=repr(data["op"]))
+    if not data["op"].isascii() or not data["op"].isidentifier() or keyword.iskeyword(data["op"]):
+        raise DTError(f"{source}: op is a Python name of ASCII letters, digits and _", found=repr(data["op"]))

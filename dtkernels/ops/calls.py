@@ -11,7 +11,7 @@ from ..runtime.operator import Operator
 from .registry import registered, shipped_names
 
 
-def explain(op: str | Callable, *args, **kwargs) -> Explanation:
+def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
     """What a call of ``op`` would run: the row of the schedule table, how far it is, why, and the other rows with their times.
 
     ``op`` is an op or its name, the rest is what it would be called with. Nothing is run. Example::
@@ -23,7 +23,7 @@ def explain(op: str | Callable, *args, **kwargs) -> Explanation:
     return explain_call(operator, *operator.arguments(lambda: function(*args, **kwargs)))
 
 
-def warmup(op: str | Callable, *args, backward: bool | None = None, **kwargs) -> None:
+def warmup(op: str | Callable, /, *args, backward: bool | None = None, **kwargs) -> None:
     """Make a kind of call ready, so that the next one compiles and loads nothing.
 
     Runs ``op`` once on the tensors given, and its backward where one of them asks for a gradient (``backward=False``:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copyreg
 from functools import lru_cache
 from pathlib import Path
 
@@ -30,11 +31,14 @@ def register(path: str | Path) -> Operator:
     looks it up; a name that the package ships is refused. Raises DTError, one line, where the spec is refused,
     FileNotFoundError where there is none.
     """
+    from .. import ops
     from ..lang.spec import load_spec
 
     spec = load_spec(path)
     if spec.op in shipped_names():
         raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")
+    if hasattr(type(ops), spec.op) or spec.op in vars(ops):
+        raise DTError(f"{path}: dtkernels.ops has something else of this name", found=repr(spec.op), allowed="another name")
     _registered[spec.op] = Operator(spec)
     return _registered[spec.op]
 
@@ -42,6 +46,18 @@ def register(path: str | Path) -> Operator:
 def registered(name: str) -> Operator | None:
     """The registered op called ``name``, None if there is none."""
     return _registered.get(name)
+
+
+def _again(name: str) -> Operator:
+    """The op that a pickle names. Raises DTError where this process has none."""
+    if name in shipped_names():
+        return shipped(name)
+    if (found := registered(name)) is None:
+        raise DTError(f"a pickle names the op {name!r}, which is not registered here", allowed="dtkernels.register(its spec) before it is read")
+    return found
+
+
+copyreg.pickle(Operator, lambda op: (_again, (op.name,)))
 
 
 def registered_names() -> tuple[str, ...]:

@@ -70,7 +70,14 @@ class Operator:
     def __repr__(self) -> str:
         return f"<dtkernels op {self.name}>"
 
-    def __call__(self, *args, **kwargs):
+    def __copy__(self) -> Operator:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Operator:
+        """A function of nothing but its arguments: a copy of what holds it holds the same."""
+        return self
+
+    def __call__(self, /, *args, **kwargs):  # an input may be called self
         if _compiling():
             return torch_ops.call_entry(self.entry, torch_ops.signature(self.entry), args, kwargs)
         quick = self._quick

@@ -33,11 +33,23 @@ _defined: set[str] = set()  #: those that torch.library has
 def enter(operator: Operator) -> str:
     """The name of an op's entries: its own, with a number where that stands for another algorithm already."""
     name, number = operator.name, 1
-    while name in known and _meaning(known[name]) != _meaning(operator):
+    while _taken(name, operator):
         number += 1
         name = f"{operator.name}_{number}"
     known[name] = operator
     return name
+
+
+def _taken(name: str, operator: Operator) -> bool:
+    """Whether ``name``, or what is made of it, stands for another op: one may be called as another's entry, ``<op>_forward`` say."""
+    if name in known:
+        return _meaning(known[name]) != _meaning(operator)
+    own = _entries(name)
+    return any(own & _entries(other) for other in known)
+
+
+def _entries(name: str) -> set[str]:
+    return {name, f"{name}_open", f"{name}_forward", f"{name}_backward"}
 
 
 def _meaning(operator: Operator) -> tuple:
@@ -195,6 +207,7 @@ def _define(name: str, schema: str) -> None:
     for half in ("forward", "backward"):
         _library.impl(f"{name}_{half}", _half(name, half), "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _half_shaped(name, half), lib=_library)
+        torch.library.register_vmap(f"{NAMESPACE}::{name}_{half}", mapped, lib=_library)
 
 
 def _casting(name: str, entry: str, device: str):
@@ -337,6 +350,10 @@ class _Recorded(torch.autograd.Function):
         made = dict(zip(pair.gradient.grads, results))
         shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
         return (None, None, None, *without_derivative(known[ctx.name].name, shaped, (*saved, *grads)))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(f"{known[ctx.name].name}: forward-mode differentiation is not supported; allowed: backward")
 
     @staticmethod
     def vmap(info, in_dims, name: str, *values):

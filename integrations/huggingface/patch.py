@@ -124,7 +124,10 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
 def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
     """The ops, in the order asked for, and of each whether "auto" alone asked for it."""
     chosen: dict[str, bool] = {}
-    for entry in [ops] if isinstance(ops, str) else ops:
+    entries = [ops] if isinstance(ops, str) else list(ops) if isinstance(ops, Iterable) else [ops]
+    for entry in entries:
+        if not isinstance(entry, str):
+            raise TypeError(f"apply_to: ops is a name or several names; got {entry!r}")
         for name in _SEVERAL.get(entry, (entry,)):
             if name not in _PATCHERS:
                 raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, 'all', or 'auto' for {', '.join(DEFAULTS)}")
