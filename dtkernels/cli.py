@@ -122,8 +122,11 @@ def _machine_code(subject: show.Subject, make):
         return make()
     except ImportError as error:
         raise Refused(f"dtkernels: machine code needs torch and triton: {error}") from None
-    except (DTError, OSError, KeyboardInterrupt):
+    except (DTError, KeyboardInterrupt):
         raise
+    except OSError as error:  # Triton's own cache, in a home that there is not, say
+        where = f"{error.filename}: " if error.filename else ""
+        raise Refused(f"dtkernels: {where}{error.strerror or error}; TRITON_CACHE_DIR and DTKERNELS_CACHE say where to write") from None
     except Exception as error:  # Triton raises what its passes raise; there is no common class
         said = str(error).strip().splitlines() or ["no message"]
         raise Refused(f"dtkernels: Triton does not compile this: {type(error).__name__}: {said[-1]}") from error

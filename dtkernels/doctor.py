@@ -14,6 +14,7 @@ from .runtime.paths import interpreting
 
 OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
 OPTIONAL = ("transformers",)
+PLAIN = {"pyyaml": "yaml", "safetensors": "safetensors"}  #: needed in any version; what each is imported as
 
 
 def report() -> Iterator[str]:
@@ -28,6 +29,9 @@ def _facts() -> Iterator[tuple[bool, str]]:
     yield recent, f"python {sys.version.split()[0]}" + ("" if recent else ": 3.10 or newer is needed")
     for name in OLDEST:
         yield _installed(name)
+    for name, module in PLAIN.items():
+        if util.find_spec(module) is None:
+            yield False, f"{name} is not installed: it is needed"
     yield _gpu()
     yield _cache()
     yield _interpreter()
@@ -76,7 +80,10 @@ def _cache() -> tuple[bool, str]:
         return False, "cache folder: not looked at without torch"
     from .runtime import cache
 
-    found, problem = cache.find_cache()
+    try:
+        found, problem = cache.find_cache()
+    except OSError as error:
+        return False, f"cache folder: none can be written, nor a temporary one ({error.strerror}); set DTKERNELS_CACHE"
     if not problem:
         return True, f"cache folder: {found}"
     return False, f"cache folder: {problem[0]} cannot be written, using {found}; set DTKERNELS_CACHE"
@@ -84,6 +91,8 @@ def _cache() -> tuple[bool, str]:
 
 def _interpreter() -> tuple[bool, str]:
     on = interpreting()
+    if on and version("numpy") is None:
+        return False, "TRITON_INTERPRET: set; the interpreter needs numpy, which is not installed"
     return not on, f"TRITON_INTERPRET: {'set; kernels run in the interpreter, slowly' if on else 'not set'}"
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 from .notes import warn_once
+from .paths import interpreting, one_at_a_time
 
 
 def cache_dir() -> Path:
@@ -38,11 +39,22 @@ def find_cache() -> tuple[Path, tuple[str, OSError] | None]:
 def _wanted() -> Path:
     """What the environment asks for. Raises OSError where there is no home."""
     if named := os.environ.get("DTKERNELS_CACHE"):
-        return Path(named)
+        return told_folder(named)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels"
     except RuntimeError:  # a user without a name, as in many containers
         raise FileNotFoundError("this user has no home") from None
+
+
+@lru_cache(maxsize=32)
+def told_folder(named: str) -> Path:
+    """The folder that a variable of the environment names: ~ is the home, and where it starts from is where this process was when it first asked."""
+    path = Path(named)
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # nobody's home: a folder called ~
+        pass
+    return path.absolute()
 
 
 @lru_cache(maxsize=1)
@@ -66,6 +78,11 @@ def _warn(wanted: str, error: OSError, folder: Path) -> None:
 def load_module(source: str, name: str) -> ModuleType:
     """The module of ``source``, from a file named after its contents; written whole or not at all."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    with one_at_a_time:  # who comes while another thread imports it must not see a half
+        return _loaded(source, name, digest)
+
+
+def _loaded(source: str, name: str, digest: str) -> ModuleType:
     module_name = f"dtkernels_emitted_{name}_{digest}"
     if module_name in sys.modules:
         return sys.modules[module_name]
@@ -80,8 +97,11 @@ def load_module(source: str, name: str) -> ModuleType:
             from .precision import dot_precision
 
             module.dot_precision = dot_precision  # type: ignore[attr-defined]
-    except BaseException:
+    except BaseException as error:
         del sys.modules[module_name]
+        if isinstance(error, ModuleNotFoundError):
+            what = "Triton's interpreter runs it" if interpreting() else "Triton compiles it"
+            raise ModuleNotFoundError(f"{name}: a kernel cannot run: {what}, and needs {error.name}: pip install {error.name}", name=error.name) from error
         raise
     return module
 

@@ -19,6 +19,7 @@ from .host import Launch, Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
+from .paths import interpreting, one_at_a_time
 from .precision import allows_tf32
 from .programs import Planned, Programs
 from .recent import keep
@@ -242,7 +243,8 @@ class Dispatcher:
                 )
 
         def launch(values: tuple) -> list[torch.Tensor]:
-            result = module.call(*values)
+            with one_at_a_time if interpreting() else nullcontext():
+                result = module.call(*values)
             return list(result) if isinstance(result, tuple) else [result]
 
         if not on_gpu:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from .cache import told_folder
 from .choice import Candidate, Near, agreeing, nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
@@ -83,7 +84,7 @@ class OpTable:
 def tables_folder() -> Path:
     """``DTKERNELS_TABLES``, else the tables that came with the package."""
     named = os.environ.get("DTKERNELS_TABLES")
-    return Path(named) if named else _own_tables()
+    return told_folder(named) if named else _own_tables()
 
 
 @lru_cache(maxsize=1)
@@ -168,6 +169,9 @@ def _folder_for(gpu: Gpu, root: Path) -> str | None:
     except OSError as error:
         warn_once(f"no tables: {_named(root, error)}")
         return None
+    if not folders:
+        inside = ": it is one table; name the folder that it lies in" if (root / "gpu.yaml").exists() else ""
+        warn_once(f"no tables: {root}: no folder in it has a gpu.yaml{inside}")
     for folder in folders:
         try:
             found[folder.name] = read_gpu(folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import defaultdict
 
 KINDS = ("gpu", "interpreter", "reference")
@@ -30,3 +31,9 @@ def paths() -> dict[str, dict[str, int]]:
 def interpreting() -> bool:
     """Whether Triton runs kernels in its interpreter: what it takes ``TRITON_INTERPRET`` to say."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
+
+
+#: held while a kernel is imported, and while the interpreter runs one, which changes triton.language for that long, for every thread
+one_at_a_time = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone: none of its own holds the lock
+    os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from types import ModuleType
 
@@ -15,7 +16,7 @@ from ..codegen.triton_module import emit
 from ..lang import DTError, Position, parse
 from ..lang.schedule import Program
 from .cache import load_module
-from .paths import interpreting
+from .paths import interpreting, one_at_a_time
 
 
 class CompiledProgram:
@@ -40,7 +41,7 @@ class CompiledProgram:
             self._module = load_module(self.source, self.outputs[0])
         return self._module
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, /, *args, **kwargs):
         on_cpu = any(getattr(getattr(v, "device", None), "type", "") == "cpu" for v in (*args, *kwargs.values()))
         if on_cpu and not interpreting():
             raise RuntimeError(f"{self.outputs[0]}: its tensors are on the CPU; allowed: a GPU, or TRITON_INTERPRET=1 set before Python starts")
@@ -51,7 +52,7 @@ class CompiledProgram:
             return partial(self._run, name)
         raise AttributeError(name)
 
-    def _run(self, name: str, *args, **kwargs):
+    def _run(self, name: str, /, *args, **kwargs):
         if name in self.program.without_wrapper():
             raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
         from .memory import in_memory
@@ -67,7 +68,8 @@ class CompiledProgram:
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
-            return run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()})
+            with one_at_a_time if interpreting() else nullcontext():
+                return run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()})
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
@@ -93,6 +95,10 @@ class CompiledProgram:
             if interpreted or value.layout is not torch.strided:
                 found = "on the meta device" if interpreted else f"of layout {value.layout}"
                 raise TypeError(f"{name}: {n} is {found}; allowed: {kind} with strides and data")
+
+    def __reduce__(self):
+        """Copies and pickles are made of the program: the imported file has no copy."""
+        return CompiledProgram, (self.program,)
 
     def __repr__(self) -> str:
         return f"<dtkernels program {', '.join(self.outputs)}>"

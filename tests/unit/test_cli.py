@@ -126,7 +126,7 @@ BAD = [
     (["show", "parameters.yaml"], "parameters.yaml: parameters is a mapping of names to texts: found int"),
     (["show", "dtypes.yaml"], "dtypes.yaml: dtypes: found 'int3'; allowed: fp32, fp16, bf16"),
     (["show", "twice.yaml"], "twice.yaml:4:1: not YAML: found the key 'doc' again"),
-    (["show", "keyword.yaml"], "keyword.yaml: op is a Python name: found 'lambda'"),
+    (["show", "keyword.yaml"], "keyword.yaml: op is a Python name of ASCII letters, digits and _: found 'lambda'"),
     (["show", "nothing.yaml"], "nothing.yaml: an op reads a tensor: found no In in its algorithm"),
     (["show", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text: found byte 0xff at offset 1"),
     (["show", "algorithm.yaml"], "algorithm.yaml (algorithm):1:29: undeclared tensor: found 'B'"),

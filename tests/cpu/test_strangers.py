@@ -1,0 +1,173 @@
+"""Calls that someone from outside would make: what is legal is right, what is not is one line."""
+
+import copy
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+import dtkernels
+from dtkernels.runtime.torch_ops import known
+
+SPEC = """op: {op}
+doc: {times} * A.
+algorithm: |
+  Func {op}; In {name}; Var x;
+  {op}[x] = {times} * {name}[x];
+"""
+
+
+@pytest.fixture
+def register(tmp_path):
+    def make(op: str, times: int = 2, name: str = "A"):
+        path = tmp_path / "spec.yaml"
+        path.write_text(SPEC.format(op=op, times=times, name=name))
+        return dtkernels.register(path)
+
+    return make
+
+
+@pytest.fixture
+def by_reference(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def random(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (2, 4, 6)])
+def test_a_result_may_be_changed_in_place(shape, by_reference):
+    x, w = random(*shape).requires_grad_(), torch.ones(6)
+    dtkernels.ops.rmsnorm(x, w).mul_(2).sum().backward()
+    y = x.detach().double().requires_grad_()
+    (torch.nn.functional.rms_norm(y, (6,), w.double(), 1e-6) * 2).sum().backward()
+    torch.testing.assert_close(x.grad, y.grad.float())
+
+
+def test_a_module_that_works_in_place_may_follow_a_patched_one(by_reference):
+    model = torch.nn.Sequential(torch.nn.LayerNorm(6), torch.nn.ReLU(inplace=True))
+    x = random(3, 6)
+    wanted = torch.autograd.grad(model(x).square().sum(), list(model.parameters()))
+    dtkernels.apply_to(model, "layernorm")
+    torch.testing.assert_close(torch.autograd.grad(model(x).square().sum(), list(model.parameters())), wanted)
+
+
+def test_truth_values_are_numbers_wherever_one_is_wanted():
+    mask = torch.tensor([[True, False, False], [True, True, True]])
+    torch.testing.assert_close(dtkernels.ops.softmax(mask), torch.softmax(mask.double(), -1).float())
+    torch.testing.assert_close(dtkernels.ops.rmsnorm(mask, torch.ones(3).double()), torch.nn.functional.rms_norm(mask.double(), (3,), eps=1e-6))
+
+
+REFUSED = {
+    "causal is 'no'; allowed: True or False": {"causal": "no"},
+    "causal is [True]; allowed": {"causal": [True]},
+    "window is 3; allowed: (left, right)": {"window": 3},
+    "window is (1.5, 0); allowed": {"window": (1.5, 0)},
+    "window is (1, 2, 3); allowed": {"window": (1, 2, 3)},
+    "offset is 1.5; allowed: a whole number": {"offset": 1.5},
+    "mask is torch.int64; allowed: bool or floating point": {"mask": torch.ones(4, 4, dtype=torch.int64)},
+    "mask is a list; allowed: a tensor": {"mask": [[True]]},
+    "sinks is a int; allowed: a tensor": {"sinks": 0},
+}
+
+
+@pytest.mark.parametrize("said", REFUSED)
+def test_attention_refuses_in_one_line_what_is_none_of_its_arguments(said):
+    q = random(1, 2, 4, 8)
+    with pytest.raises(TypeError) as error:
+        dtkernels.ops.attention(q, q, q, **REFUSED[said])
+    assert str(error.value).startswith(f"attention: {said}") and "\n" not in str(error.value)
+
+
+def test_attention_takes_numbers_and_truth_values_of_numpy():
+    q = random(1, 2, 4, 8)
+    same = dtkernels.ops.attention(q, q, q, causal=np.bool_(True), window=(np.int64(1), None))
+    assert torch.equal(same, dtkernels.ops.attention(q, q, q, causal=True, window=(1, None)))
+
+
+# -- ops of one's own ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("op", ["register", "registered_names", "__getattr__", "__class__"])
+def test_an_op_that_could_not_be_reached_is_not_registered(op, register):
+    with pytest.raises(dtkernels.DTError, match="dtkernels.ops has something else of this name"):
+        register(op)
+
+
+@pytest.mark.parametrize("op", ["größe", "\ufb01"])
+def test_an_op_is_called_what_tables_and_torch_can_write(op, tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text(SPEC.format(op="f", times=2, name="A").replace("op: f", f"op: {op}"), encoding="utf-8")
+    with pytest.raises(dtkernels.DTError, match="op is a Python name of ASCII letters, digits and _"):
+        dtkernels.register(path)
+
+
+def test_an_op_may_be_called_as_an_entry_of_another(register):
+    x = random(5)
+    for op in (register("strange"), register("strange_forward", 3), register("strange_open", 4), register("strange_open_open", 5)):
+        assert torch.equal(torch.compile(lambda x, op=op: op(x), backend="eager", fullgraph=True)(x), op(x))
+    assert len({known[n].name for n in known if n.startswith("strange")}) == 4
+
+
+@pytest.mark.parametrize("name", ["self", "args", "kwargs", "op"])
+def test_an_input_may_have_any_name(name, register):
+    op, x = register(f"named_{name}", name=name), random(5)
+    assert torch.equal(op(**{name: x}), 2 * x)
+    assert dtkernels.explain(op.name, **{name: x}).forward.sizes is not None
+    dtkernels.warmup(op.name, **{name: x})
+
+
+def test_a_module_that_holds_an_op_is_copied_and_pickled(register):
+    op, x = register("held"), random(5)
+    module = torch.nn.Module()
+    module.op = op
+    assert copy.deepcopy(module).op is op and pickle.loads(pickle.dumps(module)).op is op
+    text = pickle.dumps(op).replace(b"held", b"gone")
+    with pytest.raises(dtkernels.DTError, match="a pickle names the op 'gone', which is not registered here: allowed: dtkernels.register"):
+        pickle.loads(text)
+    program = dtkernels.compile("Func f; In A; Var x; f[x] = 2 * A[x];")
+    for again in (program(A=x), copy.deepcopy(program)(A=x), pickle.loads(pickle.dumps(program))(A=x)):
+        assert torch.equal(again, 2 * x)
+
+
+@pytest.mark.parametrize("ops", [3, None, ["attention", 3], [["attention"]]])
+def test_apply_to_says_what_ops_may_be(ops):
+    with pytest.raises(TypeError, match="^apply_to: ops is a name or several names; got "):
+        dtkernels.apply_to(torch.nn.Linear(2, 2), ops)
+
+
+# -- transforms, threads ---------------------------------------------------------------------------------------------------
+
+
+def test_derivatives_by_batches_or_forward_are_refused_in_one_line():
+    x = random(3)
+    with pytest.raises(NotImplementedError, match="^softmax: torch.vmap is not supported"):
+        torch.func.jacrev(dtkernels.ops.softmax)(x)
+    with pytest.raises(NotImplementedError, match="^softmax: forward-mode differentiation is not supported"):
+        torch.func.hessian(lambda x: dtkernels.ops.softmax(x).square().sum())(x)
+
+
+@pytest.mark.kernels
+def test_threads_that_call_one_op_first_at_once_are_all_right():
+    x, found = random(7, 33), {}
+    wanted = torch.softmax(x, -1)
+    together = threading.Barrier(16)
+
+    def call(i):
+        together.wait()
+        try:
+            found[i] = torch.allclose(dtkernels.ops.softmax(x.clone().requires_grad_()), wanted, atol=1e-6)
+            program = dtkernels.compile("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.tensorize(y:16);")
+            found[i] = found[i] and torch.equal(program(A=x), 2 * x)
+        except Exception as error:
+            found[i] = repr(error)
+
+    threads = [threading.Thread(target=call, args=(i,)) for i in range(16)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert set(found.values()) == {True}
