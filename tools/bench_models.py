@@ -2,7 +2,7 @@
 
     python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
     python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:attention:rope
-    python tools/bench_models.py --models toy --lengths 64            # a few seconds, on a CPU too
+    python tools/bench_models.py --models toy --lengths 16 --tokens 64 --new 4 --repeats 1 --variants sdpa,dtkernels    # seconds, on a CPU too
 
 A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
 (ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on the same weights, in the order given and then in the
@@ -23,10 +23,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
+if __name__ == "__main__":
+    from needed import needs
+
+    needs("bench_models", "torch", "transformers")
+
 import torch
 import transformers
 from asked import at_least, device, file_to_write, several, some_of
 from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface.patch import OPS
 
 import dtkernels
 
@@ -69,6 +75,19 @@ class Figure:
     note: str = ""
     rounds: list[float] = field(default_factory=list)  #: medians, ms
     times: list[float] = field(default_factory=list)  #: all of them, ms
+
+
+def variants(text: str) -> tuple[str, ...]:
+    """Variants separated by commas, as argparse takes them."""
+    found = tuple(dict.fromkeys(text.split(",")))
+    for variant in found:
+        name, *ops = variant.removesuffix("+compile").split(":")
+        if name not in ("sdpa", "liger", "dtkernels") or ops and name != "dtkernels":
+            raise argparse.ArgumentTypeError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile")
+        for op in ops:
+            if op not in (*OPS, "auto", "all"):
+                raise argparse.ArgumentTypeError(f"unknown op {op!r} in {variant!r}; allowed: {', '.join(OPS)}, auto, all")
+    return found
 
 
 def build(name: str, length: int, device: str, dtype: torch.dtype):
@@ -125,7 +144,7 @@ def generating(model, ids: torch.Tensor, new: int, compiled: bool) -> Callable[[
 def measure(options, name: str, work: str, length: int) -> list[Figure]:
     """Every variant of one line, in turn."""
     batch = max(1, options.tokens // length)
-    figures = [Figure(name, work, length, batch, variant, None, None, "") for variant in options.variants.split(",")]
+    figures = [Figure(name, work, length, batch, variant, None, None, "") for variant in options.variants]
     truth: dict[str, object] = {}
     for turn in range(options.rounds):
         for figure in reversed(figures) if turn % 2 else figures:
@@ -155,7 +174,7 @@ def under(variant: str, model) -> Iterator[object]:
     elif name == "sdpa":
         yield None
     else:
-        raise ValueError(f"unknown variant {variant!r}; allowed: sdpa, liger, dtkernels, dtkernels:OP, each with +compile")
+        raise AssertionError(f"{variant}: variants() takes no others")
 
 
 @contextmanager
@@ -229,7 +248,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--models", type=some_of(SHAPES), default=("llama", "opt"), help=f"comma-separated: {', '.join(SHAPES)}")
     parser.add_argument("--work", type=some_of(("train", "generate")), default=("train", "generate"), help="comma-separated: train, generate")
     parser.add_argument("--lengths", type=several(at_least(1)), default=(2048, 8192), help="tokens of a sequence, or of a prompt")
-    parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated, see above")
+    parser.add_argument("--variants", type=variants, default=VARIANTS, help="comma-separated, see above")
     parser.add_argument("--tokens", type=at_least(1), default=8192, help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=at_least(1), default=64, help="tokens to generate")
     parser.add_argument("--repeats", type=at_least(1), default=5)

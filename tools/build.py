@@ -8,7 +8,7 @@
 
 The same tables give the same bytes with the same Triton. A kernel that the store has already, from the same IR by the same
 Triton, is kept as it is; --anew compiles all. A row that cannot be built is named, keeps no binaries, and makes the exit
-status 1.
+status 1. Where nothing can be built, without Triton or on a full disk, tables stay as they are.
 """
 
 from __future__ import annotations
@@ -19,11 +19,17 @@ import os
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from datetime import date
 from functools import cache
 from pathlib import Path
 
 os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line numbers name files: with them no two builds are the same bytes
+
+if __name__ == "__main__":
+    from needed import needs
+
+    needs("build", "torch", "triton", "numpy")  # without Triton every row would fail, and lose its kernels
 
 from dtkernels.codegen.formula import formula
 from dtkernels.codegen.target import TARGETS, Target, target
@@ -49,17 +55,18 @@ def main(argv: list[str] | None = None) -> int:
     for folder in folders:
         if not (folder / "gpu.yaml").is_file():
             raise SystemExit(f"build: no table: {folder}; allowed: {', '.join(sorted(p.parent.name for p in args.tables.glob('*/gpu.yaml'))) or 'none is here'}")
-    for name in args.formula:
-        folders.append(args.tables / gpu_of(target(name)).folder)
-        write_formula_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
-    if not folders:
-        folders = sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
-    if not folders:
-        raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
     try:
+        for name in args.formula:
+            folders.append(args.tables / gpu_of(target(name)).folder)
+            write_formula_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
+        folders = folders or sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
+        if not folders:
+            raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
         failures = build_tables(folders, specs, args.jobs, args.anew)
     except (TableError, OSError) as error:  # tables are written whole or not at all
         raise SystemExit(f"build: {error}") from None
+    except (BrokenProcessPool, MemoryError) as error:
+        raise SystemExit(f"build: a process that compiles ended, for want of memory perhaps: {error}; tables stay as they are, --jobs 1 takes least") from None
     for line in failures:
         print(f"not built: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -81,7 +88,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def specs_of(asked: list[str] | None) -> dict[str, str]:
     """Op -> its name or its spec file, of what was asked for; nothing stands for all of the package's. Exits in one line."""
     try:
-        return {operator_of(op).spec.op: op for op in op_names(",".join(asked or []), "build")}
+        return {operator_of(op).spec.op: op for op in op_names(",".join(asked or []), "build", least=0)}
     except DTError as error:
         raise SystemExit(f"build: {error}") from None
 
@@ -183,6 +190,8 @@ def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> li
     for row, widest in rows:
         try:
             found.append(build_row(operator_of(op), row, target(to), widest, earlier))
+        except (OSError, MemoryError):  # a full disk is no row's failure: none loses its kernels for it
+            raise
         except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
             found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return found

@@ -25,6 +25,11 @@ os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
+if __name__ == "__main__":
+    from needed import needs
+
+    needs("check_tables", "torch", "triton", "numpy")
+
 from asked import at_least  # noqa: E402
 from tuning.matrix import read_matrices  # noqa: E402
 

@@ -16,6 +16,11 @@ import time
 from importlib.util import find_spec
 from pathlib import Path
 
+if __name__ == "__main__":
+    from needed import needs
+
+    needs("lora_training", "torch", "transformers", "peft")
+
 import peft
 import torch
 import transformers

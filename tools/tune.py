@@ -38,6 +38,9 @@ def _too_early(*_) -> None:
 
 if __name__ == "__main__":  # what is imported below takes seconds; main() takes over then
     signal.signal(signal.SIGINT, _too_early)
+    from needed import needs
+
+    needs("tune", "torch", "triton", "numpy")
 
 from asked import DTYPES, at_least, some_of, within  # noqa: E402
 from tuning.choosing import choose_group  # noqa: E402
@@ -148,6 +151,7 @@ class Run:
         self.out = args.out or ROOT / "schedule_tables" / self.gpu.folder
         path = self.out / "journal.jsonl"
         self.lock = only_one(self.out)
+        self.earlier = self._earlier()  # what is refused is refused before the journal of an earlier run is set aside
         if path.exists() and not (args.resume or args.write_only):
             print(f"tune: the journal of an earlier run is now {set_aside(path)}; --resume would go on with it", file=sys.stderr, flush=True)
         try:
@@ -157,7 +161,6 @@ class Run:
             raise SystemExit(f"tune: {error}") from None
         self.before = self.journal.seconds
         self.known = Knowledge(self.works, self.journal)
-        self.earlier = self._earlier()
         timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
         self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.before, args.stop_after)

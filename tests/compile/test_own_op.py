@@ -2,6 +2,7 @@
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,26 @@ def test_a_slip_in_the_name_of_a_registered_op_is_told_which_there_are(spec):
     register(spec)
     with pytest.raises(AttributeError, match="no op 'own_square'; allowed: .*two_mm, own_squares, or register a spec"):
         ops.own_square  # noqa: B018
+
+
+@pytest.mark.parametrize("problem", [OSError(28, "No space left on device"), MemoryError()])
+def test_what_is_no_rows_failure_leaves_tables_as_they_are(problem, spec, build, tmp_path, monkeypatch):
+    """Rows would lose their kernels for a disk that is full."""
+
+    def fails(*row):
+        raise problem
+
+    assert build("--ops", spec, "--formula", "a100", "--few", "1", "--dtypes", "fp32") == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "tables").rglob("*") if p.is_file()}
+    monkeypatch.setattr(build_tool, "build_row", fails)
+    monkeypatch.setattr(build_tool, "ProcessPoolExecutor", lambda *size, **context: ThreadPoolExecutor(1))
+    with pytest.raises(SystemExit) as end:
+        build("--ops", spec)
+    assert str(end.value).startswith("build: ") and "\n" not in str(end.value)
+    assert {p: p.read_bytes() for p in (tmp_path / "tables").rglob("*") if p.is_file()} == before
+
+
+def test_a_formula_table_that_cannot_be_written_is_one_line(spec, build, tmp_path):
+    (tmp_path / "tables").write_text("")
+    with pytest.raises(SystemExit, match="^build: .*Not a directory"):
+        build("--ops", spec, "--formula", "a100", "--few", "1")

@@ -33,6 +33,8 @@ OPTIONS = [
     ("--out {tmp}/file", "File exists"),
     ("--out {tmp}/file/in", "Not a directory"),
     ("--out {tmp}/damaged", "relu.yaml: not YAML"),
+    ("--ops ", "--ops names none; allowed: all, attention"),
+    ("--ops ,", "--ops names none"),
 ]
 
 
@@ -110,6 +112,13 @@ def test_shapes_that_are_wrong_are_one_line(text, tmp_path):
     with pytest.raises(SystemExit) as end:
         tune_tool.all_works(tune_tool.arguments(["--dry-run", "--ops", "relu,attention", "--shapes", str(path)]))
     assert SHAPES[text] in end.value.code and "\n" not in end.value.code
+
+
+def test_what_is_refused_leaves_the_journal_of_an_earlier_run_where_it_is(tmp_path, capsys):
+    (tmp_path / "journal.jsonl").write_text("of an earlier run")
+    said = refused(capsys, "--dry-run", "--ops", "relu", "--out", str(tmp_path), "--jobs", "1", "--from", str(tmp_path / "nowhere"))
+    assert "nowhere: no such folder" in said
+    assert [p.name for p in tmp_path.iterdir()] == ["journal.jsonl"] and (tmp_path / "journal.jsonl").read_text() == "of an earlier run"
 
 
 # -- files ----------------------------------------------------------------------------------------------------------------

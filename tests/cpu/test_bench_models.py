@@ -17,7 +17,8 @@ import bench_models
 def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET")
     monkeypatch.setattr(bench_models, "_done", [])
-    variants = ["sdpa", "dtkernels", "dtkernels:all", "dtkernels:rope:rmsnorm", "peer"]
+    monkeypatch.setattr(bench_models, "liger", lambda model: 1 / 0)
+    variants = ["sdpa", "dtkernels", "dtkernels:all", "dtkernels:rope:rmsnorm", "liger"]
     sizes = ["--models", "toy", "--lengths", "16", "--tokens", "16", "--new", "3", "--repeats", "1", "--device", "cpu"]
     monkeypatch.setattr(sys, "argv", ["bench_models", *sizes, "--work", work, "--variants", ",".join(variants), "--json", str(tmp_path / "out.json")])
     assert bench_models.main() == 0
@@ -25,10 +26,26 @@ def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypa
     assert turns == variants + variants[::-1]
     figures = json.loads((tmp_path / "out.json").read_text())["figures"]
     assert [f["variant"] for f in figures] == variants
-    *timed, unknown = figures
+    *timed, failed = figures
     assert all(f["milliseconds"] > 0 and f["fallbacks"] == 0 for f in timed)
     assert all(len(f["rounds"]) == len(f["times"]) == 2 and min(f["times"]) <= f["milliseconds"] <= max(f["times"]) for f in timed)
     agreed = [f["agreement"] for f in timed]
     assert all(a == "100% of tokens" for a in agreed) if work == "generate" else all(float(a[:-1].rpartition("(")[2]) < 1e-6 for a in agreed)
     assert "rope" in timed[3]["note"] and "swiglu" not in timed[3]["note"] and "swiglu" in timed[2]["note"] and timed[0]["note"] == ""
-    assert unknown["milliseconds"] is None and "unknown variant 'peer'; allowed" in unknown["note"]
+    assert failed["milliseconds"] is None and failed["note"] == "ZeroDivisionError: division by zero"
+
+
+REFUSED = {
+    "peer": "unknown variant 'peer'; allowed: sdpa",
+    "": "unknown variant ''; allowed",
+    "sdpa,dtkernels:nope": "unknown op 'nope' in 'dtkernels:nope'; allowed: attention",
+    "sdpa:relu": "unknown variant 'sdpa:relu'",
+}
+
+
+@pytest.mark.parametrize("asked", REFUSED)
+def test_a_variant_that_there_is_none_of_is_refused_before_anything_is_timed(asked, capsys):
+    with pytest.raises(SystemExit) as end:
+        bench_models.main(["--models", "toy", "--variants", asked])
+    out, err = capsys.readouterr()
+    assert end.value.code == 2 and out == "" and REFUSED[asked] in err

@@ -142,11 +142,13 @@ def row_of(work: Work, schedule: str, **more) -> Row:
 # -- from shapes to works -----------------------------------------------------------------------------------------------
 
 
-def op_names(asked: str, tool: str = "tune") -> tuple[str, ...]:
+def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
     """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas. Exits in one line."""
     if asked == "all":
         return tuple(n for n in shipped_names() if shipped(n).spec.shapes)
     names = tuple(n for n in asked.split(",") if n)
+    if len(names) < least:
+        raise SystemExit(f"{tool}: --ops names none; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
     for n in names:
         if n in shipped_names():
             continue
