@@ -96,3 +96,17 @@ def treats_specially(cls: type) -> frozenset[str]:
                 names = constant.argval if isinstance(constant.argval, tuple | frozenset) else (constant.argval,)
                 found.update(name for name in names if isinstance(name, str))
     return frozenset(found)
+
+
+@cache
+def gives_weights(cls: type) -> bool:
+    """True for a model whose forward puts `attentions` into its output by itself, whether or not anybody asks for them."""
+    function, captured = cls.forward, False
+    while not captured and hasattr(function, "__wrapped__"):
+        captured = function.__globals__["__name__"].endswith("output_capturing")  # hooks collect them where they are asked for
+        function = function.__wrapped__
+    code = getattr(function, "__code__", None)
+    if captured or code is None:
+        return False
+    given = any("attentions" in names for names in code.co_consts if isinstance(names, tuple))
+    return given and not {"output_attentions", "attentions"}.intersection(code.co_varnames + code.co_names)

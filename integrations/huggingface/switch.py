@@ -14,7 +14,7 @@ from torch import nn
 
 from .record import ATTRIBUTE, NAME, CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
-from .structure import eager_function, treats_specially, uses_interface
+from .structure import eager_function, gives_weights, treats_specially, uses_interface
 
 _KEY = "_attn_implementation"
 
@@ -88,6 +88,9 @@ def _blocked(walk: list) -> dict[int, str]:
             continue
         if (reason := _reason(module, owner, config)) is not None:
             blocked.setdefault(id(config), reason)
+        if uses_interface(type(module)) and not owner._supports_sdpa and gives_weights(type(owner)):
+            reason = f"{type(owner).__name__} returns attention weights unasked: only eager attention computes them"
+            blocked.setdefault(id(_config(module, owner)), reason)
     return blocked
 
 

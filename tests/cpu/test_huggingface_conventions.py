@@ -146,3 +146,62 @@ def test_queries_that_are_cut_off_leave_the_others_causal():
                 parameter.normal_(std=parameter.shape[-1] ** -0.5)
             results.append(model(torch.arange(3, 7)[None], logits_to_keep=2).logits)
     torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)
+
+
+WEIGHTS = """
+import transformers
+from torch import nn
+from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class Config(transformers.PretrainedConfig):
+    model_type = "weights"
+
+
+def eager_attention_forward(module, q, k, v, mask, scaling, **kwargs):
+    weights = (q @ k.transpose(2, 3) * scaling).softmax(-1)
+    return (weights @ v).transpose(1, 2).contiguous(), weights
+
+
+class Attention(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.config, self.is_causal, self.qkv = config, False, nn.Linear(16, 48)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).view(*x.shape[:2], 3, 2, 8).permute(2, 0, 3, 1, 4)
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        return function(self, q, k, v, None, scaling=0.4)
+
+
+class Model(transformers.PreTrainedModel):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.attention = Attention(config)
+        self.post_init()
+
+    def forward(self, x, **kwargs):
+        output, weights = self.attention(x)
+        return BaseModelOutput(last_hidden_state=output.flatten(2), attentions=(weights,))
+
+
+class Asked(Model):
+    def forward(self, x, output_attentions=False, **kwargs):
+        output, weights = self.attention(x)
+        return BaseModelOutput(last_hidden_state=output.flatten(2), attentions=(weights,) if output_attentions else None)
+"""
+
+
+def test_a_model_that_returns_attention_weights_unasked_goes_on_doing_so(tmp_path, monkeypatch):
+    """As BridgeTower does: it hands nothing on by which attention could know that the weights are read."""
+    file, x = written(tmp_path, monkeypatch, "model_that_gives_weights", WEIGHTS), torch.randn(2, 7, 16)
+    model = file.Model(file.Config()).eval()
+    expected = model(x).attentions[0]
+    with patched(model) as report:
+        assert torch.equal(model(x).attentions[0], expected)
+    assert [row.reason for row in report.skipped] == ["Model returns attention weights unasked: only eager attention computes them"]
+    with patched(file.Asked(file.Config()).eval()) as report:
+        assert [row.op for row in report.patched] == ["attention"] and not report.skipped
