@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .forwards import replace_forward, taken, unsupported
+from .forwards import as_stored, replace_forward, taken, unsupported
 from .record import CallRecord
 from .report import PatchReport
 
@@ -21,7 +21,7 @@ def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> to
         return F.relu(input, module.inplace)
     from dtkernels import ops
 
-    return ops.relu(input)
+    return as_stored(ops.relu, input)
 
 
 def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor) -> torch.Tensor:

@@ -79,6 +79,19 @@ def simple_linear(module: nn.Module) -> str | None:
     return None
 
 
+def as_stored(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last: bool = False) -> torch.Tensor:
+    """op(x), of x's shape, with the dimensions in the order in memory that x has: what torch computes element by element it leaves so.
+
+    ``last``: the op is one over the last dimension, which has to stay where it is.
+    """
+    if torch.compiler.is_compiling() or x.is_contiguous() or 0 in x.stride():
+        return op(x)
+    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    if last and order[-1] != x.dim() - 1:
+        return op(x)
+    return op(x.permute(order)).permute([order.index(i) for i in range(x.dim())])
+
+
 def replace_forward(name: str, module: nn.Module, op: str, forward: partial, reason: str | None, report: PatchReport) -> None:
     """Put `forward` in the place of the module's own and say so in the report; where there is a `reason`, say that instead."""
     slot = slot_of(module)

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from .forwards import in_autocast, plain, replace_forward, taken, unsupported
+from .forwards import as_stored, in_autocast, plain, replace_forward, taken, unsupported
 from .probe import normal, output_of, rows, same, stand_in, takes_one_tensor
 from .record import CallRecord
 from .report import PatchReport
@@ -27,7 +27,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
         return type(module).forward(module, *args, **kwargs)
     from dtkernels import ops
 
-    return ops.rmsnorm(args[0], module.weight, getattr(module, eps), offset=offset)
+    return as_stored(lambda x: ops.rmsnorm(x, module.weight, getattr(module, eps), offset=offset), args[0], last=True)
 
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:

@@ -79,6 +79,9 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
     a matrix of which nothing is known, as under torch.compile (benchmarks/h200_last_run.txt). Asked for by name, in
     ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
 
+    A query that sees no key, padding on the left for one, gets zeros, as from sdpa with a boolean mask. Eager attention, and masks
+    of the lowest number there is, give it the mean of the values. No query that sees a key depends on it.
+
     What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
     Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
     A second call patches nothing and reports "already". A model that shares its config object with another one shares its

@@ -376,3 +376,16 @@ def test_other_rotary_functions_are_left_alone():
     expected = model(**batch(model)).logits
     assert not apply_to(model, ops="rope").rows
     torch.testing.assert_close(model(**batch(model)).logits, expected)
+
+
+def test_norms_and_relu_leave_the_dimensions_in_memory_as_torch_leaves_them():
+    """Models turn a result back and call `view`, and dropout draws its numbers in the order of the memory."""
+    x = torch.randn(2, 3, 4, 8)
+    norm = transformers.models.llama.modeling_llama.LlamaRMSNorm(8)
+    for module, views in (norm, (x, x.transpose(1, 2), x[:, ::2])), (nn.ReLU(), (x, x.permute(0, 3, 1, 2), x[:, :, ::2].transpose(0, 1))):
+        for view in views:
+            expected = module(view)
+            with patched(module, ops="all") as report:
+                got = module(view)
+            assert got.stride() == expected.stride() and report.calls.total() == 1 and not report.fallbacks
+            torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
