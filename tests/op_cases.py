@@ -156,7 +156,6 @@ def _terms(a: torch.Tensor, b: torch.Tensor) -> float:
 
 MAKERS = {"relu": relu, "softmax": softmax, "dyt": dyt, "mmsigmoid": mmsigmoid, "two_mm": two_mm, "attention": attention,
           "rmsnorm": rmsnorm, "layernorm": layernorm, "swiglu": swiglu, "geglu": geglu, "rope": rope, "cross_entropy": cross_entropy}  # fmt: skip
-PRODUCTS = ("mmsigmoid", "two_mm", "attention")  #: ops that use the matrix units
 #: a small call of each op
 SMALL = {"relu": (33, 7), "softmax": (33, 65), "dyt": (33, 65), "mmsigmoid": (33, 17, 65), "two_mm": (33, 17, 65, 16), "attention": (1, 4, 2, 9, 11, 16, 16),
          "rmsnorm": (33, 65), "layernorm": (33, 65), "swiglu": (33, 7), "geglu": (33, 7), "rope": (2, 4, 2, 9, 10), "cross_entropy": (33, 65)}  # fmt: skip

@@ -93,6 +93,10 @@ def _loaded(source: str, name: str, digest: str) -> ModuleType:
     sys.modules[module_name] = module
     try:
         spec.loader.exec_module(module)
+        if interpreting() and "triton" in vars(module):
+            from .interpreter import right_products
+
+            right_products()
         if "dot_precision" in vars(module):
             from .precision import dot_precision
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from op_cases import MAKERS, PRODUCTS, SMALL, attention, check, geglu, normal, rmsnorm
+from op_cases import MAKERS, SMALL, attention, check, geglu, normal, rmsnorm
 
 import dtkernels
 
@@ -23,12 +23,7 @@ SHAPES = {
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 
-def dtypes_of(op: str) -> list[torch.dtype]:
-    """bf16 products multiply raw bits in Triton's interpreter, in every version: those run on a GPU only."""
-    return DTYPES[:2] if op in PRODUCTS else DTYPES
-
-
-@pytest.mark.parametrize("op,dtype", [(op, dtype) for op in MAKERS for dtype in dtypes_of(op)], ids=str)
+@pytest.mark.parametrize("op,dtype", [(op, dtype) for op in MAKERS for dtype in DTYPES], ids=str)
 def test_kernel_agrees_with_float64(op, dtype):
     before = dtkernels.paths().get(op, {"interpreter": 0})["interpreter"]
     for shape in SHAPES[op]:
