@@ -147,6 +147,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.sass:
         return sass(args.sass)
+    if not torch.cuda.is_available():
+        parser.error("no GPU: torch.cuda.is_available() is False; --sass needs none")
     rows = []
     for shape in SHAPES:
         for dtype in (torch.float16, torch.bfloat16):

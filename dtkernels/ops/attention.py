@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from .public import compiling, op
+from .public import compiling, only_tensors, op
 
 LOWEST = -2.3e38  #: scores times log2(e) stay in float32's range above it
 EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next
@@ -105,9 +105,7 @@ def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Te
 
 def _check_kinds(q, k, v, mask, causal, window, offset, sinks, bias) -> None:
     """Raise TypeError for what would mean something else than it says, or fail where nobody looks."""
-    for name, value in (("q", q), ("k", k), ("v", v), ("mask", mask), ("sinks", sinks), ("bias", bias)):
-        if not isinstance(value, torch.Tensor) and (value is not None or name in ("q", "k", "v")):
-            raise TypeError(f"attention: {name} is a {type(value).__name__}; allowed: a tensor")
+    only_tensors("attention", q=q, k=k, v=v, **{n: t for n, t in (("mask", mask), ("sinks", sinks), ("bias", bias)) if t is not None})
     if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
         raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
     if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's

@@ -1,6 +1,6 @@
 import torch
 
-from .public import op
+from .public import only_tensors, op
 
 REDUCTIONS = ("none", "sum", "mean")
 
@@ -14,11 +14,13 @@ def cross_entropy(
     logits: (..., V); target: (...), integers from 0 to V - 1, or ignore_index for rows that do not count.
     label_smoothing: that share of the probability asked for is spread over all classes. reduction: none gives (...), sum
     their sum, mean the mean over the rows that count (nan where there are none). Always float32; differentiable in logits.
-    A target that does not exist gives inf. Raises ValueError where shapes disagree or an argument is not among these.
+    A target that does not exist gives inf. Raises ValueError where shapes disagree or an argument is not among these,
+    TypeError where a tensor is none.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
     tensor(1.3863)
     """
+    only_tensors("cross_entropy", logits=logits, target=target)
     if reduction not in REDUCTIONS:
         raise ValueError(f"cross_entropy: reduction is {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
     if not 0 <= label_smoothing <= 1:

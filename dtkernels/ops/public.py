@@ -46,3 +46,10 @@ def op(function: Any) -> Any:
 
     function.operator, function.source = operator, source
     return function
+
+
+def only_tensors(name: str, **given: object) -> None:
+    """Raise TypeError, one line, where one of what an op takes is no tensor, before a shape is asked of it."""
+    for argument, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: {argument} is a {type(value).__name__}; allowed: a tensor")

@@ -1,6 +1,6 @@
 import torch
 
-from .public import op
+from .public import only_tensors, op
 
 
 @op
@@ -15,6 +15,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     >>> q[0, 0, 0]
     tensor([-1., -1.,  1.,  1.])
     """
+    only_tensors("rope", q=q, k=k, cos=cos, sin=sin)
     if not q.dim() == k.dim() == 4 or cos.dim() not in (2, 3) or cos.shape != sin.shape:
         shapes = ", ".join(str(tuple(t.shape)) for t in (q, k, cos, sin))
         raise ValueError(f"rope: q and k have 4 dimensions, cos and sin one shape of 2 or 3; got shapes {shapes}")

@@ -31,13 +31,21 @@ class _Site:
 
 def patch_attention(model: nn.Module, report: PatchReport) -> None:
     """Switch every Hugging Face model inside `model` to dtkernels' attention; see `apply_to` for the arguments."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            report.add(name, "attention", SKIPPED, "nn.MultiheadAttention is one function of torch with its projections; call dtkernels.ops.attention there")
     try:
         from transformers import PreTrainedModel
-
-        from . import attention  # noqa: F401  the interface must know the name before a config says it
     except ImportError:
         return  # nothing in the model can be a transformers model
     walk = list(_walk(model, PreTrainedModel))
+    try:
+        from . import attention  # noqa: F401  the interface must know the name before a config says it
+    except ImportError as error:  # a transformers of before the AttentionInterface
+        for name, module, owner in walk:
+            if module is owner:
+                report.add(name, "attention", SKIPPED, f"this transformers lacks what is needed: {error}")
+        return
     blocked = _blocked(walk)
     sites = [
         _Site(name, module, config, getattr(config, _KEY))

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 import threading
 
 import numpy as np
@@ -82,6 +83,20 @@ def test_attention_refuses_in_one_line_what_is_none_of_its_arguments(said):
     assert str(error.value).startswith(f"attention: {said}") and "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("value", [None, 1.0, "x", [1.0], np.ones((2, 3), np.float32)])
+def test_what_is_no_tensor_is_named_in_one_line(value):
+    x = random(1, 2, 3, 4)
+    for said, call in (
+        ("cross_entropy: logits", lambda: dtkernels.ops.cross_entropy(value, torch.zeros(2, dtype=torch.int64))),
+        ("cross_entropy: target", lambda: dtkernels.ops.cross_entropy(random(2, 3), value)),
+        ("rope: k", lambda: dtkernels.ops.rope(x, value, x[0], x[0])),
+        ("rope: sin", lambda: dtkernels.ops.rope(x, x, x[0], value)),
+        ("attention: v", lambda: dtkernels.ops.attention(x, x, value)),
+    ):
+        with pytest.raises(TypeError, match=f"^{said} is a {type(value).__name__}; allowed: a tensor$"):
+            call()
+
+
 def test_attention_takes_numbers_and_truth_values_of_numpy():
     q = random(1, 2, 4, 8)
     same = dtkernels.ops.attention(q, q, q, causal=np.bool_(True), window=(np.int64(1), None))
@@ -137,6 +152,27 @@ def test_a_module_that_holds_an_op_is_copied_and_pickled(register):
 def test_apply_to_says_what_ops_may_be(ops):
     with pytest.raises(TypeError, match="^apply_to: ops is a name or several names; got "):
         dtkernels.apply_to(torch.nn.Linear(2, 2), ops)
+
+
+def test_attention_of_torchs_own_module_is_named_with_the_reason():
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval()
+    x = random(2, 5, 8)
+    before = model(x)
+    report = dtkernels.apply_to(model)
+    assert [(row.module, row.op, row.state) for row in report.rows] == [("self_attn", "attention", "skipped")]
+    assert "nn.MultiheadAttention is one function of torch" in str(report) and torch.equal(model(x), before)
+
+
+def test_a_transformers_that_lacks_the_interface_is_told_of(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    from dtkernels.integrations import huggingface
+
+    config = transformers.OPTConfig(vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32)
+    model = transformers.OPTModel(config)
+    monkeypatch.delattr(huggingface, "attention", raising=False)
+    monkeypatch.setitem(sys.modules, "dtkernels.integrations.huggingface.attention", None)
+    report = dtkernels.apply_to(model, "attention")
+    assert report.rows and all(row.state == "skipped" and "this transformers lacks what is needed" in row.reason for row in report.rows)
 
 
 # -- transforms, threads ---------------------------------------------------------------------------------------------------
