@@ -321,7 +321,9 @@ class Scheduler:
             inner = tuple(label for label in labels if label not in own)
             named = self.b.some(inner, 0, 1) if inner and self.chance(3) else ()
             statements.append(Primitive(root, "reorder", tuple(self.b.draw(st.permutations(own + named)))))
-        return statements + self.launch(root) + self.loops(root, members, labels, tiles) + self.memory(root, members)
+        loops = self.loops(root, members, labels, tiles)
+        launch = [p for p in self.launch(root) if all(p.name != q.name for q in loops)]  # a thing is said once
+        return statements + launch + loops + self.memory(root, members)
 
     def launch(self, root: str) -> list[Primitive]:
         numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}

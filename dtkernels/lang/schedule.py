@@ -112,7 +112,7 @@ class Schedule:
         found = [a for p in self.of(func, "approximate") for a in p.args if isinstance(a, Share)]
         return (found[-1].part, found[-1].whole) if found else None
 
-    def fused(self) -> dict[str, tuple[str, str]]:
+    def fused(self) -> Fused:
         """func -> (consumer, label) of its ``fuse_at``."""
         return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at" and len(p.args) == 2}  # type: ignore[misc]
 
@@ -121,6 +121,16 @@ class Schedule:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.primitives))
+
+
+Fused = dict[str, tuple[str, str]]  #: what ``Schedule.fused`` gives
+
+
+def host(func: str, fused: Fused) -> str:
+    """The Func in whose kernel ``func`` is computed."""
+    while func in fused:
+        func = fused[func][0]
+    return func
 
 
 @dataclass(frozen=True)

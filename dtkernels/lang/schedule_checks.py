@@ -5,9 +5,11 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm
 from .errors import DTError
-from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, SHARES, Grouped, Named, Primitive, Schedule, Share, Sized
+from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, SHARES, Grouped, Named, Primitive, Schedule, Share, Sized, host
 
 MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
+MOST_UNROLLED = 64  #: times; compilers take minutes for more of a product
+_OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail")
 _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
 
 
@@ -19,6 +21,8 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
         _check_form(p)
         _check_names(p, algorithm, schedule)
     _check_fusion(schedule, algorithm)
+    _check_agreement(schedule)
+    _check_kernels(schedule, algorithm)
 
 
 def _forms(p: Primitive) -> tuple[type, ...]:
@@ -47,7 +51,7 @@ def _check_form(p: Primitive) -> None:
                 allowed="1 or more" + (", or 0 for the whole extent" if p.name == "tensorize" else ""),
                 at=p.pos,
             )
-        most = MOST_ELEMENTS if p.name in ("tensorize", "tail") else 2**31 - 1
+        most = {"tensorize": MOST_ELEMENTS, "tail": MOST_ELEMENTS, "unroll": MOST_UNROLLED}.get(p.name, 2**31 - 1)
         if size > most:
             raise DTError(f"a size in {p.name}", found=str(a), allowed=f"at most {most}", at=p.pos)
         if p.name in ("tensorize", "tail") and size & (size - 1):
@@ -104,10 +108,14 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
         if p.args[1] not in algorithm[p.args[0]].labels:
             raise DTError(f"parts_at names a label of {p.args[0]}", found=repr(p.args[1]), allowed=", ".join(algorithm[p.args[0]].labels), at=p.pos)
     if p.name == "map":
-        _check_map(p, [a.label if isinstance(a, Grouped) else a for a in p.args], inner)
+        _check_map(p, [a.label if isinstance(a, Grouped) else a for a in p.args], inner, own)
 
 
-def _check_map(p: Primitive, labels: list[str], inner: tuple[str, ...]) -> None:
+def _check_map(p: Primitive, labels: list[str], inner: tuple[str, ...], own: tuple[str, ...]) -> None:
+    for name in inner:
+        if name in own or inner.count(name) > 1:
+            found = f"{name!r}, {'a label' if name in own else 'twice'}"
+            raise DTError("map names the inside of each group anew", found=found, allowed="a name of its own", at=p.pos)
     for name in labels:
         if labels.count(name) > 1:
             raise DTError("map names a label once", found=f"{name!r} twice", at=p.pos)
@@ -141,3 +149,34 @@ def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:
             at = fused[at][0]
         if at in chain:
             raise DTError("fuse_at does not go round in a circle", found=" -> ".join([*chain, at]), at=p.pos)
+
+
+def _check_agreement(schedule: Schedule) -> None:
+    """One thing is said of each: of a label, a tensor, a function, or of the whole where a primitive has one argument or an order."""
+    known: dict[tuple[str, str, str], Primitive] = {}
+    said: dict[tuple[str, str, str], str] = {}
+    for p in schedule.primitives:
+        whole = p.name in ("map", "reorder", "fuse_at") or PRIMITIVES[p.name] == "number"
+        parts = {"": ", ".join(map(str, p.args))} if whole else {}
+        if p.name == "reorder" and len(set(p.args)) < len(p.args):
+            raise DTError("reorder names a label once", found=str(p).rstrip(";"), at=p.pos)
+        for a in () if whole else p.args:
+            thing = getattr(a, "label", None) or getattr(a, "name", a)
+            if parts.setdefault(thing, str(a)) != str(a):
+                raise DTError(f"{p.name} says one thing of {thing}", found=f"{parts[thing]} and {a}", allowed="one of them", at=p.pos)
+        for thing, value in parts.items():
+            key = (p.func, p.name, thing)
+            if said.setdefault(key, value) != value:
+                found = f"{known[key]} {p}".replace(";", ",", 1).rstrip(";")
+                raise DTError(f"a schedule says {p.name} of {thing or p.func} once", found=found, allowed="one of them", at=p.pos)
+            known.setdefault(key, p)
+
+
+def _check_kernels(schedule: Schedule, algorithm: Algorithm) -> None:
+    """What is said of a kernel is said of the Func that has it, not of what is fused into that."""
+    fused = schedule.fused()
+    for p in schedule.primitives:
+        if p.name in _OF_KERNELS and p.func in fused:
+            where = host(p.func, fused)
+            raise DTError(f"{p.name} is of a Func with a kernel of its own", found=f"{p.func}, which is computed in that of {where}",
+                          allowed=f"{where}.{p.name}(...)", at=p.pos)  # fmt: skip

@@ -47,14 +47,19 @@ def test_any_reduction_has_parts(kind):
         ("g.parts_at(q, n);", "parts_at names a Func: found 'q'"),
         ("g.parts_at(f, m);", "parts_at names a label of f: found 'm'"),
         ("g.parts_at(f, l);", "parts_at cuts one reduction, over l"),
-        ("f.tensorize(n:16); g.parts_at(f, n);", "f has blocks of n, each done at once: found block 32, tile 16"),
         ("g.parts_at(e, k);", "parts_at cuts one reduction, over k"),
-        ("g.fuse_at(e, m); g.parts_at(f, n);", "g has a kernel after that of f"),
     ],
 )
 def test_parts_that_are_refused(text, found):
     with pytest.raises(dtkernels.DTError, match=found):
         dtkernels.compile(CHAIN + text + BOTH)
+
+
+def test_parts_are_of_whole_blocks_and_of_a_func_with_a_kernel():
+    with pytest.raises(dtkernels.DTError, match="f has blocks of n, each done at once: found block 32, tile 16"):
+        dtkernels.compile(CHAIN.replace("l:0, n:32", "l:0, n:16") + "g.parts_at(f, n);" + BOTH)
+    with pytest.raises(dtkernels.DTError, match="g has a kernel after that of f"):
+        dtkernels.compile(CHAIN.replace("g.block(m:16);", "") + "g.fuse_at(e, m); g.parts_at(f, n);" + BOTH)
 
 
 def test_the_host_is_compiled_or_needed():

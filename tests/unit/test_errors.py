@@ -130,6 +130,18 @@ SCHEDULES = {
     ADD + "f.evict(A:soon);": "t.dt:3:1: an eviction policy: found A:soon; allowed: first, last",
     ONE + "f[x] = A[x, x];\nf.tensorize(x:32); f.descriptor(A);": "t.dt:3:20: descriptor(A): found x along two dimensions; allowed: a label along each",
     "Func f; In W, t; Var x, y;\nf[x, y] = W[t[x], y];\nf.tensorize(x:16, y:16); f.descriptor(t);": "t.dt:3:26: descriptor(t): found its elements stand in an index; allowed: tensors of numbers",
+    ADD + "f.map(x:y/4, y);": "t.dt:3:1: map names the inside of each group anew: found 'y', a label; allowed: a name of its own",
+    ADD + "f.map(x:i/4, y:i/2, i);": "t.dt:3:1: map names the inside of each group anew: found 'i', twice; allowed: a name of its own",
+    ADD + "f.reorder(x, x);": "t.dt:3:1: reorder names a label once: found f.reorder(x, x)",
+    ADD + "f.unroll(x:65);": "t.dt:3:1: a size in unroll: found x:65; allowed: at most 64",
+    ADD + "f.block(x:4, x:8);": "t.dt:3:1: block says one thing of x: found x:4 and x:8; allowed: one of them",
+    ADD + "f.evict(A:first, A:last);": "t.dt:3:1: evict says one thing of A: found A:first and A:last; allowed: one of them",
+    ADD + "f.block(x:4);\nf.block(y:4, x:8);": "t.dt:4:1: a schedule says block of x once: found f.block(x:4), f.block(y:4, x:8); allowed: one of them",
+    ADD + "f.num_warps(4);\nf.num_warps(8);": "t.dt:4:1: a schedule says num_warps of f once: found f.num_warps(4), f.num_warps(8); allowed: one of them",
+    ADD + "f.map(y, x);\nf.map(x, y);": "t.dt:4:1: a schedule says map of f once: found f.map(y, x), f.map(x, y); allowed: one of them",
+    SUM + "s.fuse_at(f, x);\ns.fuse_at(f, y);": "t.dt:5:1: a schedule says fuse_at of s once: found s.fuse_at(f, x), s.fuse_at(f, y); allowed: one of them",
+    SUM + "s.fuse_at(f, x);\ns.block(x:4);": "t.dt:5:1: block is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.block(...)",
+    SUM + "s.num_warps(8);\ns.fuse_at(f, x);": "t.dt:4:1: num_warps is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.num_warps(...)",
     ADD + "f.descriptor(B);": "t.dt:3:1: descriptor names a tensor: found 'B'; allowed: A, f",
 }
 
@@ -144,6 +156,8 @@ FUSION = {
     "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x] = rsum(tanh(A[x, y] * s[x]), y);\ns.fuse_at(f, y);": f"t.dt:3:1: {LATE}",
     "Func s, f; In A; Var x; RVar y;\ns[x] = rmax(A[x, y], y);\nf[x] = rsum(A[x, y] - s[x], y);\ns.fuse_at(f, y);": f"t.dt:3:1: {LATE}",
     "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x] = rmax(A[x, y] / s[x], y);\ns.fuse_at(f, y);": f"t.dt:3:1: {LATE}",
+    "Func t, f; In A; Var x; RVar y;\nt[x] = rsum(exp(A[x, y]), y);\nf[x] = rsum(exp(A[x, y]) / t[x] * tanh(A[x, y] - log(t[x])), y);\nt.fuse_at(f, y);": "t.dt:3:1: "
+    + LATE.replace("found s", "found t").replace("allowed: s", "allowed: t"),
 }
 
 DECLARATIONS = {
