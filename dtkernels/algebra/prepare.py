@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from ..lang.schedule import Primitive, Program, Schedule
+from ..lang.schedule import Fused, Primitive, Program, Schedule, host
 from .addends import name_addends
 from .degree import Degree, degree
 from .fold import bind_parameters, drop_unused, fold_constants, keep_extents
@@ -110,10 +110,11 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
         if d.name in before.funcs:
             continue
         users = [u for u in after.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
-        place = _place(d.name, users, fused, after)
+        held = _held(d.name, users, fused, after, schedule)
+        place = _place(d.name, [held] if held else users, fused, after)
         if place is not None:
             fused[d.name] = place
-            new.append(Primitive(d.name, "fuse_at", place))
+            new += [Primitive(d.name, "fuse_at", place), *([Primitive(d.name, "store")] if held else [])]
         elif like := next((u.name for u in users if _alike(u, d)), None):
             new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _CUTS]
     return Schedule(tuple(new))
@@ -122,13 +123,22 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
 _CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: how a kernel is cut, whatever it computes
 
 
+def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
+    """The one of several users, each with a kernel of its own, whose kernel writes what ``func`` is made from: a kernel before it is none."""
+    if len(users) < 2 or any(u.name in fused for u in users):
+        return None
+    written = {p.func for p in schedule.primitives if p.name in ("store", "compile", "compile_to_kernel")}
+    hosts = {host(f, fused) for f in algorithm.needed_by((func,)) if f in fused and f in written}
+    return next((u for u in users if u.name in hosts), None)
+
+
 def _alike(user: Definition, d: Definition) -> bool:
     """Whether both reduce over the same labels for each element of the same ones."""
     over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
     return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
 
 
-def _place(func: str, users: list, fused: dict[str, tuple[str, str]], algorithm: Algorithm) -> tuple[str, str] | None:
+def _place(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
     placed = [u for u in users if u.name in fused]
     if placed:
         first = next((u for u in placed if _reduces(u.expr)), placed[0])

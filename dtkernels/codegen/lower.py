@@ -287,6 +287,7 @@ class _Lowering:
             value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
         scope.know((definition.name, index), value)
         if definition.name in self.outputs and definition.name not in self.stored:
+            self.reducer.check_finished(definition)
             self._store(definition, dict(zip(definition.labels, index)), value, scope)
         return value
 

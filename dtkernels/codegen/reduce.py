@@ -8,6 +8,7 @@ depends on its unfinished value by degree j (algebra/degree.py), the older part 
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
@@ -52,6 +53,34 @@ class Reducer:
 
     def __init__(self, lowering: _Lowering):
         self.l = lowering
+        self.unfinished: dict[str, tuple[str, ...]] = {}  #: Func that others of its loop use while it moves -> labels of the loop
+
+    def inlined(self, expr: ex.Expr, but: Container[str]) -> ex.Expr:
+        """``expr`` with the fused Funcs it uses written out, except those named."""
+
+        def change(node: ex.Expr) -> ex.Expr:
+            if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm:
+                if node.tensor not in but and node.tensor not in self.l.elsewhere:
+                    d = self.l.algorithm[node.tensor]
+                    return self.inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))), but)
+            return node
+
+        return expr.transform(change)
+
+    def check_finished(self, d: Definition) -> None:
+        """Raise DTError where ``d`` is about to be stored and changes with what the loop around it has not finished."""
+        expr = self.inlined(d.expr, self.unfinished) if self.unfinished else d.expr
+        for name in dict.fromkeys(a.tensor for a in ex.accesses(expr) if a.tensor in self.unfinished):
+            found = degree(expr, {name: Degree(plus=Fraction(1))})
+            if found is None or not found.free:
+                over = ", ".join(self.unfinished[name])
+                said = [p for word in ("store", "compile", "compile_to_kernel") for p in self.l.schedule.of(d.name, word)]
+                raise DTError(
+                    "what is stored is made from what is finished",
+                    found=f"{d.name}, by {name}, in the loop over {over} that {name} is reduced by",
+                    allowed=f"tensorize({over}:0), or {d.name} stored by another kernel",
+                    at=next((p.pos for p in said), d.pos),
+                )
 
     def reductions(self, d: Definition, env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
         """The value of each reduction in ``d``, loops emitted into ``scope``."""
@@ -122,6 +151,8 @@ class Reducer:
             step.accumulate(member)
         step.close()
         self._wrap(scopes, axes, scope, [m.definition.name for m in reversed(members)])
+        for member in members:
+            self.unfinished.pop(member.definition.name, None)
         results: dict[ex.Expr, Tile] = {}
         for member in members:
             finished = step.finished(member)
@@ -267,19 +298,7 @@ class _Step:
 
     def _inlined(self, expr: ex.Expr) -> ex.Expr:
         """``expr`` with the fused Funcs it uses written out, except members of this loop."""
-
-        def change(node: ex.Expr) -> ex.Expr:
-            if (
-                isinstance(node, ex.Access)
-                and node.tensor in self.l.fused
-                and node.tensor in self.l.algorithm
-                and node.tensor not in self.shared
-            ):
-                d = self.l.algorithm[node.tensor]
-                return self._inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))))
-            return node
-
-        return expr.transform(change)
+        return self.r.inlined(expr, self.shared)
 
     def _depends(self, member: _Member) -> set[str]:
         """Members of the loop whose unfinished value enters the terms of ``member``."""
@@ -295,6 +314,7 @@ class _Step:
         else:
             self.inner.know((d.name, member.index), new)
         self.running[d.name] = _Running(old, new)
+        self.r.unfinished[d.name] = tuple(self.bound)
 
     def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
         """Each Func by whose movement the older part of an accumulator must be scaled, and the degree it has in it."""
@@ -307,12 +327,18 @@ class _Step:
             if found is None or found.plus or found.times >= 0 or kind != "sum":
                 raise DTError(
                     "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
-                    found=f"{name} in {member.definition.name}",
-                    allowed=f"{name} fused outside the loop over {', '.join(self.bound)}",
+                    found=f"{(said := self._as_written(name, member))} in {member.definition.name}",
+                    allowed=f"{said} fused outside the loop over {', '.join(self.bound)}",
                     at=member.definition.pos,
                 )
             moves.append((name, found.times))
         return moves
+
+    def _as_written(self, name: str, user: _Member) -> str:
+        """The Func that a schedule may name for ``name``: what a rule derives stands where that was defined, and before it."""
+        at = self.l.algorithm[name].pos
+        found = [d.name for d in self.l.algorithm.definitions if at is not None and d.pos == at and d is not user.definition]
+        return found[-1] if found else name
 
     def _moved(self, name: str, times: Fraction) -> Tile:
         """exp(times * (new - old)), the same for every accumulator of that degree; 0 while nothing was seen."""

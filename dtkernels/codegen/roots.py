@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from ..lang.schedule import Program
+from ..lang.schedule import Fused, Program, host
 
-Fused = dict[str, tuple[str, str]]
-
-
-def host(func: str, fused: Fused) -> str:
-    """The Func in whose kernel ``func`` is computed."""
-    while func in fused:
-        func = fused[func][0]
-    return func
+__all__ = ["Fused", "host", "kept", "kernel_roots"]
 
 
 def kept(program: Program) -> tuple[str, ...]:

@@ -9,14 +9,16 @@ from types import ModuleType
 from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
 from ..codegen.lower import lower
+from ..codegen.nest import any_product
 from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.roots import host
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
+from ..codegen.value_inputs import value_inputs
 from ..lang import DTError, Position, parse
 from ..lang.schedule import Program
 from .cache import load_module
-from .paths import interpreting, one_at_a_time
+from .paths import BITS, interpreting, multiplies_bits, one_at_a_time
 
 
 class CompiledProgram:
@@ -60,6 +62,8 @@ class CompiledProgram:
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
         self._fit.check(args, kwargs)
+        if interpreting() and self._fit.multiplies_bits(args, kwargs):
+            raise DTError(BITS, found=f"a product in {name} of bfloat16", allowed="float16 or float32, or a GPU")
         run = getattr(self.module, name, None)
         if run is None:
             fused = self.prepared.schedule.fused()
@@ -69,7 +73,7 @@ class CompiledProgram:
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
             with one_at_a_time if interpreting() else nullcontext():
-                return run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()})
+                return self._filled(name, run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()}))
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
@@ -77,6 +81,19 @@ class CompiledProgram:
                 raise
             said = str(error).strip().splitlines() or ["no message"]
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {said[-1]}") from error
+
+    def _filled(self, name: str, results):
+        """``results``; DTError where a kernel has no programs, since its own Func is empty, and others that it computes are not."""
+        if not isinstance(results, tuple) or all(r.numel() for r in results):
+            return results
+        fused = self.prepared.schedule.fused()
+        found = dict(zip((o for o in self.outputs if host(o, fused) == host(name, fused)) if len(results) < len(self.outputs) else self.outputs, results))
+        for kernel in self._fit.kernels if self._fit else ():
+            left = [w for w in kernel.writes[1:] if w in found and found[w].numel()]
+            if left and kernel.writes[0] in found and not found[kernel.writes[0]].numel():
+                raise DTError(f"{left[0]} is computed in the kernel of {kernel.writes[0]}, which has no programs here", found=f"{kernel.writes[0]} of no elements",
+                              allowed=f"{left[0]} in a kernel of its own")  # fmt: skip
+        return results
 
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
@@ -134,6 +151,15 @@ class Fit:
             from .precision import allows_tf32
 
             self.on(tensors, device_target(first.device), allows_tf32())
+
+    def multiplies_bits(self, args: tuple, kwargs: dict) -> bool:
+        """Whether a product of these would come out wrong in Triton's interpreter; beside a wider dtype bfloat16 is cast to that before."""
+        given = dict(zip(self.inputs, args)) | kwargs
+        if not multiplies_bits(given.values()) or not any(any_product(k.body) for k in self.kernels):
+            return False
+        common = [n for n in value_inputs(self.algorithm, self.inputs) if n in given and given[n].is_floating_point()]
+        wider = any(not multiplies_bits([given[n]]) for n in common)
+        return not wider or any(multiplies_bits([t]) for n, t in given.items() if n not in common)
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """The same for any GPU, and tensors that need not lie on it."""
