@@ -14,7 +14,7 @@ from torch import nn
 
 from .record import ATTRIBUTE, NAME, CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
-from .structure import eager_function, gives_weights, treats_specially, uses_interface
+from .structure import eager_function, gives_weights, own_attention, treats_specially, uses_interface
 
 _KEY = "_attn_implementation"
 
@@ -121,9 +121,15 @@ def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchR
         if module is not owner or id(module.config) in seen:
             continue
         seen.add(id(module.config))
-        if not _can_switch(module):
-            reason = f"{type(module).__name__} does not use transformers' AttentionInterface"
-            report.add(name, "attention", SKIPPED, reason)
+        by = type(module) if not _can_switch(module) else _alone(walk, module)
+        if by is not None:
+            report.add(name, "attention", SKIPPED, f"{by.__name__} does not use transformers' AttentionInterface")
+
+
+def _alone(walk: list, owner: nn.Module) -> type | None:
+    """What computes attention by itself in a model of a file where something else uses the interface; None if nothing does."""
+    parts = (type(module) for _, module, of in walk if of is owner and module is not owner)
+    return next((part for part in parts if own_attention(part) and not uses_interface(part)), None)
 
 
 def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:

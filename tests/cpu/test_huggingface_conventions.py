@@ -205,3 +205,43 @@ def test_a_model_that_returns_attention_weights_unasked_goes_on_doing_so(tmp_pat
     assert [row.reason for row in report.skipped] == ["Model returns attention weights unasked: only eager attention computes them"]
     with patched(file.Asked(file.Config()).eval()) as report:
         assert [row.op for row in report.patched] == ["attention"] and not report.skipped
+
+
+MIXED = """
+import transformers
+from torch import nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+
+class Config(transformers.PretrainedConfig):
+    model_type = "mixed"
+
+
+class Elsewhere(nn.Module):  # of another model of the file
+    def forward(self, x):
+        return ALL_ATTENTION_FUNCTIONS
+
+
+class Own(nn.Module):
+    def forward(self, x, attention_mask=None):
+        return (x @ x.transpose(1, 2)).softmax(-1) @ x
+
+
+class Model(transformers.PreTrainedModel):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.own = Own()
+        self.post_init()
+
+    def forward(self, x):
+        return self.own(x)
+"""
+
+
+def test_attention_of_its_own_is_told_of_where_the_file_knows_the_interface_too(tmp_path, monkeypatch):
+    """As the text part of GIT, beside a vision part that goes through the interface."""
+    file = written(tmp_path, monkeypatch, "model_of_two_kinds", MIXED)
+    with patched(file.Model(file.Config())) as report:
+        assert [(row.module, row.reason) for row in report.skipped] == [("", "Own does not use transformers' AttentionInterface")]
