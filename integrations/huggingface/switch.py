@@ -120,9 +120,9 @@ def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchR
     for name, module, owner in walk:
         if module is not owner or id(module.config) in seen:
             continue
-        seen.add(id(module.config))
         by = type(module) if not _can_switch(module) else _alone(walk, module)
-        if by is not None:
+        if by is not None:  # else a model inside this one, of the same config, may have some
+            seen.add(id(module.config))
             report.add(name, "attention", SKIPPED, f"{by.__name__} does not use transformers' AttentionInterface")
 
 

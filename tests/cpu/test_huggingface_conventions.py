@@ -237,11 +237,24 @@ class Model(transformers.PreTrainedModel):
 
     def forward(self, x):
         return self.own(x)
+
+
+class ForMore(transformers.PreTrainedModel):
+    config_class = Config
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.model = Model(config)
+        self.post_init()
+
+    def forward(self, x):
+        return self.model(x)
 """
 
 
 def test_attention_of_its_own_is_told_of_where_the_file_knows_the_interface_too(tmp_path, monkeypatch):
     """As the text part of GIT, beside a vision part that goes through the interface."""
     file = written(tmp_path, monkeypatch, "model_of_two_kinds", MIXED)
-    with patched(file.Model(file.Config())) as report:
-        assert [(row.module, row.reason) for row in report.skipped] == [("", "Own does not use transformers' AttentionInterface")]
+    for name, model in ("", file.Model(file.Config())), ("model", file.ForMore(file.Config())):
+        with patched(model) as report:
+            assert [(row.module, row.reason) for row in report.skipped] == [(name, "Own does not use transformers' AttentionInterface")]
