@@ -85,7 +85,7 @@ def _backward(call: BoundCall, pair: Pair, values: dict) -> Decision:
 
 
 def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) -> Decision:
-    path = choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors, variant.multiplies)
+    path = choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors)
     direction = variant.subject.direction + (" (saving for backward)" if variant.subject.saved else "")
     dtype = result_dtype(variant.algorithm, tensors)
     if dtype not in DTYPE_NAMES or path == "reference":

@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Iterable
-from typing import Any
 
 KINDS = ("gpu", "interpreter", "reference")
-BITS = "Triton's interpreter multiplies the bits of bfloat16, not its numbers"
 _counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0))
 
 
@@ -40,8 +37,3 @@ def interpreting() -> bool:
 one_at_a_time = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone: none of its own holds the lock
     os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-def multiplies_bits(tensors: Iterable[Any]) -> bool:
-    """Whether Triton's interpreter would give wrong products of these: it has no bfloat16, in any version, and takes it for integers."""
-    return any(str(getattr(t, "dtype", "")) == "torch.bfloat16" for t in tensors)

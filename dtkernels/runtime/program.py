@@ -9,16 +9,14 @@ from types import ModuleType
 from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
 from ..codegen.lower import lower
-from ..codegen.nest import any_product
 from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.roots import host
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
-from ..codegen.value_inputs import value_inputs
 from ..lang import DTError, Position, parse
 from ..lang.schedule import Program
 from .cache import load_module
-from .paths import BITS, interpreting, multiplies_bits, one_at_a_time
+from .paths import interpreting, one_at_a_time
 
 
 class CompiledProgram:
@@ -62,8 +60,6 @@ class CompiledProgram:
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
         self._fit.check(args, kwargs)
-        if interpreting() and self._fit.multiplies_bits(args, kwargs):
-            raise DTError(BITS, found=f"a product in {name} of bfloat16", allowed="float16 or float32, or a GPU")
         run = getattr(self.module, name, None)
         if run is None:
             fused = self.prepared.schedule.fused()
@@ -151,15 +147,6 @@ class Fit:
             from .precision import allows_tf32
 
             self.on(tensors, device_target(first.device), allows_tf32())
-
-    def multiplies_bits(self, args: tuple, kwargs: dict) -> bool:
-        """Whether a product of these would come out wrong in Triton's interpreter; beside a wider dtype bfloat16 is cast to that before."""
-        given = dict(zip(self.inputs, args)) | kwargs
-        if not multiplies_bits(given.values()) or not any(any_product(k.body) for k in self.kernels):
-            return False
-        common = [n for n in value_inputs(self.algorithm, self.inputs) if n in given and given[n].is_floating_point()]
-        wider = any(not multiplies_bits([given[n]]) for n in common)
-        return not wider or any(multiplies_bits([t]) for n, t in given.items() if n not in common)
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """The same for any GPU, and tensors that need not lie on it."""

@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..codegen.target import Target, target
-from ..lang import expr as ex
 from .decide import Subject
 from .dispatch import Dispatcher
 from .memory import in_memory, refuse_batches
-from .notes import warn_once
 from .once import without_derivative
 from .outline import Facts
-from .paths import BITS, count, interpreting, multiplies_bits
+from .paths import count, interpreting
 from .signature import Halves, Signature
 
 if TYPE_CHECKING:
@@ -140,7 +138,7 @@ class Variant:
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs by a generated kernel where one can run, else by the reference; counted."""
-        path = choose_path(tensors, self.multiplies)
+        path = choose_path(tensors)
         if len(self.outputs) > 1 and not all(t.numel() for t in tensors.values()):
             path = "reference"  # a kernel without programs, since its own Func is empty, may compute others that are not
         count(op, path)
@@ -151,10 +149,6 @@ class Variant:
         refuse_batches(op, (*tensors.values(), *scalars.values()))
         tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
         return tuple(self.dispatch(tensors, scalars))
-
-    def multiplies(self) -> bool:
-        """Whether the algorithm has products for the matrix units."""
-        return any(isinstance(n, ex.Dot) for d in self.algorithm.definitions for n in d.expr.walk())
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
         """The algorithm with the formula's schedule for ``sizes``."""
@@ -232,20 +226,15 @@ def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None
     return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
 
 
-def choose_path(tensors: Mapping[Any, torch.Tensor], multiplies: Callable[[], bool] = lambda: False) -> str:
-    """gpu, interpreter or reference, by device and dtype; ``multiplies``: whether what is computed has matrix products."""
+def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
+    """gpu, interpreter or reference, by device and dtype."""
     if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
         t.is_floating_point() for t in tensors.values()
     ):
         return "reference"
     if next(iter(tensors.values())).is_cuda:
         return "gpu"
-    if not interpreting() or next(iter(tensors.values())).device.type != "cpu":
-        return "reference"
-    if multiplies_bits(tensors.values()) and multiplies():
-        warn_once(f"{BITS}: such calls run the reference")
-        return "reference"
-    return "interpreter"
+    return "interpreter" if interpreting() and next(iter(tensors.values())).device.type == "cpu" else "reference"
 
 
 @lru_cache(maxsize=32)
