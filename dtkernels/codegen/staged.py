@@ -49,8 +49,11 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     if tensor in algorithm:
         return _aligned(program, p, tensor)
     labels = algorithm.plain_labels(tensor)
+    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy holds these
+    if tensor not in numbers:
+        raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
     if not _by_themselves(labels):
-        allowed = ", ".join(t for t in algorithm.inputs if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
+        allowed = ", ".join(t for t in numbers if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
         raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
     members = computed(program, p.func)
     own = tuple(str(label) for label in labels)
