@@ -2,7 +2,7 @@
 
 One Func is the root of the kernel: its blocks are the programs. Everything fused into it is computed where it is first
 needed at or inside the loop that ``fuse_at`` names; a Func that reduces over the very loop it is fused into is
-accumulated by that loop (streaming.py).
+accumulated by that loop (reduce.py).
 """
 
 from __future__ import annotations
@@ -395,6 +395,3 @@ class _Lowering:
         local = Local(name, axes, kind_of(load))
         home.know(load, local)
         return local
-
-
-__all__ = ["lower", "reduction_labels", "Statement"]

@@ -383,8 +383,7 @@ def test_a_func_between_kernels_with_aligned_rows():
 
 @pytest.mark.parametrize("text, rule", [
     (MM + "mm.stage(mm);", "stage names an input"), (MM + "mm.align();", "align is for a Func between kernels"),
-    ("Func f, g; In A, B; Var x; f[x] = A[x]; g[x] = B[x] + f[x]; g.stage(A);", "stage names an input of g: found A; allowed: B"),
-    ("Func f; In A, B; Var x; f[x] = A[x + 1] + B[x]; f.stage(A);", "stage names an input"),
+    ("Func f, g; In A, B; Var x; f[x] = A[x]; g[x] = B[x] + f[x]; g.stage(A);", "stage names an input of g: found A; allowed: B"), ("Func f; In A, B; Var x; f[x] = A[x + 1] + B[x]; f.stage(A);", "stage names an input"),
     ("Func f; In A, B, t; Var x; f[x] = A[t[x]] + B[x]; f.stage(t);", "stage names an input of numbers: found t, whose elements stand in an index; allowed: A, B"),
 ])  # fmt: skip
 def test_what_cannot_be_copied_is_refused(text, rule):
