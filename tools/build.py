@@ -7,8 +7,9 @@
                                                              schedules at some sizes of the specs, marked measured: false
 
 The same tables give the same bytes with the same Triton. A kernel that the store has already, from the same IR by the same
-Triton, is kept as it is; --anew compiles all. A row that cannot be built is named, keeps no binaries, and makes the exit
-status 1. Where nothing can be built, without Triton or on a full disk, tables stay as they are.
+Triton, is kept as it is; --anew compiles all. (Where a container keeps addresses random, ptxas gives a few kernels other code.) A row that
+cannot be built is named, keeps no binaries, and makes the exit status 1. Where nothing can be built, without Triton or on a full
+disk, tables stay as they are.
 """
 
 from __future__ import annotations
@@ -23,8 +24,6 @@ from concurrent.futures.process import BrokenProcessPool
 from datetime import date
 from functools import cache
 from pathlib import Path
-
-os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # line numbers name files: with them no two builds are the same bytes
 
 if __name__ == "__main__":
     from needed import needs
@@ -43,6 +42,7 @@ from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_t
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
 from asked import DTYPES, at_least, some_of  # noqa: E402
+from reproducible import same_addresses  # noqa: E402
 from tuning.works import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +50,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main(argv: list[str] | None = None) -> int:
     args = arguments(argv)
+    same_addresses()
     specs = specs_of(args.ops)
     folders = [args.tables / name for name in args.gpu or []]
     for folder in folders:

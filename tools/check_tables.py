@@ -21,8 +21,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does
-
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
 if __name__ == "__main__":
@@ -31,6 +29,7 @@ if __name__ == "__main__":
     needs("check_tables", "torch", "triton", "numpy")
 
 from asked import at_least  # noqa: E402
+from reproducible import same_addresses  # noqa: E402
 from tuning.matrix import read_matrices  # noqa: E402
 
 from dtkernels.codegen.target import target  # noqa: E402
@@ -53,6 +52,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--rebuild", choices=("none", "some", "all"), default="some")
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that build")
     args = parser.parse_args(argv)
+    same_addresses()
     wrong, seen, stored, every = [], Counts(), [], []
     for path in sorted(args.tables.glob("*/*.yaml")):
         if path.stem == "gpu":

@@ -1,5 +1,6 @@
 """What the check of tables says of rows and kernels that are not as they should be; building is left to tests/compile/test_prebuilt.py."""
 
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -186,3 +187,17 @@ def test_kernels_that_no_row_names_are_found(tmp_path, table, builds, capsys):
     write_kernels(path, rows[:1], entries, [store.host(e.host) for e in entries])
     assert check_tables.main([*given, "--rebuild", "none"]) == 1
     assert "1 kernels that no row names" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="addresses are Linux's to give")
+def test_what_a_build_starts_lies_at_the_same_addresses():
+    code = """
+import subprocess, sys
+from reproducible import same_addresses
+lies = [sys.executable, "-c", "print(next(line for line in open('/proc/self/maps') if '[heap]' in line))"]
+allowed = same_addresses()
+print(allowed, len({subprocess.run(lies, capture_output=True, text=True, check=True).stdout for _ in range(4)}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(check_tables.__file__).parent, capture_output=True, text=True, check=True)
+    allowed, places = done.stdout.split()
+    assert places == "1" or allowed == "False"  # containers may refuse it

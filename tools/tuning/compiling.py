@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # as tools/build.py does: what is timed is what is built
+import reproducible  # noqa: F401  as tools/build.py does: what is timed is what is built
 
 from dtkernels.codegen.formula import schedules
 from dtkernels.codegen.gluon_kernel import INFIX
