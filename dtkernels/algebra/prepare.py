@@ -127,7 +127,7 @@ def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm
     """The one of several users, each with a kernel of its own, whose kernel writes what ``func`` is made from: a kernel before it is none."""
     if len(users) < 2 or any(u.name in fused for u in users):
         return None
-    written = {p.func for p in schedule.primitives if p.name in ("store", "compile", "compile_to_kernel")}
+    written = schedule.written()
     hosts = {host(f, fused) for f in algorithm.needed_by((func,)) if f in fused and f in written}
     return next((u for u in users if u.name in hosts), None)
 

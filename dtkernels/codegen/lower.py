@@ -13,7 +13,7 @@ from functools import lru_cache
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
-from ..lang.schedule import Program
+from ..lang.schedule import Program, host
 from ..lang.schedule_checks import reduction_labels
 from . import nest
 from .descriptors import described
@@ -23,7 +23,7 @@ from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, L
 from .options import Options
 from .passes import finish
 from .reduce import MIN_DOT, Reducer
-from .roots import host, kept, kernel_roots
+from .roots import kept, kernel_roots
 from .scope import Scope
 from .split import split_reduction
 from .spread import warps

@@ -17,6 +17,7 @@ from ..algebra.degree import Degree, degree
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
+from ..lang.schedule import WRITTEN
 from . import nest
 from .nest import WHOLE, Accumulator, Assign, Axis, Guard, Index, Local, Loop, Op, Position, Tile, TileDot, TileReduce
 from .passes import natural_order
@@ -74,7 +75,7 @@ class Reducer:
             found = degree(expr, {name: Degree(plus=Fraction(1))})
             if found is None or not found.free:
                 over = ", ".join(self.unfinished[name])
-                said = [p for word in ("store", "compile", "compile_to_kernel") for p in self.l.schedule.of(d.name, word)]
+                said = [p for word in WRITTEN for p in self.l.schedule.of(d.name, word)]
                 raise DTError(
                     "what is stored is made from what is finished",
                     found=f"{d.name}, by {name}, in the loop over {over} that {name} is reduced by",

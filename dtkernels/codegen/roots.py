@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from ..lang.schedule import Fused, Program, host
-
-__all__ = ["Fused", "host", "kept", "kernel_roots"]
+from ..lang.schedule import Program, host
 
 
 def kept(program: Program) -> tuple[str, ...]:

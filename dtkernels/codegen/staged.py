@@ -23,10 +23,10 @@ from dataclasses import replace
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
-from ..lang.schedule import Named, Primitive, Program, Schedule, Sized
+from ..lang.schedule import Named, Primitive, Program, Schedule, Sized, host
 from ..lang.schedule_checks import labels_in_kernel
 from .parts import free_name, in_parts
-from .roots import host, kept
+from .roots import kept
 
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row

@@ -66,6 +66,7 @@ PRIMITIVES = {
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
     "parts_at": "func, label", "tail": "label:size*",
 }  # fmt: skip
+WRITTEN = ("store", "compile", "compile_to_kernel")  #: each has a Func written to memory
 EVICTION_POLICIES = ("first", "last")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
 SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: of exponentials that a polynomial may work out: part, whole
@@ -111,6 +112,10 @@ class Schedule:
         """Part and whole of the last ``func.approximate(exp:part/whole)``, None if there is none."""
         found = [a for p in self.of(func, "approximate") for a in p.args if isinstance(a, Share)]
         return (found[-1].part, found[-1].whole) if found else None
+
+    def written(self) -> frozenset[str]:
+        """The Funcs that some statement has written to memory."""
+        return frozenset(p.func for p in self.primitives if p.name in WRITTEN)
 
     def fused(self) -> Fused:
         """func -> (consumer, label) of its ``fuse_at``."""

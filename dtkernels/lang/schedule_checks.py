@@ -22,7 +22,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
         _check_names(p, algorithm, schedule)
     _check_fusion(schedule, algorithm)
     _check_agreement(schedule)
-    _check_kernels(schedule, algorithm)
+    _check_kernels(schedule)
 
 
 def _forms(p: Primitive) -> tuple[type, ...]:
@@ -81,7 +81,7 @@ def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tup
     """Labels that loops may run over where ``func`` is computed: its own, those of Funcs fused into it, and those of Funcs that
     are fused elsewhere, kept nowhere, and so computed here once more."""
     fused, members = schedule.fused(), [func]
-    kept = {p.func for p in schedule.primitives if p.name in ("store", "compile", "compile_to_kernel")}
+    kept = schedule.written()
     again = {f for f in fused if f in algorithm and f not in kept}
     for member in members:
         members += [g for g, (consumer, _) in fused.items() if consumer == member and g in algorithm and g not in members]
@@ -153,8 +153,7 @@ def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:
 
 def _check_agreement(schedule: Schedule) -> None:
     """One thing is said of each: of a label, a tensor, a function, or of the whole where a primitive has one argument or an order."""
-    known: dict[tuple[str, str, str], Primitive] = {}
-    said: dict[tuple[str, str, str], str] = {}
+    said: dict[tuple[str, str, str], tuple[str, Primitive]] = {}
     for p in schedule.primitives:
         whole = p.name in ("map", "reorder", "fuse_at") or PRIMITIVES[p.name] == "number"
         parts = {"": ", ".join(map(str, p.args))} if whole else {}
@@ -165,14 +164,13 @@ def _check_agreement(schedule: Schedule) -> None:
             if parts.setdefault(thing, str(a)) != str(a):
                 raise DTError(f"{p.name} says one thing of {thing}", found=f"{parts[thing]} and {a}", allowed="one of them", at=p.pos)
         for thing, value in parts.items():
-            key = (p.func, p.name, thing)
-            if said.setdefault(key, value) != value:
-                found = f"{known[key]} {p}".replace(";", ",", 1).rstrip(";")
+            before, first = said.setdefault((p.func, p.name, thing), (value, p))
+            if before != value:
+                found = f"{first} {p}".replace(";", ",", 1).rstrip(";")
                 raise DTError(f"a schedule says {p.name} of {thing or p.func} once", found=found, allowed="one of them", at=p.pos)
-            known.setdefault(key, p)
 
 
-def _check_kernels(schedule: Schedule, algorithm: Algorithm) -> None:
+def _check_kernels(schedule: Schedule) -> None:
     """What is said of a kernel is said of the Func that has it, not of what is fused into that."""
     fused = schedule.fused()
     for p in schedule.primitives:

@@ -19,7 +19,7 @@ from .host import Launch, Record, host_text, record
 from .launch import Bound, NotBound
 from .match import fits, loses_alignment, specialized
 from .notes import log, warn_once
-from .paths import interpreting, one_at_a_time
+from .paths import in_turn
 from .precision import allows_tf32
 from .programs import Planned, Programs
 from .recent import keep
@@ -243,7 +243,7 @@ class Dispatcher:
                 )
 
         def launch(values: tuple) -> list[torch.Tensor]:
-            with one_at_a_time if interpreting() else nullcontext():
+            with in_turn():
                 result = module.call(*values)
             return list(result) if isinstance(result, tuple) else [result]
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
-from .cache import told_folder
 from .choice import Candidate, Near, agreeing, nearest_gpu
 from .notes import forget as forget_warnings
 from .notes import warn_once
@@ -84,7 +83,11 @@ class OpTable:
 def tables_folder() -> Path:
     """``DTKERNELS_TABLES``, else the tables that came with the package."""
     named = os.environ.get("DTKERNELS_TABLES")
-    return told_folder(named) if named else _own_tables()
+    if not named:
+        return _own_tables()
+    from .cache import told_folder  # which a call whose kernels are prebuilt does without
+
+    return told_folder(named)
 
 
 @lru_cache(maxsize=1)

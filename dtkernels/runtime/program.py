@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from types import ModuleType
 
@@ -10,13 +9,12 @@ from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
 from ..codegen.lower import lower
 from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
-from ..codegen.roots import host
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
 from ..lang import DTError, Position, parse
-from ..lang.schedule import Program
+from ..lang.schedule import Program, host
 from .cache import load_module
-from .paths import interpreting, one_at_a_time
+from .paths import in_turn, interpreting
 
 
 class CompiledProgram:
@@ -68,7 +66,7 @@ class CompiledProgram:
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
-            with one_at_a_time if interpreting() else nullcontext():
+            with in_turn():
                 return self._filled(name, run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()}))
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):

@@ -127,8 +127,7 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
 def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
     """The ops, in the order asked for, and of each whether "auto" alone asked for it."""
     chosen: dict[str, bool] = {}
-    entries = [ops] if isinstance(ops, str) else list(ops) if isinstance(ops, Iterable) else [ops]
-    for entry in entries:
+    for entry in [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops:
         if not isinstance(entry, str):
             raise TypeError(f"apply_to: ops is a name or several names; got {entry!r}")
         for name in _SEVERAL.get(entry, (entry,)):
