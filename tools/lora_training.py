@@ -42,7 +42,8 @@ def build(options) -> torch.nn.Module:
         num_hidden_layers=options.layers,
         num_attention_heads=options.hidden // 32,
         num_key_value_heads=options.hidden // 64,
-        initializer_range=0.1,  # the head is frozen: at the usual 0.02 its logits are too small for the loss to fall
+        # the head is frozen: so its logits are about 1 at every width, and the loss can fall
+        initializer_range=1.1 * options.hidden**-0.5,
     )
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config)
