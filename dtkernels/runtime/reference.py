@@ -60,9 +60,13 @@ class _Evaluator:
         self.known: dict[str, Named] = {}
 
     def outputs(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
-        for name in self.algorithm.needed_by(names):
+        needed = self.algorithm.needed_by(names)
+        last = {access.tensor: name for name in needed for access in ex.accesses(self.algorithm[name].expr)}
+        for name in needed:
             d = self.algorithm[name]
             self.known[name] = self._spread(self.value(d.expr), d.labels)
+            for read in [k for k in self.known if last.get(k) == name and k not in names]:
+                del self.known[read]  # its memory is free for the rest
         found = []
         for name in names:
             cast = self.algorithm[name].expr
