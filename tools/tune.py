@@ -67,6 +67,7 @@ from dtkernels.runtime.table import Gpu, TableError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)  #: what a disk may say
+KEPT = 5.0  #: seconds between notes of the time spent
 FILL, RACE = 0.1, 0.97  #: the part of the budget that filling gaps takes, and that after which races end
 RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules took 30 on an H200, and a table's row runs along
 
@@ -141,7 +142,7 @@ class Run:
     """One run of the command."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.begin, self.stopping = args, time.monotonic(), False
+        self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked for an end
         self.works = all_works(args)
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
         self.gpus = self._gpu_crew(pretended)
@@ -159,7 +160,7 @@ class Run:
             self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s"})
         except ValueError as error:
             raise SystemExit(f"tune: {error}") from None
-        self.before = self.journal.seconds
+        self.before, self.kept_until = self.journal.seconds, self.begin
         self.known = Knowledge(self.works, self.journal)
         timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
         self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
@@ -228,44 +229,56 @@ class Run:
         own = self.args.stop_after
 
         def over() -> bool:
-            return self.stopping or self.spent() > part * self.args.budget or own is not None and time.monotonic() - self.begin > own - 12
+            return bool(self.stopping) or self.spent() > part * self.args.budget or own is not None and time.monotonic() - self.begin > own - 12
 
         return over
 
     def go(self) -> int:
         """Search, race, write. Returns the exit status."""
-        signal.signal(signal.SIGINT, self._interrupt)
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C; what batch systems and `timeout` send
+            signal.signal(number, self._interrupt)
         limits = {"measure": self.args.limit, "compile": 60.0}
         search = Search(self.known, self.journal, self.cpus, self.gpus, limits, self.earlier)
         racing = RACE - racing_part(len(self.works), len(self.gpus.members), self.args.budget)
         try:
-            for _ in search.explore((lambda: True) if self.args.write_only else self.past(racing - FILL), lambda: self.stopping):
-                self.progress.show("search", search.measured, search.failed)
+            for _ in search.explore((lambda: True) if self.args.write_only else self.past(racing - FILL), lambda: bool(self.stopping)):
+                self._show("search", search.measured, search.failed)
             if told := self.earlier.text():
                 print(f"tune: {told}", flush=True)
             if not self.args.write_only:
                 for _ in range(2):
                     for _ in search.fill(self.past(racing)):
-                        self.progress.show("fill", search.measured, search.failed)
+                        self._show("fill", search.measured, search.failed)
             self._race(search, Finals(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits), racing)
         finally:
             self.cpus.close()
             self.gpus.close()
             self.progress.close()
-            if not self.args.write_only:
-                self.journal.spent(time.monotonic() - self.begin)
+            self._keep_time()
         if not self.journal.times:
             why = f"--resume goes on in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
             print(f"tune: nothing was measured, tables stay as they are: {why}", file=sys.stderr)
-            return 130 if self.stopping else 1
+            return 128 + self.stopping if self.stopping else 1
         self.write()
         self.journal.close()
-        return 130 if self.stopping else 0
+        return 128 + self.stopping if self.stopping else 0
 
-    def _interrupt(self, *_) -> None:
+    def _show(self, phase: str, done: int, failed: int) -> None:
+        self.progress.show(phase, done, failed)
+        if time.monotonic() - self.kept_until > KEPT:
+            self._keep_time()
+
+    def _keep_time(self) -> None:
+        """Into the journal, now and then: a run that is killed has spent its time too."""
+        if not self.args.write_only:
+            now = time.monotonic()
+            self.journal.spent(now - self.kept_until)
+            self.kept_until = now
+
+    def _interrupt(self, number: int, _) -> None:
         if self.stopping:
             raise KeyboardInterrupt
-        self.stopping = True
+        self.stopping = number
         print("\ntune: stopping after what is in hand; --resume goes on", file=sys.stderr, flush=True)
 
     def _race(self, search: Search, finals: Finals, begin: float) -> None:
@@ -285,7 +298,7 @@ class Run:
         self.known.raced |= races
         if not self.args.write_only:
             for _ in finals.run(races, self.past(end)):
-                self.progress.show("finals", finals.raced, len(finals.failed))
+                self._show("finals", finals.raced, len(finals.failed))
 
     def by(self) -> dict[str, object]:
         """What rows of this run were measured with."""

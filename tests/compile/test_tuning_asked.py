@@ -35,6 +35,10 @@ OPTIONS = [
     ("--out {tmp}/damaged", "relu.yaml: not YAML"),
     ("--ops ", "--ops names none; allowed: all, attention"),
     ("--ops ,", "--ops names none"),
+    ("--ops no_such_op", "no op 'no_such_op'"),
+    ("--ops /nowhere.yaml", "no such file: /nowhere.yaml"),
+    ("--shapes /nowhere.yaml", "/nowhere.yaml: No such file"),
+    ("--budget soon", "'soon' is no time"),
 ]
 
 
