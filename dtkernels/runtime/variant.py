@@ -12,7 +12,7 @@ import torch
 from ..codegen.target import Target, target
 from .decide import Subject
 from .dispatch import Dispatcher
-from .memory import in_memory, refuse_batches
+from .memory import in_memory, is_batch, refuse_batches
 from .once import without_derivative
 from .outline import Facts
 from .paths import count, interpreting
@@ -213,6 +213,8 @@ def _surely(condition: bool | torch.SymBool) -> bool:
 def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """A result as a kernel leaves it: contiguous, in memory of its own, and no view, which torch lets nobody change in place where an
     autograd.Function returns it."""
+    if is_batch(result):
+        return result
     result = result.contiguous()
     shared = (
         any(result.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in tensors.values()) if result.numel() else False

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .forwards import as_stored, replace_forward, taken, unsupported
+from .forwards import as_stored, in_autocast, replace_forward, taken, unsupported
 from .record import CallRecord
 from .report import PatchReport
 
@@ -29,6 +29,8 @@ def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor)
     reason, dim = unsupported(input), module.dim
     if reason is None and dim not in (-1, input.dim() - 1):
         reason = "softmax over a dimension that is not the last"
+    if reason is None and input.device.type != "cuda" and input.dtype != torch.float32 and in_autocast(input.device.type):
+        reason = "autocast of a 16-bit input"  # on a GPU it gives float32, as the op does
     record.count(reason)
     if reason is not None:
         return F.softmax(input, dim)

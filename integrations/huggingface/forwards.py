@@ -20,13 +20,14 @@ from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CLASSES = (torch.Tensor, nn.Parameter)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # "meta", for one, has no autocast. Asked here, because torch.compile cannot read the question.
 _AUTOCAST = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
 
 
 def plain(x: torch.Tensor) -> bool:
-    """A dense tensor of torch's own class: no DTensor or other subclass, not sparse. (Quantised ones differ in dtype.)"""
-    return type(x) in _CLASSES and x.layout is torch.strided
+    """A dense tensor of torch's own class: no DTensor or other subclass, not sparse or nested. (Quantised ones differ in dtype.)"""
+    return type(x) in _CLASSES and x.layout is torch.strided and not x.is_nested
 
 
 def transformed() -> str | None:
@@ -45,7 +46,7 @@ def unsupported(x: torch.Tensor) -> str | None:
     if (reason := transformed()) is not None:
         return reason
     if not plain(x):
-        return f"tensor type {type(x).__name__}"
+        return "a nested tensor" if type(x) in _CLASSES and x.is_nested else f"tensor type {type(x).__name__}"
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     return "scalar input" if x.dim() == 0 else None
@@ -66,14 +67,21 @@ def without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
 
 
+def beside_its_forward(module: nn.Module) -> str | None:
+    """What happens when this instance is called, beside the forward of its class; None if nothing."""
+    if "forward" in vars(module) or hasattr(module, "_hf_hook"):
+        return "a forward of its own"
+    return "hooks" if any([getattr(module, hooks) for hooks in _HOOKS]) else None
+
+
 def simple_linear(module: nn.Module) -> str | None:
     """Why a module is not an nn.Linear whose weight may be read past its forward; None if it is."""
     if type(module) is not nn.Linear:
         return f"{type(module).__name__} is no nn.Linear"
-    if type(module).forward is not nn.Linear.forward or "forward" in vars(module) or hasattr(module, "_hf_hook"):
+    if type(module).forward is not nn.Linear.forward:
         return "its nn.Linear has a forward of its own"
-    if any(getattr(module, hooks) for hooks in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")):
-        return "its nn.Linear has hooks"
+    if (more := beside_its_forward(module)) is not None:
+        return f"its nn.Linear has {more}"
     if getattr(module, "parametrizations", None) or not plain(module.weight):
         return "its weight is parametrised, quantised or sharded"
     return None

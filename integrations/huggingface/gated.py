@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from .forwards import replace_forward, taken, unsupported
+from .forwards import beside_its_forward, replace_forward, taken, unsupported
 from .probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from .record import CallRecord
 from .report import PatchReport
@@ -46,9 +46,14 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
     children, attributes = module._modules, vars(module)
-    changed = any([(children if name in children else attributes).get(name) is not held for name, held in rest.items()])
-    if len(args) != 1 or kwargs or changed:
-        record.count("another activation than when it was patched" if changed else "arguments other than one tensor")
+    reason = "arguments other than one tensor" if len(args) != 1 or kwargs else None
+    for name, held in rest.items():
+        if (children if name in children else attributes).get(name) is not held:
+            reason = "another activation than when it was patched"
+        elif name in children and (more := beside_its_forward(held)) is not None:
+            reason = f"its {type(held).__name__} has {more}"
+    if reason is not None:
+        record.count(reason)
         return type(module).forward(module, *args, **kwargs)
     if form.up is None:
         gate, up = children[form.gate](args[0]).chunk(2, -1)[:: 1 if form.gate_first else -1]

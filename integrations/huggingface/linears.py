@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from .forwards import in_autocast, restore, simple_linear, slot_of, taken, unsupported_rows
+from .forwards import beside_its_forward, in_autocast, restore, simple_linear, slot_of, taken, unsupported_rows
 from .record import CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
@@ -77,8 +77,15 @@ def patch_gates(model: nn.Module, report: PatchReport) -> None:
 
 
 def _special(*layers: nn.Module) -> str | None:
-    """Why a linear layer among `layers` must be called itself; None if none must."""
-    return next((why for layer in layers if isinstance(layer, nn.Linear) and (why := simple_linear(layer)) is not None), None)
+    """Why one of `layers`, linear ones and sigmoids, must be called itself; None if none must."""
+    return next((why for layer in layers if (why := _watched(layer)) is not None), None)
+
+
+def _watched(layer: nn.Module) -> str | None:
+    if isinstance(layer, nn.Linear):
+        return simple_linear(layer)
+    more = beside_its_forward(layer)
+    return None if more is None else f"its nn.Sigmoid has {more}"
 
 
 def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report: PatchReport) -> None:

@@ -32,7 +32,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as of `rmsnorm_forward`."""
-    reason = _unsupported(module.weight, args, kwargs)
+    reason = _not_for_the_op(module) or _unsupported(module.weight, args, kwargs)
     record.count(reason)
     if reason is not None or torch.compiler.is_compiling():
         return nn.LayerNorm.forward(module, *args, **kwargs)
@@ -78,6 +78,10 @@ def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
         return None
     w, x = normal(width, seed=1), rows(width)
     results = [output_of(type(module).forward, stand_in(module, {"weight": w}, training=training), x) for training in (False, True)]
+    for dtype in (torch.float16, torch.bfloat16):  # some return float32 for those, the op never does
+        result = output_of(type(module).forward, stand_in(module, {"weight": w.to(dtype)}), x.to(dtype))
+        if getattr(result, "dtype", None) != dtype:
+            return None
     for eps in names:
         normed = x * (x.square().mean(-1, keepdim=True) + getattr(module, eps)).rsqrt()
         for offset in (0, 1):

@@ -186,6 +186,14 @@ def test_derivatives_by_batches_or_forward_are_refused_in_one_line():
         torch.func.hessian(lambda x: dtkernels.ops.softmax(x).square().sum())(x)
 
 
+def test_gradients_that_are_asked_for_several_at_once(by_reference):
+    x, w, several = random(3, 6).requires_grad_(), random(6, seed=1).requires_grad_(), random(4, 3, 6, seed=2)
+    found = torch.autograd.grad(dtkernels.ops.rmsnorm(x, w), (x, w), several, is_grads_batched=True)
+    for i, one in enumerate(several):
+        for ours, wanted in zip(found, torch.autograd.grad(dtkernels.ops.rmsnorm(x, w), (x, w), one), strict=True):
+            torch.testing.assert_close(ours[i], wanted)
+
+
 @pytest.mark.kernels
 def test_threads_that_call_one_op_first_at_once_are_all_right():
     x, found = random(7, 33), {}
