@@ -31,6 +31,8 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
             raise DTError("unknown parameter", found=repr(name), allowed=", ".join(defaults) or "none")
         if isinstance(value, bool) != isinstance(defaults[name], bool) or not isinstance(value, int):
             raise DTError(f"parameter {name} is {type(defaults[name]).__name__}", found=repr(value))
+        if abs(value) >= 10**18:
+            raise DTError("a whole number has at most 18 digits", found=f"{name} of {abs(value).bit_length()} bits")
     bound = {**defaults, **values}
 
     def bind(node: ex.Expr) -> ex.Expr:

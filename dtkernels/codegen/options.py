@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError, Position
 from ..lang.schedule import Primitive, Program
-from .nest import Loop, Statement, statements
+from .nest import Let, Load, Loop, Statement, statements
 from .split import Split
 
 #: primitive on a loop -> what Triton calls it
@@ -119,10 +119,12 @@ class Options:
 
     def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
         """Refuse a word about a loop or a tensor that this kernel does not have."""
+        loads = frozenset(s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load))
         for p in (p for m in self.members for name in ("descriptor", "evict") for p in self.schedule.of(m, name)):
+            there, what = (loads, "that the kernel reads") if p.name == "evict" else (touched, "of the kernel")
             for tensor in (getattr(a, "name", a) for a in p.args):
-                if tensor not in touched:
-                    raise DTError(f"{p.name} names a tensor of the kernel", found=tensor, allowed=", ".join(sorted(touched)), at=p.pos)  # type: ignore[arg-type]
+                if tensor not in there:
+                    raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)  # type: ignore[arg-type]
         self._check_warps()
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()

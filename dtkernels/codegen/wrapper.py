@@ -89,6 +89,7 @@ class Wrapper:
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
+        lines += self._agreement(name)
         for label in self._labels():
             if label in self.counted:
                 lines.append(f"    size_{label} = triton.cdiv(size_{self.counted[label][0]}, {self.counted[label][1]})")
@@ -102,6 +103,24 @@ class Wrapper:
                 if any(t in plain_labels(self.algorithm, r) for r in self.sizing)
             )
             lines.append(f"    size_{label} = sizes[{tied!r}]")
+        return lines
+
+    def _agreement(self, name: str) -> list[str]:
+        """Lines that refuse inputs of which labels with one extent, or with one that the program gives, have others."""
+        told, lines = dict.fromkeys(label for t in self.sizing for label in plain_labels(self.algorithm, t) if label), []
+        while told:
+            first = next(iter(told))
+            group = [label for label in told if label in self.algorithm.tied_labels(first)]
+            told = dict.fromkeys(label for label in told if label not in group)
+            constant = self.algorithm.constant_extent(first)
+            sizes = [f"sizes[{label!r}]" for label in group]
+            if len(group) > 1 or constant is not None:
+                found = ", ".join(f"{{{size}}} along {label}" for label, size in zip(group, sizes))
+                one = "one extent" if constant is None else f"extent {constant}"
+                lines.append(f"    if not {' == '.join([*sizes, *([] if constant is None else [str(constant)])])}:")
+                lines.append(
+                    f'        raise ValueError(f"{name}: {", ".join(group)} {"has" if len(group) == 1 else "have"} {one}; inputs have {found}")'
+                )
         return lines
 
     def _labels(self) -> dict[str, None]:

@@ -123,6 +123,11 @@ def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
     for node in definition.expr.walk():
         if isinstance(node, ex.Len) and node.label not in algorithm.labels:
             raise DTError("undeclared label", found=repr(node.label), allowed=", ".join(algorithm.labels), at=node.pos)
+        if isinstance(node, ex.Reshape):
+            own, shape = ex.free_labels(node.arg), {n.name if isinstance(n, ex.Label) else n for n in node.shape} - {ex.Const(1)}
+            if own != shape:
+                allowed = f"reshape({node.arg}, {', '.join([*sorted(own), '1'])})"
+                raise DTError("reshape names the labels of its value, and 1", found=str(node), allowed=allowed, at=node.pos)
     stray = ex.free_labels(definition.expr) - set(definition.labels)
     if stray:
         label = sorted(stray)[0]
@@ -174,6 +179,7 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
 
 
 def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
+    _check_told(algorithm, declared_at)
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
@@ -184,6 +190,23 @@ def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
                 found=f"no input with {label!r} as a plain index",
                 at=declared_at.get(label),
             )
+
+
+def _check_told(algorithm: Algorithm, declared_at: Places) -> None:
+    """``Extent j = K[1];`` is of a label, an input and a dimension that are there, and labels of one extent are given one number."""
+    ranks = {access.tensor: len(access.index) for d in algorithm.definitions for access in ex.accesses(d.expr)}
+    for label, tensor, dim in algorithm.extents:
+        at = declared_at.get(f"Extent {label}")
+        if label not in algorithm.labels:
+            raise DTError("undeclared label", found=repr(label), allowed=", ".join(algorithm.labels), at=at)
+        if tensor and tensor not in algorithm.inputs:
+            raise DTError("an extent is a number or that of an input", found=f"{tensor}[{dim}]", allowed=", ".join(algorithm.inputs), at=at)
+        rank = ranks.get(tensor, dim + 1)
+        if tensor and not 0 <= dim < rank:
+            raise DTError(f"a dimension of {tensor}", found=f"{tensor}[{dim}]", allowed=f"0 to {max(rank, 1) - 1}", at=at)
+        one = algorithm.constant_extent(label)
+        if not tensor and dim != one:
+            raise DTError("a label has one extent", found=f"{one} and {dim} of {label}", allowed="one of them", at=at)
 
 
 def kind_of(expr: ex.Expr) -> str:

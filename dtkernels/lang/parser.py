@@ -133,7 +133,9 @@ class _Parser:
 
     def _extent(self) -> tuple[str, str, int]:
         """``Extent j = K[1];``: label j is as long as dimension 1 of input K; ``Extent r = 4;``: it has 4 values."""
-        label = self.expect("name", "a label").text
+        name = self.expect("name", "a label")
+        label = name.text
+        self.declared_at.setdefault(f"Extent {label}", name.pos)
         self.expect("=")
         if self.token.kind == "number":
             size = self.integer("an extent")

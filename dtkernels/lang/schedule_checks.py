@@ -67,6 +67,8 @@ def _check_form(p: Primitive) -> None:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if p.name == "num_warps" and (p.args[0] & (p.args[0] - 1) or p.args[0] > 32):
         raise DTError("a number of warps", found=str(p.args[0]), allowed="1, 2, 4, 8, 16 or 32", at=p.pos)
+    if p.name == "maxnreg" and not 24 <= p.args[0] <= 255:
+        raise DTError("a number of registers", found=str(p.args[0]), allowed="24 to 255, which a thread can have", at=p.pos)
     if p.name == "cluster" and (p.args[0] & (p.args[0] - 1) or p.args[0] > 16):
         raise DTError("a number of blocks in a cluster", found=str(p.args[0]), allowed="1, 2, 4, 8 or 16", at=p.pos)
 

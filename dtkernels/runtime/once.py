@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch.autograd import forward_ad
@@ -29,6 +29,32 @@ def without_derivative(op: str, results: tuple, given: tuple) -> tuple:
     marked = _Final.apply(op, len(wanted), *(results[i] for i in wanted), *tensors)
     found = dict(zip(wanted, marked))
     return tuple(found.get(i) for i in range(len(results)))
+
+
+def without_backward(op: str, make: Callable[[], object], values: Iterable[object]):
+    """What ``make()`` gives for ``values``; differentiating it raises one line, instead of leaving a gradient out."""
+    tensors = [v for v in values if isinstance(v, torch.Tensor)]
+    refuse_forward_mode(op, tensors)
+    if torch._C._are_functorch_transforms_active():
+        raise NotImplementedError(
+            f"{op}: torch.func is not supported by a compiled program; allowed: an op, dtkernels.register(...), and its gradient"
+        )
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return _Forward.apply(op, make, *tensors)
+    return make()
+
+
+class _Forward(torch.autograd.Function):
+    """What its second argument makes, tied to the rest; its backward refuses."""
+
+    @staticmethod
+    def forward(ctx, op: str, make: Callable[[], object], *tensors: torch.Tensor):
+        ctx.op = op
+        return make()
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise RuntimeError(f"{ctx.op}: a compiled program has no gradient; allowed: an op, dtkernels.register(...)")
 
 
 class _Final(torch.autograd.Function):

@@ -48,6 +48,7 @@ class Outline:
     compiled: str
     autocast: str | None
     lines: tuple[str, ...] = ()  #: signatures and gradients as JSON
+    whole: tuple[str, ...] = ()  #: scalars that stand in an index; ops of the package see to theirs
 
     def facts(self, params: Params, batched: frozenset[str], labels: int) -> Facts | None:
         """Of a variant, if they are there; batch labels and batched inputs need the algorithm."""
@@ -85,7 +86,8 @@ class Outline:
         products = any(isinstance(n, ex.Dot) for d in a.definitions for n in d.expr.walk())
         integers = tuple(sorted(a.integer_inputs()))
         return Outline(
-            spec.op, a.inputs, a.scalars, tuple(a.params), spec.outputs, spec_hash(a), integers, products, spec.compiled, spec.autocast
+            spec.op, a.inputs, a.scalars, tuple(a.params), spec.outputs, spec_hash(a), integers, products, spec.compiled, spec.autocast,
+            whole=tuple(sorted(a.integer_scalars())),
         )
 
 

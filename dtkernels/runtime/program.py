@@ -54,6 +54,7 @@ class CompiledProgram:
         if name in self.program.without_wrapper():
             raise DTError(f"{name} is compiled to a kernel alone", found="a call", allowed=f"module.{name}_kernel, launched by you, or {name}.compile()")
         from .memory import in_memory
+        from .once import without_backward
 
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
@@ -67,14 +68,16 @@ class CompiledProgram:
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
             with in_turn():
-                return self._filled(name, run(*map(in_memory, args), **{n: in_memory(v) for n, v in kwargs.items()}))
+                given, named = tuple(map(in_memory, args)), {n: in_memory(v) for n, v in kwargs.items()}
+                return self._filled(name, without_backward(name, lambda: run(*given, **named), (*given, *named.values())))
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
             if not _from_compiler(error):
                 raise
             said = str(error).strip().splitlines() or ["no message"]
-            raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {said[-1]}") from error
+            line = next((text for text in said if "fatal" in text), said[-1])  # ptxas's own, of which Triton prints much more
+            raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
 
     def _filled(self, name: str, results):
         """``results``; DTError where a kernel has no programs, since its own Func is empty, and others that it computes are not."""
@@ -93,13 +96,17 @@ class CompiledProgram:
         """Raise TypeError, one line, for an argument that no kernel takes."""
         import torch
 
-        a = self.prepared.algorithm
+        from .signature import is_whole
+
+        a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
         for n, value in (*zip(a.inputs + a.scalars, args), *kwargs.items()):
             if value is None and len(self.outputs) > 1 or n not in a.inputs + a.scalars:
                 continue  # what another wrapper reads; what the wrapper refuses
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
+            if n in whole and not is_whole(value):
+                raise TypeError(f"{name}: {n} is {value if not isinstance(value, torch.Tensor) else value.dtype}; allowed: a whole number, as it stands in an index")
             if not isinstance(value, torch.Tensor):
                 continue
             interpreted = value.is_meta and interpreting()  # elsewhere launches may be recorded alone
@@ -163,7 +170,7 @@ class Fit:
 def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None) -> CompiledProgram:
     """Compile DT text to a callable.
 
-    ``params`` gives values to compile-time parameters. Raises DTError, one line, where the program is refused, TypeError where it is no text.
+    ``params`` gives values to compile-time parameters. Gradients are for ops, ``dtkernels.register``. Raises DTError, one line, where the program is refused, TypeError where it is no text.
     Example::
 
         double = dtkernels.compile("Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);")

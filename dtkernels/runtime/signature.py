@@ -79,6 +79,13 @@ def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
     return found
 
 
+def is_whole(value: object) -> bool:
+    """Whether a scalar may stand in an index: a number without a fraction, or a tensor of integers."""
+    if isinstance(value, torch.Tensor):
+        return not value.is_floating_point()
+    return not isinstance(value, float) or value.is_integer()
+
+
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:
     """The dtype of a result; float32 where there is nothing to go by."""
     result = dtypes[0] if dtypes else torch.float32

@@ -46,6 +46,7 @@ class Variant:
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
         self._facts = facts or Facts(Signature.of(self.algorithm))
         self.signature = self._facts.signature
+        self._tied = {} if facts else {label: min(self.algorithm.tied_labels(label)) for label in self.algorithm.labels}
         self.dispatch = Dispatcher(subject, self.signature, lambda: self.algorithm, outputs, device_target)
 
     @cached_property
@@ -78,16 +79,18 @@ class Variant:
 
     def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
         """Raise ValueError, one line, where ranks or extents do not fit."""
-        seen: dict[str, tuple[int, str]] = {}
+        sizes, tied = self.signature.sizes, self._tied
+        seen = {tied.get(label, label): (size, "the program", label) for label, size in sizes.items() if isinstance(size, int)}
         for name, t in tensors.items():
             labels = self.signature.inputs[name]
             if t.dim() != len(labels):
                 raise ValueError(f"{op}: {name} has {len(labels)} dimensions; got shape {tuple(t.shape)}")
             for label, size in zip(labels, t.shape):
-                if label is not None and seen.setdefault(label, (size, name))[0] != size:
-                    known, other = seen[label]
+                if label is not None and seen.setdefault(tied.get(label, label), (size, name, label))[0] != size:
+                    known, other, its = seen[tied.get(label, label)]
+                    where = "" if its == label else f" along {its}; the two are one extent"
                     shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
-                    raise ValueError(f"{op}: {name} has {size} along {label}, {other} has {known}; shapes {shapes}")
+                    raise ValueError(f"{op}: {name} has {size} along {label}, {other} has {known}{where}; shapes {shapes}")
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs, differentiable where an input asks for it."""

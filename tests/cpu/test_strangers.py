@@ -135,6 +135,24 @@ def test_an_input_may_have_any_name(name, register):
     dtkernels.warmup(op.name, **{name: x})
 
 
+def test_an_op_refuses_what_the_program_would(tmp_path):
+    def op(name: str, algorithm: str):
+        (tmp_path / "spec.yaml").write_text(f"op: {name}\ndoc: x\nalgorithm: '{algorithm}'\n")
+        return dtkernels.register(tmp_path / "spec.yaml")
+
+    for line, call in {
+        "seven: A has 5 along x, the program has 7; shapes": lambda: op("seven", "Func seven; In A; Var x; Extent x = 7; seven[x] = A[x];")(random(5)),
+        "turned: A has 6 along y, A has 4 along x; the two are one extent": lambda: op("turned", "Func turned; In A; Var x, y; turned[x, y] = A[x, y] + A[y, x];")(random(4, 6)),
+    }.items():
+        with pytest.raises(ValueError, match=f"^{line}"):
+            call()
+    moved = op("moved", "Func moved; In A; SIn s; Var x; moved[x] = A[x] + A[x - s];")
+    for value, found in ((1.5, "1.5"), (torch.tensor(1.0), "torch.float32")):
+        with pytest.raises(TypeError, match=f"^moved: s is {found}; allowed: a whole number, as it stands in an index$"):
+            moved(random(5), value)
+    assert torch.equal(moved(random(5), 2), moved(random(5), torch.tensor(2)))
+
+
 def test_a_module_that_holds_an_op_is_copied_and_pickled(register):
     op, x = register("held"), random(5)
     module = torch.nn.Module()
@@ -192,6 +210,23 @@ def test_gradients_that_are_asked_for_several_at_once(by_reference):
     for i, one in enumerate(several):
         for ours, wanted in zip(found, torch.autograd.grad(dtkernels.ops.rmsnorm(x, w), (x, w), one), strict=True):
             torch.testing.assert_close(ours[i], wanted)
+
+
+@pytest.mark.kernels
+def test_a_compiled_program_says_that_it_has_no_gradient():
+    """Its result was cut off from what it is made of, without a word."""
+    program, x = dtkernels.compile("Func f, g; In A; Var x; f[x] = 2 * A[x]; g[x] = 3 * A[x]; f.compile(); g.compile();"), random(5).requires_grad_()
+    with pytest.raises(RuntimeError, match="^f: a compiled program has no gradient; allowed: an op"):
+        (x + program(A=x)).sum().backward()
+    assert torch.equal(program.g(x).mul_(2), 6 * x) and not program(x.detach()).requires_grad
+    with torch.no_grad():
+        assert torch.equal(program(x), 2 * x)
+    with pytest.raises(NotImplementedError, match="^f: torch.func is not supported by a compiled program"):
+        torch.vmap(program)(random(2, 5))
+    with pytest.raises(NotImplementedError, match="^f: torch.func is not supported by a compiled program"):
+        torch.func.grad(lambda x: program(x).sum())(random(5))
+    with torch.autograd.forward_ad.dual_level(), pytest.raises(NotImplementedError, match="^f: forward-mode differentiation is not supported"):
+        program(torch.autograd.forward_ad.make_dual(random(5), random(5)))
 
 
 @pytest.mark.kernels

@@ -204,6 +204,32 @@ def test_a_scalar_that_is_no_number_is_refused():
             dtkernels.compile(ADD)(random(2, 2), random(2, 2), value)
 
 
+DISAGREE = {
+    "f: x, y have one extent; inputs have 5 along x, 9 along y": ("Func g, f; In A, B; Var x, y; g[x] = 2 * A[x]; f[y] = g[y] + B[y];", (5,), (9,)),
+    "f: x, y have one extent; inputs have 4 along x, 6 along y": ("Func f; In A; Var x, y; f[x, y] = A[x, y] + A[y, x];", (4, 6)),
+    "f: x has extent 7; inputs have 5 along x": ("Func f; In A; Var x; Extent x = 7; f[x] = A[x];", (5,)),
+    "f: x, y have extent 3; inputs have 5 along x, 3 along y": ("Func g, f; In A, B; Var x, y; Extent x = 3; g[y] = B[y]; f[x] = A[x] + g[x];", (5,), (3,)),
+}
+
+
+@pytest.mark.parametrize("line", DISAGREE)
+def test_sizes_that_disagree_through_a_func_a_transpose_or_a_number_are_refused(line):
+    """They were read beyond the end of the shorter."""
+    text, *shapes = DISAGREE[line]
+    with pytest.raises(ValueError, match=f"^{line}$"):
+        dtkernels.compile(text)(*(random(*s) for s in shapes))
+    same = [tuple(3 for _ in s) for s in shapes]
+    check(text.replace("= 7", "= 3"), *(random(*s) for s in same))
+
+
+@pytest.mark.parametrize("value, found", [(1.5, "1.5"), (torch.tensor(1.0), "torch.float32"), (float("inf"), "inf")])
+def test_a_scalar_of_an_index_is_whole(value, found):
+    program = dtkernels.compile("Func f; In A; SIn s; Var x; f[x] = A[x] + A[x - s];")
+    with pytest.raises(TypeError, match=rf"^f: s is {found}; allowed: a whole number, as it stands in an index$"):
+        program(random(5), value)
+    assert torch.equal(program(random(5), 2.0), program(random(5), torch.tensor(2)))
+
+
 def test_an_output_that_another_wrapper_returns_says_so():
     text = "Func s, p; In A; Var x; s[x] = A[x] + 1; p[x] = s[x] * 2; s.fuse_at(p, x); p.compile(); s.compile();"
     program = dtkernels.compile(text)

@@ -75,6 +75,8 @@ SHAPES = {
     ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
     ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
     ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
+    TWO + "f[x, y] = A[x, y] + reshape(A[x, 0], 1, y);": "t.dt:2:21: reshape names the labels of its value, and 1: found reshape(A[x, 0], 1, y); allowed: reshape(A[x, 0], x, 1)",
+    ONE + "f[x] = reshape(A[x], x, 7);": "t.dt:2:8: reshape names the labels of its value, and 1: found reshape(A[x], x, 7); allowed: reshape(A[x], x, 1)",
     ONE + "f[x] = A[x] + A[floor(x)];": "t.dt:2:17: " + INDEX.format("floor(x)"),
 }
 
@@ -142,6 +144,8 @@ SCHEDULES = {
     SUM + "s.fuse_at(f, x);\ns.fuse_at(f, y);": "t.dt:5:1: a schedule says fuse_at of s once: found s.fuse_at(f, x), s.fuse_at(f, y); allowed: one of them",
     SUM + "s.fuse_at(f, x);\ns.block(x:4);": "t.dt:5:1: block is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.block(...)",
     SUM + "s.num_warps(8);\ns.fuse_at(f, x);": "t.dt:4:1: num_warps is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.num_warps(...)",
+    ADD + "f.maxnreg(1);": "t.dt:3:1: a number of registers: found 1; allowed: 24 to 255, which a thread can have",
+    ADD + "f.evict(f:first);": "t.dt:3:1: evict names a tensor that the kernel reads: found f; allowed: A",
     ADD + "f.descriptor(B);": "t.dt:3:1: descriptor names a tensor: found 'B'; allowed: A, f",
 }
 
@@ -167,6 +171,12 @@ DECLARATIONS = {
     "Func f; In A; Var x; Param p = 3;\nf[x] = A[x];": "t.dt:1:28: what is declared is used: found Param 'p' is not",
     "Func f, g; In A; Var x;\nf[x] = A[x];": "t.dt:1:9: a declared Func is defined: found no definition of 'g'",
     "Func f; In A; Var x; RVar k;\nf[x, k] = A[x, k];": "t.dt:1:27: an RVar is reduced somewhere: found 'k' is not; allowed: Var k",
+    ONE + "Extent z = A[0];\nf[x] = A[x];": "t.dt:2:8: undeclared label: found 'z'; allowed: x",
+    ONE + "Extent x = B[0];\nf[x] = A[x];": "t.dt:2:8: an extent is a number or that of an input: found B[0]; allowed: A",
+    ONE + "Extent x = A[3];\nf[x] = A[x + 0];": "t.dt:2:8: a dimension of A: found A[3]; allowed: 0 to 0",
+    ONE + "Extent x = A[-1];\nf[x] = A[x + 0];": "t.dt:2:8: a dimension of A: found A[-1]; allowed: 0 to 0",
+    ONE + "Extent x = 3; Extent x = 4;\nf[x] = A[x + 0];": "t.dt:2:8: a label has one extent: found 3 and 4 of x; allowed: one of them",
+    "Func g, f; In A; Var r, s; Extent r = 3; Extent s = 5;\ng[r] = A[r + 0];\nf[s] = g[s] + A[s + 0];": "t.dt:1:49: a label has one extent: found 3 and 5 of s; allowed: one of them",
     ONE + "f[x] = A[x + 1];": "t.dt:1:19: the extent of a label comes from an input it indexes by itself: found no input with 'x' as a plain index",
 }
 
