@@ -26,4 +26,5 @@ def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algo
         return node
 
     definitions = tuple(replace(d, labels=labels + d.labels, expr=d.expr.transform(change)) for d in algorithm.definitions)
-    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions)
+    extents = tuple((label, tensor, dim + count if tensor in batched else dim) for label, tensor, dim in algorithm.extents)
+    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions, extents=extents)

@@ -9,8 +9,10 @@ from ..lang.algorithm import Algorithm
 def rows_of(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
     """The inputs that must all have more rows along ``label``; None where it may not stand for more rows.
 
-    It may if it is always the first index, and never a value, a length or reduced.
+    It may if it is always the first index, and never a value, a length or reduced, nor of an extent that the program tells.
     """
+    if any(told in algorithm.tied_labels(label) for told, _, _ in algorithm.extents):
+        return None
     having: dict[str, bool] = {}
     for d in algorithm.definitions:
         if label in d.labels[1:] or d.labels[:1] != (label,) or _as_value(d.expr, label):
@@ -20,7 +22,7 @@ def rows_of(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
                 return None
             if isinstance(node, ex.Access):
                 first = bool(node.index) and isinstance(node.index[0], ex.Label) and node.index[0].name == label
-                elsewhere = any(label in labels_outside(i) for i in node.index[1:])
+                elsewhere = any(label in labels_outside(i) for i in node.index[first:])
                 if elsewhere or having.setdefault(node.tensor, first) != first or node.tensor in algorithm and not first:
                     return None
     return tuple(n for n in algorithm.inputs if having.get(n))

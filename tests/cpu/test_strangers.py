@@ -153,6 +153,24 @@ def test_an_op_refuses_what_the_program_would(tmp_path):
     assert torch.equal(moved(random(5), 2), moved(random(5), torch.tensor(2)))
 
 
+BATCHED = {
+    "an extent that an input tells": ("In A; Var x; RVar z; Extent x = A[0]; f[x] = rsum(where(z <= x, A[z], 0), z);", (2, 3, 5), ()),
+    "an extent that is a number": ("In A; Var x; Extent x = 5; f[x] = 2 * A[x];", (2, 3, 5), ()),
+    "an extent that another input tells": ("In A, B; Var x; Extent x = B[0]; f[x] = A[x] * B[2];", (2, 3, 5), (5,)),
+    "rows that pick those of another input": ("In A, B; Var x, c; f[x, c] = A[x, c] * B[x / 2, c];", (2, 3, 4, 5), (2, 5)),
+}
+
+
+@pytest.mark.parametrize("name", BATCHED)
+def test_leading_dimensions_are_calls_of_their_own(name, tmp_path, by_reference):
+    text, shape, rest = BATCHED[name]
+    (tmp_path / "spec.yaml").write_text(f"op: many\ndoc: x\nalgorithm: '{f'Func many; {text}'.replace('f[', 'many[')}'\n")
+    op = dtkernels.register(tmp_path / "spec.yaml")
+    a, more = random(*shape), [random(*rest, seed=1)] if rest else []
+    wanted = torch.stack([op(row, *more) for row in a.flatten(0, 1)]).unflatten(0, a.shape[:2])
+    torch.testing.assert_close(op(a, *more), wanted)
+
+
 def test_a_module_that_holds_an_op_is_copied_and_pickled(register):
     op, x = register("held"), random(5)
     module = torch.nn.Module()
