@@ -14,7 +14,7 @@ from torch import nn
 
 from .record import ATTRIBUTE, NAME, CallRecord
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
-from .structure import eager_function, gives_weights, own_attention, treats_specially, uses_interface
+from .structure import eager_function, gives_weights, names_in, own_attention, treats_specially, uses_interface
 
 _KEY = "_attn_implementation"
 
@@ -129,7 +129,8 @@ def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchR
 def _alone(walk: list, owner: nn.Module) -> type | None:
     """What computes attention by itself in a model of a file where something else uses the interface; None if nothing does."""
     parts = (type(module) for _, module, of in walk if of is owner and module is not owner)
-    return next((part for part in parts if own_attention(part) and not uses_interface(part)), None)
+    by_itself = (part for part in parts if own_attention(part) or "scaled_dot_product_attention" in names_in(part))
+    return next((part for part in by_itself if not uses_interface(part)), None)
 
 
 def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:

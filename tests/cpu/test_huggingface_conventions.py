@@ -252,9 +252,13 @@ class ForMore(transformers.PreTrainedModel):
 """
 
 
-def test_attention_of_its_own_is_told_of_where_the_file_knows_the_interface_too(tmp_path, monkeypatch):
-    """As the text part of GIT, beside a vision part that goes through the interface."""
-    file = written(tmp_path, monkeypatch, "model_of_two_kinds", MIXED)
+TORCHS = MIXED.replace("(x @ x.transpose(1, 2)).softmax(-1) @ x", "nn.functional.scaled_dot_product_attention(x, x, x)")
+
+
+@pytest.mark.parametrize("text", [MIXED, TORCHS], ids=["softmax", "torch's"])
+def test_attention_of_its_own_is_told_of_where_the_file_knows_the_interface_too(tmp_path, monkeypatch, text):
+    """As the text part of GIT, beside a vision part that goes through the interface, and the windows of SAM's image encoder."""
+    file = written(tmp_path, monkeypatch, "model_of_two_kinds", text)
     for name, model in ("", file.Model(file.Config())), ("model", file.ForMore(file.Config())):
         with patched(model) as report:
             assert [(row.module, row.reason) for row in report.skipped] == [(name, "Own does not use transformers' AttentionInterface")]
