@@ -6,6 +6,8 @@ is seen. transformers lets a model name any registered implementation, one witho
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 
 import torch
@@ -16,7 +18,10 @@ from .structure import constructor_says, own_attention, sets_its_mask, treats_sp
 
 _found: dict[type, bool] = {}
 _by_name: dict[type, bool] = {}
+_writing: dict[type, bool] = {}
 _without_files: dict[type, int] = {}  # config -> how many modules were imported when no file was found for it
+
+_WRITTEN = re.compile(r'''mask\w*(\[[^"'\n][^\n]*\]\s*([-+*|&]?=[^=])|\s*[-+*|&]=|\.\w+_\()''')  # mask[...] = , mask &= , mask.fill_(
 
 
 @torch.compiler.assume_constant_result
@@ -46,6 +51,22 @@ def knows_sdpa_by_name(config: type) -> bool:
     if config not in _by_name:
         _by_name[config] = any("sdpa" in treats_specially(cls) for file in _modeling_files(config) for cls in file)
     return _by_name[config]
+
+
+@torch.compiler.assume_constant_result
+def writes_masks(config: type) -> bool:
+    """True where the config's modeling file may change a mask in place, or lies nowhere."""
+    if config not in _writing:
+        names = {cls.__module__ for file in _modeling_files(config) for cls in file}
+        _writing[config] = not names or any(map(_writes, names))
+    return _writing[config]
+
+
+def _writes(module: str) -> bool:
+    try:
+        return _WRITTEN.search(inspect.getsource(sys.modules[module])) is not None
+    except (OSError, TypeError):  # no source
+        return True
 
 
 @torch.compiler.assume_constant_result

@@ -15,7 +15,7 @@ import torch
 from transformers import masking_utils
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from .conventions import knows_sdpa_by_name, takes_eager_masks, without_interface
+from .conventions import knows_sdpa_by_name, takes_eager_masks, without_interface, writes_masks
 from .record import unpatched_calls
 
 NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and its version then
@@ -49,9 +49,17 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
             kwargs["allow_is_causal_skip"] = False  # Gemma 4 cuts queries off, and asks for the name where there is no mask to cut
         mask = None if not args and _implied(**kwargs) else sdpa_mask(*args, **kwargs)
-    if mask is not None and not args and not torch.compiler.is_compiling() and (reach := _reach(**kwargs)) is not None:
-        setattr(mask, NOTE, (reach, _version(mask)))
+    if mask is not None and not args and _may_note(config, **kwargs) and (reach := _reach(**kwargs)) is not None:
+        setattr(mask, NOTE, (reach, None if torch.compiler.is_compiling() else _version(mask)))
     return mask
+
+
+def _may_note(kind: type, /, q_length: int | None = None, kv_length: int = 0, q_offset: int | torch.Tensor = 0, kv_offset: int = 0, **_) -> bool:
+    """Whether a note stays true: what torch.compile traces counts no writes, and has a graph for each number that is none of a tensor's."""
+    if not torch.compiler.is_compiling():
+        return True
+    at_once = isinstance(q_offset, torch.Tensor) or kv_length == q_length and q_offset == 0
+    return at_once and kv_offset == 0 and not _exporting() and not writes_masks(kind)
 
 
 def _implied(
@@ -114,7 +122,6 @@ def _reach(
     limits = _limits(mask_function) if q_length is not None else None  # releases before 5 give positions in another form
     if limits is None or isinstance(kv_offset, torch.Tensor):
         return None
-    left, right = (min((x for x in side if x is not None), default=None) for side in zip(*limits))
     offset = q_offset - kv_offset
     if isinstance(offset, torch.Tensor):
         offset = offset.to(torch.float32).reshape(1)  # once a mask, not once a layer
@@ -124,23 +131,25 @@ def _reach(
             return None
         padding = attention_mask[:, kv_offset : kv_offset + kv_length]
         padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))[:, None, None]  # keys without a flag are not seen
-    return Reach(left, right, offset, padding)
+    return Reach(*limits, offset, padding)
 
 
-def _limits(function: Callable | None) -> list[tuple[int | None, int | None]] | None:
-    """How far (left, right) each part of a mask function lets a query see; None if a part is not known to be that simple."""
+def _limits(function: Callable | None) -> tuple[int | None, int | None] | None:
+    """How far (left, right) a mask function lets a query see; None if it is not known to be that simple."""
     if function is masking_utils.causal_mask_function:
-        return [(None, 0)]
+        return None, 0
     if function is getattr(masking_utils, "bidirectional_mask_function", NOTE):
-        return [(None, None)]
+        return None, None
+    if torch.compiler.is_compiling():
+        return None  # it does not look into closures
     held = _closure_of(function, masking_utils.and_masks)
     if held is not None and isinstance(held.get("mask_functions"), tuple):
         parts = [_limits(part) for part in held["mask_functions"]]
-        return None if None in parts else [limit for part in parts for limit in part]
+        return None if None in parts else tuple(min((x for x in side if x is not None), default=None) for side in zip(*parts))
     for maker, both in (("sliding_window_overlay", False), ("sliding_window_bidirectional_overlay", True)):
         held = _closure_of(function, getattr(masking_utils, maker, None))
         if held is not None and type(window := held.get("sliding_window")) is int and window > 0:
-            return [(window, window) if both else (window - 1, None)]
+            return (window, window) if both else (window - 1, None)
     return None
 
 

@@ -1,5 +1,6 @@
 """Under torch.compile: masks that say no more than none are left out."""
 
+import importlib
 import json
 from types import SimpleNamespace
 
@@ -10,6 +11,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import masks, patched
+from dtkernels.integrations.huggingface.conventions import writes_masks
 from dtkernels.integrations.huggingface.masks import dtkernels_mask
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
@@ -64,7 +66,14 @@ def test_padding_is_a_mask(name):
     with patched(model, ops=["attention"]):
         logits, found = parameters_of(model, **PADDED)
     torch.testing.assert_close(logits[:, :8], expected[:, :8], atol=1e-5, rtol=1e-5)
-    assert len(found) == 2 and all(p["masked"] for p in found)
+    assert found == 2 * [{"masked": True} if name == "bert" else {"ends": True, "masked": True}], "a flag a key, and where a query ends: no matrix"
+
+
+def test_a_mask_that_a_model_may_write_to_is_read_as_it_is():
+    """torch.compile counts no writes, so that a note could be of what a mask said before."""
+    importlib.import_module("transformers.models.xlnet.modeling_xlnet")
+    made = [writes_masks(type(MODELS[name]().config)) for name in MODELS]
+    assert made == [False, False, False] and writes_masks(transformers.XLNetConfig) and writes_masks(SimpleNamespace)
 
 
 NEEDED = {
