@@ -70,8 +70,11 @@ def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, *
         _record.reset(token)
 
 
-def rotated(original: Callable, q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, *args, **kwargs):
-    """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted."""
+def rotated(original: Callable, q, k=None, cos=None, sin=None, *args, **kwargs):
+    """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted.
+
+    Some of those functions turn q alone, which an indexer of sparse attention asks for.
+    """
     reason = _unsupported(q, k, cos, sin, args, kwargs)
     if (record := _record.get()) is not None:
         record.count(reason)
@@ -85,6 +88,8 @@ def rotated(original: Callable, q: torch.Tensor, k: torch.Tensor, cos: torch.Ten
 def _unsupported(q, k, cos, sin, args: tuple, kwargs: dict) -> str | None:
     if args or any(value is not None and not (key == "unsqueeze_dim" and value == 1) for key, value in kwargs.items()):
         return "arguments other than q, k, cos and sin"
+    if k is None or cos is None or sin is None:
+        return "no k, cos or sin"
     for x in (q, k, cos, sin):
         if (reason := unsupported(x)) is not None:
             return reason

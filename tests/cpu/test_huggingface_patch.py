@@ -383,3 +383,22 @@ def test_without_transformers_plain_modules_still_work(tmp_path):
         "assert [row.state for row in hf.apply_to(nn.ReLU(), 'relu').rows] == ['patched']"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, cwd=tmp_path)
+
+
+def turned(q, k=None, cos=None, sin=None):
+    both = [x * cos[:, None] + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin[:, None] for x in (q, k) if x is not None]
+    return both[0] if k is None else tuple(both)
+
+
+class Indexer(nn.Module):
+    def forward(self, x):
+        return turned(x, cos=x[:, 0], sin=x[:, 1]), *turned(x, x, x[:, 0], x[:, 1])
+
+
+def test_a_rotary_function_may_be_called_for_the_queries_alone():
+    """As the indexer of Qwen4-Exp does."""
+    module, x = Indexer(), torch.randn(2, 3, 5, 8)
+    expected = module(x)
+    with patched(module, ops="rope") as report:
+        torch.testing.assert_close(module(x), expected)
+    assert report.calls["rope"] == 2 and report.fallbacks == {"no k, cos or sin": 1}
