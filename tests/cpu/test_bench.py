@@ -1,6 +1,8 @@
 """The benchmark without a GPU: timers replaced, everything else as it is."""
 
 import math
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -32,6 +34,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(timing, "product_rate", lambda dtype: 1e9)
 
 
+ROOT = Path(__file__).parents[2]
 HALF = torch.float16  # the interpreter multiplies raw bits of bfloat16
 WORKS = [
     workloads.row_op("softmax", 8, 16, HALF), workloads.row_op("dyt", 8, 16, HALF), workloads.mmsigmoid(16, 8, 32, HALF), workloads.two_mm(16, 8, 8, 4, HALF),
@@ -83,3 +86,22 @@ def test_shapes_of_every_set_can_be_written_again(name):
 def test_a_shape_that_is_none_is_refused_in_one_line():
     with pytest.raises(ValueError, match="no workload softmax '4x4x4'; allowed: .*RxC"):
         workloads.at("softmax", "4x4x4", torch.bfloat16)
+
+
+def test_every_job_of_the_script_is_asked_for_once_and_each_gpu_has_its_share(tmp_path):
+    for name, says in {"nvidia-smi": "echo GPU 0; echo GPU 1", "python3": 'echo "$CUDA_VISIBLE_DEVICES" "$@"'}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{says}\n")
+        (tmp_path / name).chmod(0o755)
+
+    def run(*names: str) -> dict[str, list[str]]:
+        out = tmp_path / "-".join(["out", *names])
+        subprocess.run(["bash", str(ROOT / "benchmarks" / "measure.bash"), str(out), *names], check=True, env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+        return {p.stem: p.read_text().split() for p in out.iterdir()}
+
+    everything = run()
+    assert len(everything) == 21 and sum(words[0] == "0" for words in everything.values()) == 11
+    for gpu, tool, *options in everything.values():
+        assert gpu in "01" and (ROOT / tool).exists()
+        if tool == "tools/bench.py":
+            assert bench._works(bench._options(options))
+    assert set(run("lora", "models_train")) == {"lora", "models_train"}
