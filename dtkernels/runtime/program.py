@@ -8,6 +8,7 @@ from types import ModuleType
 from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
 from ..codegen.lower import lower
+from ..codegen.nest import Loop, Put, Store, statements
 from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
@@ -146,12 +147,28 @@ class Fit:
 
         given = dict(zip(self.inputs, args)) | kwargs
         tensors = {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
+        if not all(t.numel() for t in tensors.values()):
+            self._written(tensors)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from .operator import device_target
             from .precision import allows_tf32
 
             self.on(tensors, device_target(first.device), allows_tf32())
+
+    def _written(self, tensors: dict) -> None:
+        """Raise DTError where a result is stored inside a loop that has no steps here: nobody would write it."""
+
+        def empty(label: str) -> bool:
+            place = self.algorithm.extent_source(label)
+            return place is not None and place[0] in tensors and not tensors[place[0]].shape[place[1]]
+
+        for kernel in self.kernels:
+            for loop in (s for s in statements(kernel.body) if isinstance(s, Loop) and empty(s.axis.label)):
+                stored = (s for s in statements(loop.body) if isinstance(s, (Store, Put)) and s.buffer in self.outputs)
+                if left := next((s.buffer for s in stored if not any(map(empty, self.algorithm[s.buffer].labels))), None):
+                    label = loop.axis.label
+                    raise DTError(f"{left} is stored in a loop over {label}", found=f"{label} of no elements", allowed=f"{left} in a kernel of its own")
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """The same for any GPU, and tensors that need not lie on it."""

@@ -57,6 +57,15 @@ def test_an_output_in_the_kernel_of_one_without_elements():
     assert n.shape == (0, 5) and r.shape == (0,)
 
 
+def test_what_is_stored_in_a_loop_without_steps_is_refused():
+    text = "Func s, y; In A; RVar x, c; s[x] = 2 * A[x, 0]; y[] = rsum(rsum(tanh(A[x, c] * s[x]), c), x); s.fuse_at(y, c); y.compile(); s.compile();"
+    call = dtkernels.compile(text)
+    a = torch.randn(3, 5)
+    assert torch.equal(call(a)[1], 2 * a[:, 0]) and call(a[:0])[1].shape == (0,)
+    with pytest.raises(dtkernels.DTError, match="^s is stored in a loop over c: found c of no elements; allowed: s in a kernel of its own$"):
+        call(a[:, :0])
+
+
 def test_an_op_of_several_outputs_of_which_one_has_no_elements(monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
     from dtkernels.runtime.operator import Operator
