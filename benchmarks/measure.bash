@@ -31,7 +31,7 @@ JOBS
 }
 gpus=$(nvidia-smi --list-gpus | wc -l)
 [ "$gpus" -gt 0 ] || { echo "measure: no GPU" >&2; exit 1; }
-cores=$(($(nproc) / gpus))
+cores=$(($(getconf _NPROCESSORS_ONLN) / gpus)) # nproc goes by OMP_NUM_THREADS
 asked() { [ $# -eq 1 ] || case " ${*:2} " in *" $1 "*) ;; *) return 1 ;; esac; }
 for gpu in $(seq 0 $((gpus - 1))); do
     (

@@ -83,7 +83,7 @@ def is_whole(value: object) -> bool:
     """Whether a scalar may stand in an index: a number without a fraction, or a tensor of integers."""
     if isinstance(value, torch.Tensor):
         return not value.is_floating_point()
-    return not isinstance(value, float) or value.is_integer()
+    return isinstance(value, (int, torch.SymInt)) or float(value).is_integer()
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:

@@ -296,7 +296,10 @@ def test_the_name_works_without_apply_to():
 def test_the_patch_breaks_no_graph(monkeypatch):
     """Traceable ops in place of ours: what is checked here is the way to the op and the counting around it."""
 
-    def attention(q, k, v, mask=None, *, causal=False, scale=None, softcap=None):
+    def attention(q, k, v, mask=None, *, causal=False, scale=None, softcap=None, window=None, offset=0):
+        if window is not None:
+            assert window == (None, 0), "padding of a decoder"
+            mask = mask & (torch.arange(k.shape[2]) <= torch.arange(q.shape[2])[:, None] + offset)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
     monkeypatch.setattr(ops, "attention", attention)

@@ -66,8 +66,11 @@ def test_one_tensor_or_number_given_twice_is_that_of_its_place(gpu, tmp_path):
 
 def test_a_whole_number_of_any_type_is_itself(gpu, tmp_path):
     op, zeros, x = own(tmp_path, MOVED), torch.zeros(8), torch.arange(8.0)
-    for by in (1.0, 2.0, 3.5, np.int64(1), np.int64(2), np.float32(3), np.float64(4), 1, 2, True, torch.tensor(3)):
+    for by in (1.0, 2.0, np.int64(1), np.int64(2), np.float32(3), np.float64(4), 1, 2, True, torch.tensor(3)):
         assert op(zeros, x, by)[0] == int(by), by
+    for by in (3.5, np.float32(3.5), torch.tensor(3.5)):
+        with raises(TypeError, match="moved: by is .*; allowed: a whole number, as it stands in an index"):
+            op(zeros, x, by)
 
 
 @mark.parametrize("before", [0, 1, 2])
