@@ -70,6 +70,8 @@ def main(argv: list[str] | None = None) -> int:
         )
         (out / "index.html").write_text(page(study, general, of_kind, maps, command))
         print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")
+        for op, regret in study.regrets(True).items():
+            print(f"  regret of what a call of {op} runs, sizes held out: {regret}")
     return 0
 
 

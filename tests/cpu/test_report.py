@@ -133,6 +133,7 @@ def test_peers_are_those_of_runs_on_the_same_gpu(bench, changed, taken):
 
 def test_the_page_stands_alone(table, bench, tmp_path, capsys):
     assert report.main([str(table), "--bench", str(bench), "--out", str(tmp_path / "out")]) == 0
+    assert re.search(r"regret of what a call of \w+ runs, sizes held out: 1 sizes: median 1\.\d{3}", capsys.readouterr().out)
     page = (tmp_path / "out" / "index.html").read_text()
     assert "GPU X" in page and "liger 11.5" in page and "prefers-color-scheme: dark" in page
     assert not re.search(r"(src|href)=[\"'](?!#)", page), "nothing is loaded"
