@@ -160,11 +160,11 @@ class Run:
             self.journal = Journal(path, header, {**self.about, "date": str(date.today()), "command": f"tools/tune.py --ops {args.ops} --budget {args.budget:g}s"})
         except ValueError as error:
             raise SystemExit(f"tune: {error}") from None
-        self.before, self.kept_until = self.journal.seconds, self.begin
+        self.kept_until = self.begin  #: the journal has the time spent until then
         self.known = Knowledge(self.works, self.journal)
         timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
         self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
-        self.progress = Progress(args.budget, self.before, args.stop_after)
+        self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
 
     def _gpu_crew(self, pretended: Target):
         args = self.args
@@ -222,7 +222,7 @@ class Run:
 
     def spent(self) -> float:
         """Seconds of the budget."""
-        return self.before + time.monotonic() - self.begin
+        return self.journal.seconds + time.monotonic() - self.kept_until
 
     def past(self, part: float):
         """Whether a part of the budget, or this run's time, is over."""

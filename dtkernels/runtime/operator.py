@@ -20,7 +20,7 @@ from .once import refuse_forward_mode
 from .outline import Outline, read_outline
 from .quick import QuickCalls
 from .shapes import Fitted, fit
-from .signature import is_whole
+from .signature import check_whole
 from .variant import KERNEL_DTYPES, Pair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
@@ -234,9 +234,8 @@ class Operator:
 
     def _scalar(self, name: str, value: object, device: torch.device) -> object:
         """A scalar as kernels take it: a number of Python's own, by which calls are told apart, or a tensor beside the inputs."""
-        if name in self.outline.whole and not is_whole(value):
-            found = value.dtype if isinstance(value, torch.Tensor) else value
-            raise TypeError(f"{self.name}: {name} is {found}; allowed: a whole number, as it stands in an index")
+        if name in self.outline.whole:
+            check_whole(self.name, name, value)
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")

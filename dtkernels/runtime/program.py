@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
 
@@ -59,18 +60,17 @@ class CompiledProgram:
 
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
-        self._fit.check(args, kwargs)
+        self._fit.check(name, args, kwargs)
         run = getattr(self.module, name, None)
         if run is None:
-            fused = self.prepared.schedule.fused()
-            together = [o for o in self.outputs if host(o, fused) == host(name, fused)]
-            where = host(name, fused) if host(name, fused) in together else together[0]
+            root, together = host(name, self.prepared.schedule.fused()), self._fit.together(name)
+            where = root if root in together else together[0]
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
             with in_turn():
                 given, named = tuple(map(in_memory, args)), {n: in_memory(v) for n, v in kwargs.items()}
-                return self._filled(name, without_backward(name, lambda: run(*given, **named), (*given, *named.values())))
+                return without_backward(name, lambda: run(*given, **named), (*given, *named.values()))
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
@@ -80,24 +80,11 @@ class CompiledProgram:
             line = next((text for text in said if "fatal" in text), said[-1])  # ptxas's own, of which Triton prints much more
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
 
-    def _filled(self, name: str, results):
-        """``results``; DTError where a kernel has no programs, since its own Func is empty, and others that it computes are not."""
-        if not isinstance(results, tuple) or all(r.numel() for r in results):
-            return results
-        fused = self.prepared.schedule.fused()
-        found = dict(zip((o for o in self.outputs if host(o, fused) == host(name, fused)) if len(results) < len(self.outputs) else self.outputs, results))
-        for kernel in self._fit.kernels if self._fit else ():
-            left = [w for w in kernel.writes[1:] if w in found and found[w].numel()]
-            if left and kernel.writes[0] in found and not found[kernel.writes[0]].numel():
-                raise DTError(f"{left[0]} is computed in the kernel of {kernel.writes[0]}, which has no programs here", found=f"{kernel.writes[0]} of no elements",
-                              allowed=f"{left[0]} in a kernel of its own")  # fmt: skip
-        return results
-
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
         import torch
 
-        from .signature import is_whole
+        from .signature import check_whole
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
         for n, value in (*zip(a.inputs + a.scalars, args), *kwargs.items()):
@@ -106,8 +93,8 @@ class CompiledProgram:
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
-            if n in whole and not is_whole(value):
-                raise TypeError(f"{name}: {n} is {value if not isinstance(value, torch.Tensor) else value.dtype}; allowed: a whole number, as it stands in an index")
+            if n in whole:
+                check_whole(name, n, value)
             if not isinstance(value, torch.Tensor):
                 continue
             interpreted = value.is_meta and interpreting()  # elsewhere launches may be recorded alone
@@ -136,19 +123,24 @@ class Fit:
 
     def __init__(self, program: Program):
         self.algorithm, self.outputs = algorithm, _ = program.algorithm, program.outputs()
+        self.fused = program.schedule.fused()
         self.kernels = lower(program)
         self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_labels(self.kernels)}
         self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
         self.seen: set[tuple] = set()
 
-    def check(self, args: tuple, kwargs: dict) -> None:
-        """Raise DTError, one line, where a kernel takes more than the GPU that holds these tensors has."""
+    def together(self, name: str) -> tuple[str, ...]:
+        """What the wrapper that computes ``name`` returns."""
+        return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
+
+    def check(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Raise DTError, one line, where a call of ``name`` leaves a result unwritten, or takes more than the GPU that holds these tensors has."""
         import torch
 
         given = dict(zip(self.inputs, args)) | kwargs
         tensors = {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
-        if not all(t.numel() for t in tensors.values()):
-            self._written(tensors)
+        if not all(t.numel() for t in tensors.values()) or any(not tensor and not size for _, tensor, size in self.algorithm.extents):
+            self._written(name, tensors)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from .operator import device_target
@@ -156,19 +148,28 @@ class Fit:
 
             self.on(tensors, device_target(first.device), allows_tf32())
 
-    def _written(self, tensors: dict) -> None:
-        """Raise DTError where a result is stored inside a loop that has no steps here: nobody would write it."""
+    def _written(self, name: str, tensors: dict) -> None:
+        """Raise DTError where nobody writes what ``name`` needs: its kernel has no programs here, or it is stored in a loop of no steps."""
+        needed = self.algorithm.needed_by(self.together(name))
 
         def empty(label: str) -> bool:
             place = self.algorithm.extent_source(label)
-            return place is not None and place[0] in tensors and not tensors[place[0]].shape[place[1]]
+            if place is None:
+                return self.algorithm.constant_extent(label) == 0
+            return place[0] in tensors and tensors[place[0]].shape[place[1] :][:1] == (0,)
+
+        def left(buffers: Iterable[str]) -> str | None:
+            return next((b for b in buffers if b in needed and b in self.outputs and not any(map(empty, self.algorithm[b].labels))), None)
 
         for kernel in self.kernels:
+            root = kernel.writes[0]
+            if root in needed and any(map(empty, self.algorithm[root].labels)) and (other := left(kernel.writes)):
+                raise DTError(f"{other} is computed in the kernel of {root}, which has no programs here", found=f"{root} of no elements",
+                              allowed=f"{other} in a kernel of its own")  # fmt: skip
             for loop in (s for s in statements(kernel.body) if isinstance(s, Loop) and empty(s.axis.label)):
-                stored = (s for s in statements(loop.body) if isinstance(s, (Store, Put)) and s.buffer in self.outputs)
-                if left := next((s.buffer for s in stored if not any(map(empty, self.algorithm[s.buffer].labels))), None):
+                if stored := left(s.buffer for s in statements(loop.body) if isinstance(s, (Store, Put))):
                     label = loop.axis.label
-                    raise DTError(f"{left} is stored in a loop over {label}", found=f"{label} of no elements", allowed=f"{left} in a kernel of its own")
+                    raise DTError(f"{stored} is stored in a loop over {label}", found=f"{label} of no elements", allowed=f"{stored} in a kernel of its own")
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """The same for any GPU, and tensors that need not lie on it."""

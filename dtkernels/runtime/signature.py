@@ -79,11 +79,15 @@ def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
     return found
 
 
-def is_whole(value: object) -> bool:
-    """Whether a scalar may stand in an index: a number without a fraction, or a tensor of integers."""
+def check_whole(op: str, name: str, value: object) -> None:
+    """Raise TypeError, one line, for a scalar that may not stand in an index: a number with a fraction, or a tensor of floats."""
     if isinstance(value, torch.Tensor):
-        return not value.is_floating_point()
-    return isinstance(value, (int, torch.SymInt)) or float(value).is_integer()
+        whole = not value.is_floating_point()
+    else:
+        whole = isinstance(value, (int, torch.SymInt)) or float(value).is_integer()  # type: ignore[arg-type]
+    if not whole:
+        found = value.dtype if isinstance(value, torch.Tensor) else value
+        raise TypeError(f"{op}: {name} is {found}; allowed: a whole number, as it stands in an index")
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:

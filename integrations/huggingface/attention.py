@@ -174,7 +174,9 @@ def _slower(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Te
     if not record.as_measured or record.original != "sdpa" or any(kwargs.get(n) is not None for n in _NOT_SDPA) or not _on_gpu(inputs[0]):
         return None
     if mask is not None:
-        noted = not torch.compiler.is_compiling() and reach_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
+        if torch.compiler.is_compiling():
+            return "a mask under torch.compile: sdpa was faster"
+        noted = reach_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
         return None if noted else "a mask without a note of what it says: sdpa is faster"
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     return "gradients without a mask: sdpa is faster" if learning else None

@@ -76,7 +76,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
     Where "auto" alone asks for it, as in ops="auto" and ops=["auto", "relu"], attention goes to sdpa on a GPU where gradients
     are wanted and there is no mask, since its backward is faster there (benchmarks/h200/attention_backward.json), and where a mask is
-    a matrix of which nothing is known, as under torch.compile (benchmarks/h200_last_run.txt). Asked for by name, in
+    a matrix of which nothing is known, or torch.compile traces (benchmarks/h200_last_run.txt). Asked for by name, in
     ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
 
     A query that sees no key, padding on the left for one, gets zeros, as from sdpa with a boolean mask. Eager attention, and masks

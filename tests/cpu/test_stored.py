@@ -64,6 +64,8 @@ def test_what_is_stored_in_a_loop_without_steps_is_refused():
     assert torch.equal(call(a)[1], 2 * a[:, 0]) and call(a[:0])[1].shape == (0,)
     with pytest.raises(dtkernels.DTError, match="^s is stored in a loop over c: found c of no elements; allowed: s in a kernel of its own$"):
         call(a[:, :0])
+    beside = dtkernels.compile(text.replace("Func s, y;", "Func s, y, f;").replace("RVar x, c;", "RVar x, c; Var i, j; f[i, j] = A[i, j];") + " f.compile();")
+    assert beside.f(a[:, :0]).shape == (3, 0), "a wrapper of what needs none of it"
 
 
 def test_an_op_of_several_outputs_of_which_one_has_no_elements(monkeypatch):
