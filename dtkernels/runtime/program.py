@@ -60,7 +60,8 @@ class CompiledProgram:
 
         self._fit = self._fit or Fit(self.prepared)
         self._check_kinds(name, args, kwargs)
-        self._fit.check(name, args, kwargs)
+        self._fit.written(name, args, kwargs)
+        self._fit.check(args, kwargs)
         run = getattr(self.module, name, None)
         if run is None:
             root, together = host(name, self.prepared.schedule.fused()), self._fit.together(name)
@@ -133,14 +134,15 @@ class Fit:
         """What the wrapper that computes ``name`` returns."""
         return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
 
-    def check(self, name: str, args: tuple, kwargs: dict) -> None:
-        """Raise DTError, one line, where a call of ``name`` leaves a result unwritten, or takes more than the GPU that holds these tensors has."""
+    def _tensors(self, args: tuple, kwargs: dict) -> dict:
         import torch
 
         given = dict(zip(self.inputs, args)) | kwargs
-        tensors = {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
-        if not all(t.numel() for t in tensors.values()) or any(not tensor and not size for _, tensor, size in self.algorithm.extents):
-            self._written(name, tensors)
+        return {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
+
+    def check(self, args: tuple, kwargs: dict) -> None:
+        """Raise DTError, one line, where a kernel takes more than the GPU that holds these tensors has."""
+        tensors = self._tensors(args, kwargs)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from .operator import device_target
@@ -148,8 +150,11 @@ class Fit:
 
             self.on(tensors, device_target(first.device), allows_tf32())
 
-    def _written(self, name: str, tensors: dict) -> None:
+    def written(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise DTError where nobody writes what ``name`` needs: its kernel has no programs here, or it is stored in a loop of no steps."""
+        tensors = self._tensors(args, kwargs)
+        if all(t.numel() for t in tensors.values()) and all(tensor or size for _, tensor, size in self.algorithm.extents):
+            return
         needed = self.algorithm.needed_by(self.together(name))
 
         def empty(label: str) -> bool:
