@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..lang.algorithm import Algorithm
@@ -23,8 +23,12 @@ def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Targe
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
     """
     itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
+
+    def has_room(func: str, tried: Program) -> bool:
+        return first_too_large(tuple(k for k in lower(tried) if k.func == func), sizes, itemsizes, target) is None
+
     while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
-        smaller = next((p for p in _smaller(program, kernel, sizes) if _can_be_lowered(p)), None)
+        smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if _can_be_lowered(p)), None)
         if smaller is None:
             return program
         program = smaller
@@ -55,11 +59,16 @@ def _can_be_lowered(program: Program) -> bool:
     return True
 
 
-def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int]) -> Iterator[Program]:
-    """Ways to make one kernel take less: a stage less, then its widest label half as wide, then the next."""
+def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: Callable[[str, Program], bool]) -> Iterator[Program]:
+    """Ways to make one kernel take less: as many stages as there is room for, two at least, since of one nothing is loaded ahead; then
+    its widest label half as wide, then the next; then a stage less.
+
+    Stages are left as they are where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
+    """
     schedule = program.schedule
-    if kernel.num_stages > 1 and any_product(kernel.body):
-        yield _with(program, Primitive(kernel.func, "num_stages", (kernel.num_stages - 1,)))
+    stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
+    fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
+    yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
     narrowest = _NARROWEST if any_product(kernel.body) else 1
     tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
     widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
@@ -68,6 +77,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int]) -> Iterato
         changed = [Primitive(kernel.func, "tensorize", (half,))]
         changed += [Primitive(kernel.func, "block", (half,))] if blocks.get(label) == tiles[label] else []
         yield _with(program, *changed)
+    yield from fewer
 
 
 def _with(program: Program, *more: Primitive) -> Program:

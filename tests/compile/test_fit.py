@@ -63,6 +63,17 @@ def test_a_schedule_is_narrowed_until_it_fits():
         assert smaller.schedule.number("mm", "num_stages") < 8
 
 
+@pytest.mark.parametrize("products, stages, left", [(2, 3, 3), (2, 8, 4), (1, 8, 4)])
+def test_stages_go_only_where_that_helps(products, stages, left):
+    """Accumulators that registers do not hold ask for narrower tiles, at whose stages nothing is wrong then."""
+    text = MM.format(y=256, stages=stages)
+    if products > 1:
+        text = text.replace("In A, B;", "In A, B, C;").replace("rdot(A[x, k], ", "rdot(A[x, k], C[k, y], k) * rdot(A[x, k], ")
+    program = parse(text)
+    schedule = fitted(program, dict.fromkeys("xyk", 4096), 2, target("h200")).schedule
+    assert schedule.sizes("mm", "block") == {"x": 128, "y": 256 // products} and schedule.number("mm", "num_stages") == left
+
+
 @pytest.mark.parametrize("op", shipped())
 @pytest.mark.parametrize("gpu", TARGETS)
 def test_the_formula_proposes_what_fits(op, gpu):
