@@ -16,6 +16,7 @@ from ..lang.schedule import Primitive, Program, Schedule
 from ..lang.schedule_checks import reduction_labels
 from .backend import backend
 from .fit import fitted
+from .formula_beside import at_hand
 from .formula_crossing import crossing_tiles
 from .formula_products import NARROW, product_tiles
 from .formula_rows import ROW_LIMIT, WHOLE_COLUMN, row_tiles
@@ -195,10 +196,15 @@ class _Fusion:
             return None
         if reduced:
             narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra) and self._held_together(output, root)
-            return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) else None
+            return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and self._at_hand(output, root) else None
         parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
         made = parts and parts <= set(self.algorithm.needed_by((root,)))
         return own[-1] if own and not extra and (made or self._beside(output, root)) else None
+
+    def _at_hand(self, output: str, root: str) -> bool:
+        if self.shape.dots(output) or not self.shape.dots(root):
+            return True
+        return at_hand(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._read_often(f, {root})])
 
     def _held_together(self, output: str, root: str) -> bool:
         """Whether one program has registers for both sums, where both are of products."""
@@ -283,13 +289,16 @@ class _Fusion:
     # -- what is fused where ------------------------------------------------------------------------------------------
 
     def _read_often(self, func: str, roots: set[str]) -> bool:
-        """Whether ``func``, made of inputs, is an operand that large products take again for each of their blocks: it is computed once."""
-        if set(self.algorithm.needed_by((func,))) != {func} or self.shape.dots(func) or reduction_labels(self.algorithm, func):
+        """Whether ``func``, made of inputs and of products that other kernels make, is an operand that large products take again for
+        each of their blocks: it is computed once."""
+        made = [f for f in self.algorithm.needed_by((func,)) if f != func and (self.shape.dots(f) or reduction_labels(self.algorithm, f))]
+        if self.shape.dots(func) or reduction_labels(self.algorithm, func) or not all(map(self.shape.dots, made)):
             return False
         for root in roots & set(self.algorithm.funcs):
+            elsewhere = all(self._costs_again(f, root) and not self.shape.starves(f, root) for f in made)
             taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
-            if taken and max(others, default=0) > WHOLE_SIDE:
+            if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
                 return True
         return False
 
@@ -352,10 +361,7 @@ class _Fusion:
         return self._elements(self.algorithm[func].labels) > (8 if long else 2) * most
 
     def _elements(self, labels: tuple[str | None, ...]) -> int:
-        count = 1
-        for label in labels:
-            count *= self.sizes.get(label, 1) if label else 1
-        return count
+        return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
 
     def _place(self, func: str, root: str, streaming: bool) -> tuple[str, str] | None:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
+from .formula_beside import each_of, products, tiles_read, width
 from .formula_shape import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 from .formula_walk import walk
 
@@ -64,6 +66,10 @@ class _Product:
     rows: list[str]
     columns: list[str]
 
+    @cached_property
+    def dots(self) -> tuple[ex.Dot, ...]:
+        return products(self.shape, self.members)
+
     def tiles(self) -> tuple[Primitive, ...]:
         shape, labels = self.shape, self.shape.algorithm[self.root].labels
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
@@ -73,50 +79,59 @@ class _Product:
         alone = min(m, n) <= NARROW or self._streams(m, n, k, batch)
         tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
         block = dict(tile)
-        for dot in (dot for m in self.members for dot in shape.dots(m)):
+        for dot in self.dots:
             longest = max(dot.labels, key=lambda label: shape.sizes[label])
             tile |= {k: max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
         steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main)), default=0)
         waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
-        share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra else 2
-        extra = (*extra, *loaded_ahead(shape, self.root, self.members, self.dot, steps)) if alone else extra
+        share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra or len(self.dots) > 1 else 2
+        ahead = (p for dot in self.dots for p in loaded_ahead(shape, self.root, self.members, dot, steps)) if alone else ()
+        extra = tuple(dict.fromkeys((*extra, *ahead)))
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
-        """(rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200."""
-        shape = self.shape
-        reads = [self._tiles_read(side) for side in (self.dot.left, self.dot.right)]
-        bm, bn = min(128, max(16, pow2(m))), min(256 if shape.itemsize == 2 else 128, max(16, pow2(n)))
-        if shape.itemsize != 2 or reads != [1, 1]:
+        """(rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
+
+        Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
+        """
+        shape, several = self.shape, len(self.dots) > 1
+        plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
+        wide = n * len(self.dots)
+        bm, bn = min(128, max(16, pow2(m))), max(16, pow2(wide))
+        if shape.itemsize != 2 or not plain:
+            bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
                 bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
-            return (bm, bn, *self._depth(bm * reads[0], bn * reads[1], 8 if bm * bn >= 128 * 128 else 4), ())
+            return (bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4), ())
         if min(m, n) <= NARROW:
-            bm, bn = min(bm, 64), min(bn, 64)  # each program streams alone: few, deep ones keep the most bytes in flight
+            bm, bn = min(bm, 64), min(max(16, pow2(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
             return self._waiting(bm, bn) if self._loose() else (bm, bn, *self._fitting(bm, bn, 128, 5), ())
         if self._streams(m, n, k, batch):
+            bn = min(128, pow2(n))
             bm, bn = (64, bn) if n <= m else (bm, 64)
-            bm, bn = min(bm, 128), min(bn, 128)
             return (bm, bn, *self._fitting(bm, bn, 128, 4), ())
-        narrow_loads = not self._wide_loads()
-        waves = self._blocks(m, n, bm, bn, batch) / shape.target.multiprocessors
-        if (bm, bn) == (128, 256) and k >= 256 and (waves >= 1.5 or narrow_loads and waves >= 0.5):
+        narrow_loads = any(shape.pitch(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
+        full = (bm, min(bn, 256))
+        waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
+        if full == (128, 256) and k >= 256 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
+            bm, bn = each_of(self.dots, *full)
             through = self._descriptors(batch)
             through += self._tail(bm, bn, waves) if through and narrow_loads else ()
             return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
         bn = min(bn, 128)
         for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
-            if 10 * self._blocks(m, n, *small, batch) >= 9 * shape.target.multiprocessors:
+            if 10 * self._blocks(m, n, *each_of(self.dots, *small), batch) >= 9 * shape.target.multiprocessors:
                 break
-        bm, bn = small
-        if narrow_loads and bm * bn >= 64 * 128 and (through := self._descriptors(batch)):
-            return (bm, bn, 64, 8 if bm * bn == 128 * 128 else 4, 4, through)
-        alone = (
-            self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors
-        )  # one program a multiprocessor, with all of its shared memory
-        deep = 128 if alone and (bm + bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
+        bm, bn = each_of(self.dots, *small)
+        if narrow_loads and small[0] * small[1] >= 64 * 128 and (through := self._descriptors(batch)):
+            return (bm, bn, 64, 8 if small == (128, 128) else 4, 4, through)
+        alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
+        deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
+
+    def _width(self, bm: int, bn: int) -> int:
+        return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
 
     def _loose(self) -> bool:
         """Whether the larger operand's rows are not aligned, so that nothing of it is loaded ahead."""
@@ -132,7 +147,8 @@ class _Product:
         return bm, bn, 64, 4, 3, ()
 
     def _sides(self) -> list[str]:
-        return [side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)]
+        sides = (side for dot in (self.dot, *self.dots) for side in (dot.left, dot.right))
+        return list(dict.fromkeys(side.tensor for side in sides if isinstance(side, ex.Access)))
 
     def _streams(self, m: int, n: int, k: int, batch: int) -> bool:
         """Whether a product is bound by reading its longer operand, which is read once if a tile holds the narrower side whole:
@@ -141,27 +157,22 @@ class _Product:
         return self.shape.itemsize == 2 and NARROW < min(m, n) <= 2 * NARROW < max(m, n) and few and k >= 2048
 
     def _fitting(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
-        while depth > 32 and 3 * (bm + bn) * depth * self.shape.itemsize > self.shape.target.shared_bytes:
+        rows = self._width(bm, bn)
+        while depth > 32 and 3 * rows * depth * self.shape.itemsize > self.shape.target.shared_bytes:
             depth //= 2
-        while stages > 2 and (bm + bn) * depth * stages * self.shape.itemsize > self.shape.target.shared_bytes:
+        while stages > 2 and rows * depth * stages * self.shape.itemsize > self.shape.target.shared_bytes:
             stages -= 1
         return depth, 4, stages
 
     def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
         return batch * -(-m // bm) * -(-n // bn)
 
-    def _wide_loads(self) -> bool:
-        """Whether pointers load 16 bytes at once: Triton knows a row's start to be aligned where its length is a multiple of 16."""
-        tensors = {side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)}
-        return all(self.shape.pitch(t) % 16 == 0 for t in tensors)
-
     def _descriptors(self, batch: int) -> tuple[Primitive, ...]:
         """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once.
 
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
-        shape, root = self.shape, self.root
-        sides = tuple(dict.fromkeys(side.tensor for side in (self.dot.left, self.dot.right) if isinstance(side, ex.Access)))
+        shape, root, sides = self.shape, self.root, tuple(self._sides())
         if batch > 1 or len(sides) < 2 or not shape.target.has_tma:
             return ()
         loose = [t for t in sides if not shape.aligned({t})]
@@ -179,15 +190,8 @@ class _Product:
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
         return (Primitive(self.root, "tail", (*pieces, Sized(longest, 128))),)
 
-    def _tiles_read(self, side: ex.Expr) -> int:
-        """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
-        algorithm = self.shape.algorithm
-        if isinstance(side, ex.Access) and side.tensor in algorithm and side.tensor in self.members:
-            side = algorithm[side.tensor].expr
-        return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
-
-    def _depth(self, rows: int, columns: int, warps: int) -> tuple[int, int, int]:
-        depth, stages = self.shape.depth(rows + columns)
+    def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
+        depth, stages = self.shape.depth(self._width(bm, bn))
         return depth, warps, stages
 
 

@@ -1,11 +1,16 @@
-"""What the formula makes of products of products and of narrow rows. Without torch."""
+# ruff: noqa: E501 (programs read best on one line)
+"""What the formula makes of products of products, of products side by side and of narrow rows. Without torch."""
 
 import pytest
 
-from dtkernels.algebra.prepare import prepare_algorithm
+from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm
+from dtkernels.codegen.fit import element_bytes, first_too_large
 from dtkernels.codegen.formula import formula
+from dtkernels.codegen.lower import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program
 
 TEXT = """Func s, f; In Q, K, G; Var b, m, l, n; RVar d;
 s[b, m, l] = exp(rdot(Q[b, m, d], K[b, l, d], d));
@@ -45,3 +50,70 @@ def test_what_an_input_lacks_is_taken_several_at_a_time(right, sizes, heads):
     schedule = formula(algorithm, ("f",), {"b": 4, "h": 32, "s": 4096, "d": 128, **sizes}, 2, target("h200"))
     assert schedule.sizes("f", "block") == {"b": 1, "h": heads, "s": 8, "d": 128}
     assert schedule.sizes("f", "tensorize") == schedule.sizes("f", "block")
+
+
+def scheduled(text, sizes, itemsize=2, wrt=()):
+    """The formula's schedule of ``f``, or of its gradients, on an H200."""
+    written, outputs = parse(text).algorithm, ("f",)
+    if wrt:
+        found = gradient(differentiable_form(written, outputs), outputs, wrt)
+        written, outputs = found.backward, tuple(found.grads.values())
+    algorithm = prepare_algorithm(written, outputs)
+    sizes = {label: next(n for x, n in sizes.items() if x in (label, *algorithm.tied_labels(label))) for label in algorithm.labels}
+    program = Program(algorithm, formula(algorithm, outputs, sizes, itemsize, target("h200")))
+    lacks = first_too_large(lower(program), sizes, element_bytes(algorithm, outputs, itemsize), target("h200"))
+    assert lacks is None, program.schedule
+    return program.schedule
+
+
+GATED = "Func u, f; In A, W, V; Var x, y; RVar k; u[x, y] = rdot(A[x, k], W[{0}], k); f[x, y] = u[x, y] * sigmoid(u[x, y]) * rdot(A[x, k], V[{0}], k);"
+SUM = "Func f; In A, B, C, D; Var x, y; RVar k, l; f[x, y] = rdot(A[x, k], B[k, y], k) + rdot(C[x, l], D[l, y], l);"
+
+
+@pytest.mark.parametrize("sizes", [(4096, 11008, 4096), (2048, 2048, 2048), (512, 4096, 4096)])
+@pytest.mark.parametrize("text, read", [(GATED.format("k, y"), "AWV"), (GATED.format("y, k"), "AWV"), (SUM, "ABCD")])
+def test_products_side_by_side_are_tiled_as_one_and_all_their_operands_come_by_descriptors(text, read, sizes):
+    schedule = scheduled(text, dict(zip("xykl", (*sizes, sizes[-1]))))
+    assert schedule.sizes("f", "block") == {"x": 128, "y": 128}, "accumulators together as those of 128 x 256"
+    assert schedule.number("f", "num_warps") == 8 and schedule.number("f", "num_stages") == 3
+    assert {*schedule.names("f", "descriptor")} == {*read, "f"} and schedule.of("f", "persistent")
+
+
+@pytest.mark.parametrize("sizes", [(1024, 1024, 1024), (128, 11008, 4096), (16, 11008, 4096), (4097, 4099, 4001), (300, 20, 500)])
+@pytest.mark.parametrize("wrt", [(), ("A", "W", "V")])
+def test_no_kernel_of_several_products_is_left_with_one_stage(sizes, wrt):
+    schedule = scheduled(GATED.format("k, y"), dict(zip("xyk", sizes)), wrt=wrt)
+    for root in {p.func for p in schedule.primitives if p.name == "num_stages"}:
+        assert schedule.number(root, "num_stages") > 1, str(schedule)
+
+
+def test_gradients_of_products_side_by_side():
+    """What is no product of inputs alone is an operand of its own kernel too; sums of two products each take all their operands."""
+    schedule = scheduled(GATED.format("k, y"), {"x": 4096, "y": 11008, "k": 4096}, wrt=("A", "W", "V"))
+    assert "operand" not in schedule.fused() and schedule.fused()["d_V"][0] == "d_W"
+    assert {*schedule.names("d_A", "descriptor")} == {"d_u", "operand", "W", "V", "d_A"} and {*schedule.names("d_W", "descriptor")} == {
+        "A",
+        "d_u",
+        "operand",
+        "d_W",
+    }
+    assert schedule.sizes("d_u", "block") == {"x": 128, "y": 128}, (
+        "of 128 x 256 no more than one stage has room beside what is read with it"
+    )
+    assert all(schedule.number(f, "num_stages") == 3 for f in ("d_u", "d_A", "d_W"))
+
+
+@pytest.mark.parametrize("j, own", [(11008, True), (64, False)])
+def test_an_operand_made_of_a_large_product_is_computed_once(j, own):
+    text = "Func u, h, f; In X, W, V; Var x, y; RVar k, j; u[x, j] = rdot(X[x, k], W[j, k], k); h[x, j] = u[x, j] * sigmoid(u[x, j]); f[x, y] = rdot(h[x, j], V[y, j], j);"
+    fused = scheduled(text, {"x": 4096, "y": 4096, "k": 4096, "j": j}).fused()
+    assert (fused.get("u"), "h" in fused) == ((("h", "j"), False) if own else (None, True))
+
+
+@pytest.mark.parametrize("act, alone", [("maximum({}, 0)", True), ("{}", False)])
+def test_a_plain_sum_shares_a_product_only_where_that_loads_what_it_sums(act, alone):
+    product = "rdot(A[x, k], B[k, y], k) + z[y]"
+    text = f"Func f; In A, B, z; Var x, y; RVar k; f[x, y] = {act.format(product)};"
+    schedule = scheduled(text, {"x": 4096, "y": 4096, "k": 4096}, wrt=("A", "B", "z"))
+    assert ("d_z" not in schedule.fused()) == alone, str(schedule)
+    assert {*schedule.names("d_B", "descriptor")} >= {"A", "d_B"} and schedule.number("d_B", "num_stages") > 1

@@ -1,0 +1,51 @@
+"""Products side by side in one kernel, as ``rdot(A[x, k], W[k, y], k) * rdot(A[x, k], V[k, y], k)``, and sums beside a product.
+
+Two products that share an operand are to the matrix units one of twice as many columns. So their tiles are those of one product of
+as many columns as all have together, cut to what each has of them: the accumulators take as many registers, the loop as much room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..lang import expr as ex
+from ..lang.schedule_checks import reduction_labels
+from .formula_shape import Shape
+
+
+def products(shape: Shape, members: Iterable[str]) -> tuple[ex.Dot, ...]:
+    """The products of a kernel, each once."""
+    return tuple(dict.fromkeys(dot for m in members for dot in shape.dots(m)))
+
+
+def each_of(dots: tuple[ex.Dot, ...], rows: int, columns: int) -> tuple[int, int]:
+    """The tile of each of ``dots`` whose accumulators together are ``rows`` x ``columns``. Matrix units take 64 rows at once."""
+    for _ in range((len(dots) - 1).bit_length()):
+        rows, columns = (rows, max(16, columns // 2)) if columns > rows or rows <= 64 else (rows // 2, columns)
+    return rows, columns
+
+
+def tiles_read(shape: Shape, members: list[str], side: ex.Expr) -> int:
+    """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
+    if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
+        side = shape.algorithm[side.tensor].expr
+    return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
+
+
+def width(shape: Shape, members: list[str], tile: dict[str, int]) -> int:
+    """Rows of all tiles that one step of a kernel's longest loop takes, for products of ``tile`` (label: rows of it)."""
+    loops: dict[tuple[str, ...], dict[ex.Expr, int]] = {}
+    for dot in products(shape, members):
+        for side in (dot.left, dot.right):
+            rows = [size for label, size in tile.items() if label in ex.free_labels(side)]
+            loops.setdefault(dot.labels, {})[side] = max(rows, default=1) * tiles_read(shape, members, side)
+    return max(sum(loop.values()) for loop in loops.values())
+
+
+def at_hand(shape: Shape, output: str, inside: Iterable[str]) -> bool:
+    """Whether the product that is made of Funcs ``inside`` loads what a plain sum beside it sums: else each of its blocks would load that
+    for nothing else."""
+    summed = {
+        a.tensor for a in ex.accesses(shape.algorithm[output].expr) if ex.free_labels(a) & set(reduction_labels(shape.algorithm, output))
+    }
+    return summed <= {a.tensor for f in inside for a in ex.accesses(shape.algorithm[f].expr)}
