@@ -114,14 +114,14 @@ def clocked(work: Callable[[], object], repeats: int, device: str) -> tuple[list
     return times, torch.cuda.max_memory_allocated() / 2**30 if cuda else None
 
 
-def training(model, ids: torch.Tensor, compiled: bool) -> Callable[[], float]:
+def training(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], float]:
     """Forward, backward and an AdamW step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=ids.is_cuda)
     called = torch.compile(model) if compiled else model
     model.train()
 
     def step() -> float:
-        loss = called(input_ids=ids, labels=ids, use_cache=False).loss
+        loss = called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -196,7 +196,8 @@ def _one(options, figure: Figure, truth: dict[str, object]) -> None:
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
     ids = torch.randint(3, TOKENS, (figure.batch, figure.length), generator=torch.Generator().manual_seed(1)).to(options.device)
     with under(figure.variant, model) as report:
-        run = training(model, ids, compiled) if figure.work == "train" else generating(model, ids, options.new, compiled)
+        mask = torch.ones_like(ids) if options.mask else None
+        run = training(model, ids, compiled, mask) if figure.work == "train" else generating(model, ids, options.new, compiled)
         first = run()
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
@@ -251,6 +252,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--variants", type=variants, default=VARIANTS, help="comma-separated, see above")
     parser.add_argument("--tokens", type=at_least(1), default=8192, help="tokens of a batch: the batch size is this over the length")
     parser.add_argument("--new", type=at_least(1), default=64, help="tokens to generate")
+    parser.add_argument("--mask", action="store_true", help="train with an attention_mask of ones, as data collators give it; generate always has one")
     parser.add_argument("--repeats", type=at_least(1), default=5)
     parser.add_argument(
         "--rounds", type=at_least(1), default=2, help="how often every variant has its turn, every second time in the opposite order"

@@ -212,9 +212,7 @@ class _Lowering:
 
         The root's comes before those of consumers in another kernel, where ``func`` is computed there and here once more.
         """
-        chain = [func]
-        while chain[-1] in self.fused:
-            chain.append(self.fused[chain[-1]][0])
+        chain = self._hosts(func)
         if self.root not in chain:
             chain.insert(1, self.root)
         said = (self.schedule.sizes(f, "tensorize") for f in chain)
@@ -240,11 +238,15 @@ class _Lowering:
 
     def _waits(self, func: str, env: dict[str, Tile]) -> bool:
         """Whether ``func`` is made from what a loop further in accumulates; it is computed where it is used, after that loop."""
-        for name in self.algorithm.needed_by((func,)):
-            place = self.fused.get(name)
-            if name != func and place and place[1] not in env and place[1] in reduction_labels(self.algorithm, name):
-                return True
-        return False
+        inside = {name: self.fused[name][1] for name in self.algorithm.needed_by((func,)) if name in self.fused and func not in self._hosts(name)}
+        return any(label not in env and label in reduction_labels(self.algorithm, name) for name, label in inside.items())
+
+    def _hosts(self, func: str) -> list[str]:
+        """``func``, what it is fused into, what that is fused into, and so on."""
+        chain = [func]
+        while chain[-1] in self.fused:
+            chain.append(self.fused[chain[-1]][0])
+        return chain
 
     def _used(self, func: str) -> bool:
         """Whether another Func of this program reads ``func``; an output that none reads can wait."""

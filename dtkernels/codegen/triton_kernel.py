@@ -39,7 +39,7 @@ from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter, inexact
 from .triton_offsets import steady_loads
-from .value_inputs import operands_only, value_inputs
+from .value_inputs import operands_only, product_inputs
 from .whole_blocks import in_two_forms
 
 
@@ -104,7 +104,7 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        values = value_inputs(algorithm, algorithm.inputs)  # of one dtype, where there are products
+        values = product_inputs(algorithm)  # of one dtype, where there are products
         made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
@@ -20,6 +20,38 @@ def value_inputs(algorithm: Algorithm, inputs: Iterable[str]) -> list[str]:
         or all(_is_condition(d.expr, t) for d in algorithm.definitions if any(a.tensor == t for a in ex.accesses(d.expr)))
     }
     return [t for t in inputs if t not in masks]
+
+
+def product_inputs(algorithm: Algorithm) -> frozenset[str]:
+    """Value inputs that products take, as they are or computed with first: they are brought to the dtype of the results.
+
+    Others are widened to float32 where they are read, so that a whole number which is compared or added keeps its value.
+    """
+    uses: dict[str, list[tuple[str, ex.Expr, bool, bool]]] = {}
+    for d in algorithm.definitions:
+        for access, within, compared in _uses(d.expr, False, False):
+            uses.setdefault(access.tensor, []).append((d.name, access, within, compared))
+    feeding: set[str] = set()
+    for d in reversed(algorithm.definitions):
+        found = uses.get(d.name, [])
+        if found and all((within or user in feeding) and not compared for user, _, within, compared in found):
+            feeding.add(d.name)
+    sides = {id(side) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)}
+    return frozenset(
+        t
+        for t in value_inputs(algorithm, algorithm.inputs)
+        if any(id(access) in sides for _, access, _, _ in uses.get(t, ()))
+        or all((within or user in feeding) and not compared for user, _, within, compared in uses.get(t, ()))
+    )
+
+
+def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Access, bool, bool]]:
+    """Each access in ``expr``, whether it stands in a side of a product, and whether it is asked for more than its value."""
+    if isinstance(expr, ex.Access):
+        yield expr, within, compared
+    for i, child in enumerate(expr.children()):
+        asked = isinstance(expr, ex.Binary) and expr.op in ex.COMPARISONS or isinstance(expr, ex.Call) and expr.fn == "where" and i == 0
+        yield from _uses(child, within or isinstance(expr, ex.Dot), compared or asked)
 
 
 def operands_only(algorithm: Algorithm) -> frozenset[str]:

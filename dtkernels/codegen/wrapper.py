@@ -13,7 +13,7 @@ from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText
 from .triton_memory import ROW
-from .value_inputs import operands_only, value_inputs
+from .value_inputs import operands_only, product_inputs, value_inputs
 
 
 class Wrapper:
@@ -162,13 +162,15 @@ class Wrapper:
         return lines
 
     def _promotions(self) -> list[str]:
-        """The dtype of the results; inputs of a matrix product are brought to it."""
+        """The dtype of the results; inputs of a matrix product are brought to it, others unless they are whole numbers, which it may not hold."""
         floats = value_inputs(self.algorithm, self.reads)
         lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
         lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
         if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
-            lines += [f"    {', '.join(floats)} = {', '.join(f'{t}.to(dtype)' for t in floats)}"]
+            taken = product_inputs(self.algorithm)
+            values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
+            lines += [f"    {', '.join(floats)} = {', '.join(values)}"]
         return lines
 
     def _allocate(self, kernel: Kernel) -> list[str]:

@@ -165,3 +165,15 @@ def test_numbers_made_of_integers_alone_are_float32(dtype):
     mean = dtkernels.compile("Func f; In N; RVar x; f[] = rmean(N[x], x);")(n)
     assert half.dtype == mean.dtype == torch.float32
     assert half.tolist() == (n.double() / 2).tolist() and mean.item() == pytest.approx(n.double().mean().item())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("place", ["s.fuse_at(f, l);", "s.block(m:4, l:256); s.tensorize(m:4, l:256);"])
+def test_whole_numbers_beside_a_product_keep_their_value(place, dtype):
+    """A length that 16 bits round: 1021 is 1020 in bfloat16, and 2051 is 2052 in float16. The last two that count are told apart."""
+    length = {torch.bfloat16: 1021, torch.float16: 2051}[dtype]
+    program = f"Func s, f; In A, N, B; Var m, n; RVar l; s[m, l] = where(l < N[m], A[m, l], 0); f[m, n] = rdot(s[m, l], B[l, n], l); f.block(m:16); f.tensorize(m:16, n:0, l:64); {place}"
+    b = torch.zeros(2100, 16, dtype=dtype)
+    b[length - 2 : length + 2] = torch.tensor([1, 2, 4, 8], dtype=dtype)[:, None]
+    f = dtkernels.compile(program)(A=torch.ones(3, 2100, dtype=dtype), N=torch.tensor([length, length - 1, length + 1]), B=b)
+    assert f.dtype == dtype and f[:, 0].tolist() == [3, 1, 7] and (f == f[:, :1]).all()

@@ -8,6 +8,7 @@ from command_line import run
 from dtkernels.algebra.gradient import gradient
 from dtkernels.algebra.prepare import differentiable_form
 from dtkernels.codegen.lower import lower
+from dtkernels.codegen.nest import Loop, statements
 from dtkernels.lang import parse
 
 COLUMNS = """Func f, g; In A, w; Var x, y; f[y] = rsum(A[x, y], x); g[x, y] = A[x, y] * w[y];
@@ -99,3 +100,12 @@ def test_deviations_from_the_mean_sum_to_nothing():
     a = parse(head + "v[x] = rmean((A[x, y] - 2 * m[x]) * (A[x, y] - 2 * m[x]), y); f[x, y] = (A[x, y] - m[x]) * rsqrt(v[x]);").algorithm
     backward = gradient(differentiable_form(a, ("f",)), ("f",), ("A",)).backward
     assert "rsum(A[x, y] - 2 * " in str(backward), "these do not"
+
+
+def test_a_sum_takes_its_maximum_into_its_own_pass_before_the_pass_that_writes():
+    """The second sweep is beside the first, not around it: its label has the name of the one that the sum runs over."""
+    (kernel,) = lower(parse("""Func m, total, f; In A; Var x; RVar y;
+        m[x] = rmax(A[x, y], y); total[x] = rsum(exp(A[x, y] - m[x]), y); f[x, y] = exp(A[x, y] - m[x]) / total[x];
+        m.fuse_at(total, y); total.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:1024);"""))  # fmt: skip
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
+    assert [s for s in kernel.body if isinstance(s, Loop)] == loops and [s.reduces for s in loops] == [True, False]
