@@ -173,7 +173,7 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if batch > 1 or len(sides) < 2 or not shape.target.has_tma:
+        if batch > 1 or not shape.target.has_tma:
             return ()
         loose = [t for t in sides if not shape.aligned({t})]
         extra = [Primitive(t, "align") for t in loose if t in shape.algorithm]

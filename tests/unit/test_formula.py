@@ -117,3 +117,9 @@ def test_a_plain_sum_shares_a_product_only_where_that_loads_what_it_sums(act, al
     schedule = scheduled(text, {"x": 4096, "y": 4096, "k": 4096}, wrt=("A", "B", "z"))
     assert ("d_z" not in schedule.fused()) == alone, str(schedule)
     assert {*schedule.names("d_B", "descriptor")} >= {"A", "d_B"} and schedule.number("d_B", "num_stages") > 1
+
+
+@pytest.mark.parametrize("sides", ["X[i, n], X[j, n]", "X[n, i], X[n, j]"])
+def test_both_sides_of_a_product_may_be_of_one_tensor(sides):
+    schedule = scheduled(f"Func f; In X; Var i, j; RVar n; f[i, j] = rdot({sides}, n);", {"i": 4096, "j": 4096, "n": 8192})
+    assert {*schedule.names("f", "descriptor")} == {"X", "f"} and schedule.of("f", "persistent")
