@@ -59,7 +59,7 @@ def described(kernel: Kernel, at: Place | None = None) -> Kernel:
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=tuple(one(x) for x in s.body))
-        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors:
+        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.moves_again:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
             return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))

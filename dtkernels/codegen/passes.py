@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from . import nest
+from .apart import apart
 from .base_two import base_two
 from .exponentials import shared
 from .held import hold
@@ -45,6 +46,7 @@ def finish(
     ``exponentials`` so many are worked out by polynomials."""
     body = drop_guards(body, zero_outside)
     body = shared(put_off(orient(scale_last(base_two(cut_ranges(share(body)))))), exponentials)
+    body = apart(body)
     body = body if zero_outside else hold(body)  # a box has the dimensions of its buffer, in their order
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]

@@ -155,7 +155,12 @@ class Load(Tile):
     other: float = 0
     whole: bool = False  #: whether its elements are integers, and stay so
     shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
-    again: Axis | None = None  #: of the loop that loads the same elements in each step (alongside.py)
+    again: Axis | None = None  #: of the loop that loads the same elements in each step (alongside.py), or twice in one (apart.py)
+
+    @property
+    def moves_again(self) -> bool:
+        """Whether it is the second load of what a step loads."""
+        return any(isinstance(n, Position) and n.axis == self.again for i in self.index for n in i.walk())
 
     def __str__(self) -> str:
         other = (f" else {self.other}" if self.other else "") + (" again" if self.again else "")
