@@ -25,6 +25,12 @@ def each_of(dots: tuple[ex.Dot, ...], rows: int, columns: int) -> tuple[int, int
     return rows, columns
 
 
+def stays(shape: Shape, dots: tuple[ex.Dot, ...]) -> bool:
+    """Whether programs may stay. For compute capability 10 Triton 3.9 fails on several accumulators where the loop over blocks and that
+    over terms are made one."""
+    return len(dots) < 2 or shape.target.backend != "cuda" or int(shape.target.arch) // 10 != 10
+
+
 def tiles_read(shape: Shape, members: list[str], side: ex.Expr) -> int:
     """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:

@@ -9,7 +9,7 @@ from functools import cached_property
 from ..lang import expr as ex
 from ..lang.schedule import Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
-from .formula_beside import each_of, products, tiles_read, width
+from .formula_beside import each_of, products, stays, tiles_read, width
 from .formula_shape import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
 from .formula_walk import walk
 
@@ -97,8 +97,7 @@ class _Product:
         """
         shape, several = self.shape, len(self.dots) > 1
         plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        wide = n * len(self.dots)
-        bm, bn = min(128, max(16, pow2(m))), max(16, pow2(wide))
+        bm, bn = min(128, max(16, pow2(m))), max(16, pow2(n * len(self.dots)))
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
@@ -179,12 +178,13 @@ class _Product:
         extra = [Primitive(t, "align") for t in loose if t in shape.algorithm]
         extra += [Primitive(root, "stage", copied)] if (copied := tuple(t for t in loose if t in shape.algorithm.inputs)) else []
         names = (*sides, *([root] if shape.aligned({root}) else []))
-        return Primitive(root, "persistent"), Primitive(root, "descriptor", names), *extra
+        persistent = (Primitive(root, "persistent"),) if stays(shape, self.dots) else ()
+        return *persistent, Primitive(root, "descriptor", names), *extra
 
     def _tail(self, bm: int, bn: int, waves: float) -> tuple[Primitive, ...]:
         """The blocks of a last wave that is up to half full in quarters, so that it does not take as long as the others."""
         rest = waves - math.floor(waves)
-        if waves < 1 or not 0 < rest <= 0.5:
+        if waves < 1 or not 0 < rest <= 0.5 or not stays(self.shape, self.dots):
             return ()
         pieces = [Sized(self.rows[-1], bm // 2), Sized(self.columns[-1], bn // 2)]
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])

@@ -88,13 +88,15 @@ def test_the_formula_proposes_what_fits(op, gpu):
 
 BETWEEN = "Func g, f; In A, B, C; Var x, y; RVar k; g[x, y] = rdot(A[x, k], B[k, y], k); f[x, y] = g[x, y] * g[x, y] - C[x, y] * tanh(g[x, y]);"
 
+BESIDE = "Func f; In A, B, C; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k) * rdot(A[x, k], C[k, y], k);"
+
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 def test_what_is_stored_through_descriptors_while_the_next_tiles_come_has_room_too(gpu):
-    """A float32 tile between kernels; a tile beside a product."""
+    """A float32 tile between kernels; a tile beside a product; two products, of which Triton fails on some where they are in one loop."""
     spec = load_spec(SPECS / "gate.yaml")
     gate = bind_parameters(spec.algorithm, {"biased": True, "gates": True})
-    for algorithm, outputs in ((gate, spec.outputs), (parse(BETWEEN).algorithm, ("g", "f"))):
+    for algorithm, outputs in ((gate, spec.outputs), (parse(BETWEEN).algorithm, ("g", "f")), (parse(BESIDE).algorithm, ("f",))):
         prepared = prepare_algorithm(algorithm, outputs)
         program = Program(prepared, formula(prepared, outputs, dict.fromkeys(prepared.labels, 4096), 2, target(gpu)))
         module = load_module(emit(program, "call", target(gpu)), "fit")
