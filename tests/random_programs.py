@@ -355,7 +355,7 @@ class Scheduler:
             chosen = self.b.draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3, unique=True))
             found.append(Primitive(root, "descriptor", tuple(chosen)))
         if read and self.chance(6):
-            found.append(Primitive(root, "evict", (Named(self.pick(read), self.pick(["first", "last"])),)))
+            found.append(Primitive(root, "evict", (Named(self.pick(read), self.pick(["first", "last", "reread"])),)))
         return found
 
     def width(self, label: str, tile: int) -> int:

@@ -309,8 +309,6 @@ class _Fusion:
         longest = max((self.sizes[r] for r in reduced), default=0)
         if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._sweeps(func, hosts, place[0]) else ROW_LIMIT):
             return place
-        if set(reduced) & set(self.algorithm[place[0]].labels):
-            return place  # whose rows are read again for what is written: a maximum that moves costs more than one reading more of them
         for user in (p.func for p in found if p.args == place):
             if self._alike(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from ..lang import expr as ex
-from ..lang.schedule import APPROXIMATIONS, Primitive, Sized
+from ..lang.algorithm import Algorithm
+from ..lang.schedule import APPROXIMATIONS, Named, Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
 from .formula_shape import Shape, pow2
 
@@ -50,8 +53,20 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
     if passing:
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
-    warps = 8 if passing else 32 if extra else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    again = reread(shape.algorithm, shape.sizes, root, tile, members)
+    if again:
+        extra = (*extra, Primitive(root, "evict", tuple(Named(t, "reread") for t in again)))
+    warps = 8 if passing else 32 if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+
+
+def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapping[str, int], members: Iterable[str]) -> tuple[str, ...]:
+    """Tensors of which a kernel reads rows too long to hold more than once: for what is reduced along them, and for what is written."""
+    summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
+    over = set().union(*summed.values()) & set(algorithm[root].labels)
+    long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
+    read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
+    return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
 
 
 def _held(shape: Shape, block: dict[str, int], members: list[str]) -> dict[str, int]:

@@ -26,6 +26,7 @@ class Options:
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exponentials.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
+    ``f.evict(A:reread)``            ``tl.load(A_ptr + ...)`` in several loops   ``..., eviction_policy="evict_last")``, in the last one "evict_first"
     ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
     ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
     ``f.specialize_warps(k)``        ``tl.range(0, size_k, T)``                  ``tl.range(..., warp_specialize=True)``, in the form with descriptors

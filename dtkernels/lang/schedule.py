@@ -67,7 +67,7 @@ PRIMITIVES = {
     "parts_at": "func, label", "tail": "label:size*",
 }  # fmt: skip
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: each has a Func written to memory
-EVICTION_POLICIES = ("first", "last")
+EVICTION_POLICIES = ("first", "last", "reread")
 APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
 SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: of exponentials that a polynomial may work out: part, whole
 

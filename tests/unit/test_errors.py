@@ -129,7 +129,7 @@ SCHEDULES = {
     ADD + "f.block(x);": "t.dt:3:1: arguments of block: found (x); allowed: (label:size, ...)",
     ADD + "f.compile(x);": "t.dt:3:1: arguments of compile: found (x); allowed: ()",
     ADD + "f.fuse_at(f);": "t.dt:3:1: arguments of fuse_at: found (f); allowed: (func, label)",
-    ADD + "f.evict(A:soon);": "t.dt:3:1: an eviction policy: found A:soon; allowed: first, last",
+    ADD + "f.evict(A:soon);": "t.dt:3:1: an eviction policy: found A:soon; allowed: first, last, reread",
     ONE + "f[x] = A[x, x];\nf.tensorize(x:32); f.descriptor(A);": "t.dt:3:20: descriptor(A): found x along two dimensions; allowed: a label along each",
     "Func f; In W, t; Var x, y;\nf[x, y] = W[t[x], y];\nf.tensorize(x:16, y:16); f.descriptor(t);": "t.dt:3:26: descriptor(t): found its elements stand in an index; allowed: tensors of numbers",
     ADD + "f.map(x:y/4, y);": "t.dt:3:1: map names the inside of each group anew: found 'y', a label; allowed: a name of its own",

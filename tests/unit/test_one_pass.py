@@ -1,3 +1,4 @@
+# ruff: noqa: E501 (programs read best on one line)
 """How often the kernels of a backward read what is large, counted in the emitted text, and what the algebra leaves them to do."""
 
 import re
@@ -9,6 +10,7 @@ from dtkernels.algebra.gradient import gradient
 from dtkernels.algebra.prepare import differentiable_form
 from dtkernels.codegen.lower import lower
 from dtkernels.codegen.nest import Loop, statements
+from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
 
 COLUMNS = """Func f, g; In A, w; Var x, y; f[y] = rsum(A[x, y], x); g[x, y] = A[x, y] * w[y];
@@ -109,3 +111,25 @@ def test_a_sum_takes_its_maximum_into_its_own_pass_before_the_pass_that_writes()
         m.fuse_at(total, y); total.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:1024);"""))  # fmt: skip
     loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
     assert [s for s in kernel.body if isinstance(s, Loop)] == loops and [s.reduces for s in loops] == [True, False]
+
+
+@pytest.mark.parametrize("way, readings", [((), {"A": 2}), (("--backward",), {"d_softmax": 2, "softmax": 2})])
+def test_what_a_long_row_is_read_from_again_stays_in_the_caches_until_then(way, readings, capsys):
+    """The formula asks for it where a row is longer than registers hold: kept by every loop that reads it but the last."""
+    text = run(capsys, "show", "softmax", *way, "--gpu", "h200", "--shape", "2048x65536")
+    for tensor, times in readings.items():
+        loads = re.findall(rf"tl\.load\(\s*{tensor}_ptr.*?\)\.to\(tl\.float32\)", text, re.DOTALL)
+        assert [re.findall('"evict_(.*?)"', load) for load in loads] == [["last"]] * (times - 1) + [["first"]]
+    assert "evict" not in run(capsys, "show", "softmax", *way, "--gpu", "h200", "--shape", "2048x8192")
+
+
+
+@pytest.mark.parametrize("program, policies", [
+    ("Func f; In A; Var x, y; f[x, y] = 2 * A[x, y]; f.block(x:1, y:64); f.tensorize(x:1, y:64);", "first"),
+    ("Func f; In A; Var x; RVar y; f[x] = rsum(A[x, y], y); f.block(x:1); f.tensorize(x:1, y:64);", "first"),
+    ("Func r, s, f; In A; Var x, y; r[x] = rmax(A[x, y], y); s[x] = rsum(A[x, y] - r[x], y); f[x, y] = A[x, y] / s[x] + A[x, y + 1]; r.fuse_at(f, x); s.fuse_at(f, x); f.block(x:1); f.tensorize(x:1, y:64);", "last last first first"),
+    ("Func s, f; In A; Var b, x, y; s[b, x] = rsum(A[b, x, y], y); f[b, x, y] = A[b, x, y] / s[b, x]; s.fuse_at(f, x); f.block(b:1); f.tensorize(b:1, x:1, y:64);", "last first"),
+])  # fmt: skip
+def test_the_last_loop_that_reads_a_tensor_lets_it_go(program, policies):
+    text = emit(parse(program + "f.evict(A:reread);"))
+    assert re.findall('eviction_policy="evict_(.*?)"', text) == policies.split()

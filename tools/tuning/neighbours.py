@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
+from dtkernels.codegen.formula_rows import reread
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import SHARES, Grouped, Primitive, Schedule, Share, Sized
+from dtkernels.lang.schedule import SHARES, Grouped, Named, Primitive, Schedule, Share, Sized
 
 from .plans import Plan
 
@@ -128,7 +129,7 @@ def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:
     """Plans one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, Plan] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials):
+    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials, _kept):
         for new in step(tiling, around):
             if new.text() != tiling.text():
                 found.setdefault(new.text(), Plan(plan.fused, plan.root, new.text()))
@@ -302,3 +303,12 @@ def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
         if row and column and min(t.block[row], t.block[column]) >= 128:
             pieces = tuple(Sized(label, t.block[label] // 2) for label in (row, column))
             yield replace(t, rest=(*others, Primitive(t.root, "tail", pieces)))
+
+
+def _kept(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+    """Rows that are read again are kept in the caches until then, or are not."""
+    others = tuple(p for p in t.rest if p.name != "evict")
+    if len(others) < len(t.rest):
+        yield replace(t, rest=others)
+    elif again := reread(around.algorithm, around.sizes, t.root, t.tile, around.members):
+        yield replace(t, rest=(*t.rest, Primitive(t.root, "evict", tuple(Named(x, "reread") for x in again))))
