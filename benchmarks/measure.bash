@@ -6,22 +6,16 @@ set -u
 out=$1 && shift && mkdir -p "$out"
 jobs() {
     cat <<'JOBS'
-rows_forward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction forward --peers eager,compile,liger --no-host
-rows_backward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction backward --peers eager,compile,liger --no-host
-mmsigmoid_forward tools/bench.py --ops mmsigmoid --set wide,odd --direction forward --peers eager,compile
-mmsigmoid_backward tools/bench.py --ops mmsigmoid --set wide,odd --direction backward --peers eager,compile --no-host
-two_mm_forward tools/bench.py --ops two_mm --set wide,odd --direction forward --peers eager,compile
-two_mm_backward tools/bench.py --ops two_mm --set wide,odd --direction backward --peers eager,compile --no-host
+rows_forward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction forward --peers eager,compile,compile-max,liger --no-host
+rows_backward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction backward --peers eager,compile,compile-max,liger --no-host
+mmsigmoid_forward tools/bench.py --ops mmsigmoid --set wide,odd --direction forward --peers eager,compile,compile-max
+mmsigmoid_backward tools/bench.py --ops mmsigmoid --set wide,odd --direction backward --peers eager,compile,compile-max --no-host
+two_mm_forward tools/bench.py --ops two_mm --set wide,odd --direction forward --peers eager,compile,compile-max
+two_mm_backward tools/bench.py --ops two_mm --set wide,odd --direction backward --peers eager,compile,compile-max --no-host
 attention_forward tools/bench.py --ops attention --set wide,odd --direction forward --peers sdpa,cudnn,fa2,flex --no-host
 attention_backward tools/bench.py --ops attention --set wide,odd --direction backward --peers sdpa,cudnn,fa2,flex --no-host
 more_forward tools/bench.py --ops rmsnorm,layernorm,swiglu,geglu,cross_entropy,rope --set more --direction forward --peers eager,compile,liger --no-host
 more_backward tools/bench.py --ops rmsnorm,layernorm,swiglu,geglu,cross_entropy,rope --set more --direction backward --peers eager,compile,liger --no-host
-mmsigmoid_max_autotune tools/bench.py --ops mmsigmoid --set wide,odd --direction forward --peers compile-max --no-host
-mmsigmoid_backward_max_autotune tools/bench.py --ops mmsigmoid --set wide,odd --direction backward --peers compile-max --no-host
-two_mm_max_autotune tools/bench.py --ops two_mm --set wide,odd --direction forward --peers compile-max --no-host
-two_mm_backward_max_autotune tools/bench.py --ops two_mm --set wide,odd --direction backward --peers compile-max --no-host
-rows_max_autotune tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction forward --peers compile-max --no-host
-rows_backward_max_autotune tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction backward --peers compile-max --no-host
 models_train tools/bench_models.py --work train --variants sdpa,dtkernels,liger,sdpa+compile,dtkernels+compile,dtkernels:attention+compile
 models_generate tools/bench_models.py --work generate --variants sdpa,dtkernels,sdpa+compile,dtkernels+compile,dtkernels:attention+compile
 lora tools/lora_training.py --steps 200 --hidden 1024 --layers 8 --batch 8 --length 1024
