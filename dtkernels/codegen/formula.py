@@ -236,10 +236,10 @@ class _Fusion:
         parts = [f for f in self.algorithm.needed_by((output,)) if f != output]
         if self.shape.dots(root) or own[-1] in reduced or not self._inputs_of(output, own) & self._inputs_of(root, own):
             return False
-        if not parts:
-            return True
+        if set(parts) & set(self.outputs) or not any(reduction_labels(self.algorithm, f) for f in parts):
+            return not set(parts) & set(self.outputs)
         sums = [o for o in self.outputs if self.algorithm[o].labels == outer and reduction_labels(self.algorithm, o) == reduced]
-        return not set(parts) & set(self.outputs) and bool(crossing_tiles(self.shape, root, [*sums, output, *parts]))
+        return bool(crossing_tiles(self.shape, root, [*sums, output, *parts]))
 
     def _inputs(self, func: str, labels: tuple[str, ...]) -> set[str]:
         """Inputs that ``func`` reads at all of ``labels``."""

@@ -133,3 +133,14 @@ def test_what_a_long_row_is_read_from_again_stays_in_the_caches_until_then(way, 
 def test_the_last_loop_that_reads_a_tensor_lets_it_go(program, policies):
     text = emit(parse(program + "f.evict(A:reread);"))
     assert re.findall('eviction_policy="evict_(.*?)"', text) == policies.split()
+
+
+@pytest.mark.parametrize("u", ["maximum(u[x, y], 0)", "u[x, y] * sigmoid(u[x, y])"])
+def test_a_bias_is_summed_where_the_gradient_is_made_whatever_it_is_made_of(u, tmp_path, capsys):
+    """Its gradient and its argument are Funcs of their own, which are no reason to read both tensors twice."""
+    path = tmp_path / "own.yaml"
+    path.write_text(f"op: own\ndoc: x\nalgorithm: |\n  Func u, own; In A, z; Var x, y; u[x, y] = A[x, y] + z[y]; own[x, y] = {u};\n")
+    found = kernels(capsys, str(path), "8192x11008")
+    assert set(found) == {"d_z_part_kernel", "d_z_kernel"}
+    rows = found["d_z_part_kernel"]
+    assert [count("load", t, rows) for t in ("A", "d_own")] == [1, 1] and count("store", "d_A", rows) == 1
