@@ -28,6 +28,13 @@ def chained(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
     return B * (((x >= z) & (z >= c)) * A.exp()[(x - z).clamp(0), (z - c).clamp(0), c] + A.exp()[(x - z) % 5, (z - x) % 7, c] + diagonal)
 
 
+def crossing(A: torch.Tensor, B: torch.Tensor) -> torch.Tensor:
+    s, k = torch.meshgrid(*map(torch.arange, B.shape), indexing="ij")
+    i, j = s + k - 2, s - k + 1
+    inside = (i >= 0) & (i < len(A)) & (j >= 0) & (j < A.shape[1])
+    return torch.where(inside, A[i.clamp(0, len(A) - 1), j.clamp(0, A.shape[1] - 1)], 0) * B
+
+
 MLP = {"X": (9, 17), "W": (17, 20), "V": (20, 11)}
 QKV = {"Q": (9, 16), "K": (13, 16), "V": (13, 8)}
 ROWS = {"A": (5, 33)}
@@ -104,6 +111,16 @@ SPECS = {
         lambda A, w: 2 * (A.exp() * w).amax(-1) - (A + w).amin(-1), {**ROWS, "w": (33,)}),
     "upsampled": Spec("Func y; In A, B; Var x; y[x] = A[x / 3] * B[x];",
         lambda A, B: A.repeat_interleave(3)[: len(B)] * B, {"A": (5,), "B": (14,)}),
+    "labels_that_two_sums_share": Spec("Func y; In A, B, w; Var x; RVar k; Extent x = A[0]; y[x] = rsum(A[x + k] * w[k], k) * rsum(B[x - k] * w[k], k);",
+        lambda A, B, w: F.conv1d(F.pad(A, (0, 3))[None, None], w[None, None])[0, 0] * F.conv1d(F.pad(B, (3, 0))[None, None], w.flip(0)[None, None])[0, 0],
+        {"A": (11,), "B": (11,), "w": (4,)}),
+    "strided_product": Spec("""Func y; In A, W, z; Var b, o, x; RVar c, k; y[b, o, x] = rdot(A[b, c, 2 * x + k - 2], W[o, c, k], c, k) + z[x];""",
+        lambda A, W, z: F.conv1d(A, W, stride=2, padding=2) + z, {"A": (2, 5, 13), "W": (6, 5, 5), "z": (7,)}, terms=4.0),
+    "image": Spec("""Func y; In A, W, z; Var x, v; RVar i, j; y[x, v] = rsum(A[2 * x + i - 1, v * 3 - 1 + j] * W[i, j], i, j) + z[x, v];""",
+        lambda A, W, z: F.conv2d(A[None, None], W[None, None], stride=(2, 3), padding=1)[0, 0] + z, {"A": (9, 11), "W": (3, 3), "z": (5, 4)}),
+    "crossing": Spec("Func y; In A, B; Var s, k; y[s, k] = A[s + k - 2, s - k + 1] * B[s, k];", crossing, {"A": (9, 8), "B": (7, 5)}),
+    "rolled_rows": Spec("Func y; In A, w; Var s, c; Extent s = A[0]; y[s, c] = exp(A[(s + 2 - c) % len(s), c]) * w[s];",
+        lambda A, w: torch.stack([A[:, c].exp().roll(c - 2) for c in range(A.shape[1])], 1) * w[:, None], {"A": (9, 4), "w": (9,)}),
     "pairs_of_labels_of_constant_extent": Spec("""Func g, y; In A; Var r, s; Extent r = 3; Extent s = 3;
         g[r] = A[2 * r] * A[2 * r + 1];  y[r, s] = g[s] * A[r + s];""",
         lambda A: (A[0::2] * A[1::2]) * A.unfold(0, 3, 1)[:3], {"A": (6,)}),

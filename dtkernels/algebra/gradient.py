@@ -14,6 +14,7 @@ from ..lang.algorithm import Algorithm, Definition
 from .bounds import decided
 from .build import ZERO, add_alike, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
+from .inverse import Inverse, solve, unknown
 from .moments import cancel_deviations
 from .normalize import fresh_name, rename_bound
 from .operands import share_operands
@@ -138,65 +139,61 @@ class _Reverse:
 
     def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
         """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
-        bound = {label for n in c.adjoint.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
-        names = {label: self._twin(label) for label in sorted((set(c.labels) | bound) & set(target))}  # out of the target's way
+        names = {label: f"{label}'" for label in sorted((set(c.labels) | _bound(c.adjoint)) & set(target))}  # out of the target's way
         rename = {label: ex.Label(name) for label, name in names.items()}
         adjoint = ex.substitute(rename_bound(c.adjoint, names), rename)
         over = [names.get(label, label) for label in c.labels]
         solved: dict[str, ex.Expr] = {}
         conditions: list[ex.Expr] = []
-        at = [(label, ex.substitute(i, rename, index=True)) for label, i in zip(target, c.index)]
-        for label, i in sorted(at, key=lambda pair: len(ex.free_labels(pair[1])) > 1):  # what a sum of labels leaves free is known last
-            name = self._unknown(i, over)
-            found = self._solve(i, ex.Label(label), over, names) if name not in solved else None
-            value, new = (ex.substitute(found[0], solved, index=True), found[1]) if found is not None else (None, [])
-            if value is None or name is None or name in ex.free_labels(value):  # the last: what gives it is given by it
+        divides: list[tuple[str, ex.Expr]] = []
+        at = [(ex.substitute(i, rename, index=True), label, dim) for dim, (label, i) in enumerate(zip(target, c.index))]
+        for i, label, dim in sorted(at, key=lambda a: len(ex.free_labels(a[0])) > 1):  # what a sum of labels leaves free is known last
+            i = ex.substitute(i, solved, index=True)
+            found = self._solve(i, ex.Label(label), [o for o in over if o not in solved], (c.tensor, dim), names)
+            if found is None:
                 conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
                 continue
-            over += new
+            name, value = found[0], found[1].value
+            over += found[1].new
+            divides += [(name, when) for when in found[1].when]
             solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
             if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
                 place = ex.as_value(value)
                 inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
                 conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
-        adjoint = ex.substitute(adjoint, solved)
+        for name, condition in divides:
+            adjoint = _only_where(condition, adjoint, name)
+        inner = {label.rstrip("'"): f"{label}'" for label in _bound(adjoint) & set().union(*map(ex.free_labels, solved.values()))}
+        adjoint = ex.substitute(rename_bound(adjoint, {twin[:-1]: twin for twin in inner.values()}), solved)
         for condition in conditions:
             adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
         left = tuple(label for label in over if label not in solved)
-        return self._restore(self._summed(adjoint, left), names, target)
+        return self._restore(self._restore(self._summed(adjoint, left), inner), names)
 
-    def _solve(self, index: ex.Expr, target: ex.Label, over: list[str], names: dict[str, str]) -> tuple[ex.Expr, list[str]] | None:
-        """The label in ``index`` from ``index = target``, with labels that then still vary; None if it has no one answer.
+    def _solve(
+        self, index: ex.Expr, target: ex.Label, over: list[str], dimension: tuple[str, int], names: dict[str, str]
+    ) -> tuple[str, Inverse] | None:
+        """A label in ``index``, of the ``dimension`` of a tensor, and what it is where ``index = target``; None if none has one answer.
 
         ``names``: label -> the name it goes by while ``target`` bears its own.
         """
         match index:
-            case ex.Label(name) if name in over:
-                return target, []
-            case ex.Binary("/", ex.Label(name), ex.Const(size)) if name in over:
-                rest = self._label((name, size), f"{name}_in".replace("'", ""), "", int(size))
-                return ex.Binary("+", ex.Binary("*", ex.Const(size), target), ex.Label(rest)), [rest]
-            case ex.Binary("+" | "-" as op, ex.Label(name), offset) if name == self._unknown(index, over):
-                return ex.Binary("-" if op == "+" else "+", target, offset), []
-            case ex.Binary("+", offset, ex.Label(name)) if name == self._unknown(index, over):
-                return ex.Binary("-", target, offset), []
             case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
-                name = next((n.name for n in moved.walk() if isinstance(n, ex.Label)), "")
+                name = unknown(moved, over)
                 own = next((label for label, twin in names.items() if twin == name), name)
-                inner = self._solve(moved, target, over, names)
-                if inner is not None and {own, target.name} <= self.algorithm.tied_labels(round_):
-                    return ex.Binary("%", inner[0], ex.Len(round_)), inner[1]
-        return None
+                alike = self.algorithm.tied_labels(round_)
+                if name is None or own not in alike or target.name not in alike and dimension not in self.algorithm.extent_sources(round_):
+                    return None
+                found = solve(moved, target, name, self._rest)
+                return None if found.new or found.when else (name, Inverse(ex.Binary("%", found.value, ex.Len(round_))))
+        name = unknown(index, over)
+        return None if name is None else (name, solve(index, target, name, self._rest))
 
-    def _unknown(self, index: ex.Expr, over: list[str]) -> str | None:
-        """The label that an index is solved for, the first of ``over`` where it adds several: a result's own label before those of sums."""
-        match index:
-            case ex.Binary("+" | "-" as op, left, right):
-                sides = [left.name] if isinstance(left, ex.Label) else []
-                sides += [right.name] if op == "+" and isinstance(right, ex.Label) else []
-                alone = [s for s in sides if s in over and s not in ex.free_labels(right if isinstance(left, ex.Label) and s == left.name else left)]
-                return min(alone, key=over.index, default=None)
-        return next((n.name for n in index.walk() if isinstance(n, ex.Label)), None)
+    def _rest(self, division: ex.Binary, name: str) -> str:
+        """The label of what ``division`` drops of ``name``."""
+        size = division.right.value  # type: ignore[attr-defined]
+        within = sum(isinstance(n, ex.Binary) and n.op == "/" for n in division.left.walk())
+        return self._label((name, size, within), f"{name}_in".replace("'", ""), "", int(size))
 
     def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
         """A new label with the extent of a dimension (or a constant one), the same for all that stand for the same thing."""
@@ -206,10 +203,7 @@ class _Reverse:
         self.new_extents.append((self.shared[stands_for], tensor, size))
         return self.shared[stands_for]
 
-    def _twin(self, label: str) -> str:
-        return f"{label}'"
-
-    def _restore(self, e: ex.Expr, names: dict[str, str], target: tuple[str, ...]) -> ex.Expr:
+    def _restore(self, e: ex.Expr, names: dict[str, str]) -> ex.Expr:
         """Give renamed labels that are still summed a declared name of the same extent."""
         back = {}
         for label, twin in names.items():
@@ -272,6 +266,11 @@ class _Reverse:
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
 
 
+def _bound(e: ex.Expr) -> set[str]:
+    """Labels that reductions inside ``e`` run over."""
+    return {label for n in e.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+
+
 def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
     """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product of an element that reads 0 there and what is finite."""
     match adjoint:
@@ -296,6 +295,16 @@ def _finite_outside(e: ex.Expr, label: str) -> bool:
         case ex.Call("exp" | "exp2" | "log" | "log2" | "rsqrt" | "sqrt", _) if label in ex.free_labels(e):
             return False
     return all(_finite_outside(child, label) for child in e.children())
+
+
+def _only_where(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
+    """``e`` where ``condition`` holds, else 0: asked of the factor that varies with ``label``, so that a product stays one."""
+    match e:
+        case ex.Binary("*", a, b) if (label in ex.free_labels(a)) != (label in ex.free_labels(b)):
+            return ex.Binary("*", *(_only_where(condition, x, label) if label in ex.free_labels(x) else x for x in (a, b)))
+        case ex.Unary("-", a):
+            return negate(_only_where(condition, a, label))
+    return where(condition, e, ZERO)
 
 
 def _is_remainder(e: ex.Expr) -> bool:

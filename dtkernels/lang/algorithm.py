@@ -132,7 +132,10 @@ class Algorithm:
 
     def _plain_pairs(self) -> Iterator[tuple[str, str]]:
         """Pairs of labels that stand for the same dimension of something."""
-        first = {(tensor, dim): label for label, tensor, dim in self.extents if tensor}
+        first: dict[tuple[str, int], str] = {}
+        for given, tensor, dim in self.extents:
+            if tensor:
+                yield first.setdefault((tensor, dim), given), given
         for access in (a for d in self.definitions for a in accesses(d.expr)):
             own = self[access.tensor].labels if access.tensor in self else (None,) * len(access.index)
             for dim, (label, index) in enumerate(zip(own, access.index)):

@@ -270,6 +270,26 @@ def test_batched_gradients_of_shared_and_batched_inputs(tmp_path):
     torch.testing.assert_close(a.grad, w.detach().expand(2, 3, 7))
 
 
+INDICES = ("s + k - 3", "s - 3 + k", "k + s - 3", "3 - k + s", "-3 + s + k", "s - k + 1", "k - s", "s - (3 - k)", "2 * s + k", "2 * s + k - 1", "3 - 2 * s + k",
+           "s + 2 * k - 3", "s * 2 - k", "s + s - k", "2 * s - s + k", "2 * (s + k) - 3", "2 - s", "len(s) - 1 - s - k", "s + k / 2 - 1", "(s + k - 3) / 2",
+           "(s / 2 + k) / 2", "s / 2 + k - 1", "(s + k - 3) % len(s)", "(2 - s) % len(s)", "(s / 3) % len(s)", "2 * s % len(s)", "s - 1 + s % 2")  # fmt: skip
+
+
+@pytest.mark.parametrize("at", range(len(INDICES)), ids=INDICES.__getitem__)
+def test_index_arithmetic_is_undone(at, tmp_path):
+    """What an element receives from wherever it was read, and nothing from what lies outside."""
+    text = f"Func f; In A, W; Var s, c; RVar k; Extent s = A[0]; Extent k = W[1]; f[s, c] = rsum(A[{INDICES[at]}, c] * W[c, k], k);"
+
+    def truth(A, W):
+        labels = {"s": torch.arange(len(A))[:, None], "k": torch.arange(W.shape[1])}
+        i = eval(INDICES[at].replace("/", "//").replace("len(s)", str(len(A))), labels) + 0 * labels["k"]
+        read = torch.where(((i >= 0) & (i < len(A)))[..., None], A[i.clamp(0, len(A) - 1)], 0)
+        return (read * W.T).sum(1)
+
+    A, W = (normal(*shape, dtype=torch.float32, device="cpu", seed=i) for i, shape in enumerate([(13, 3), (3, 4)]))
+    agree(registered(f"test_index_{at}", text, tmp_path), truth, {"A": A, "W": W})
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", ["log_softmax", "logsumexp", "cross_of_softmaxes"])
 def test_registered_specs_at_large_logits(name, tmp_path):

@@ -70,6 +70,7 @@ PROGRAMS = {
     "a kernel that runs before the one that is defined first": ("Func f, h, g; In A, B; Var x; f[x] = A[x]; h[x] = B[x] * 2; g[x] = h[x] + A[x]; g.fuse_at(f, x); f.block(x:4); f.compile(); g.compile();", [(5,), (5,)]),
     "a scalar named as what is computed twice": ("Func t, f; In A; SIn exp_1, y_partial; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / t[x] * exp_1 + y_partial; t.fuse_at(f, x); f.tensorize(y:0);", [(5, 9), 0.5, 2.0]),
     "an extent that only another output's input tells": ("Func g, f; In A, W; Var x; RVar k; g[x] = rsum(A[x + k], k) + 0 * A[x]; f[] = rsum(W[k], k); g.tensorize(x:4); f.compile(); g.compile();", [(9,), (3,)]),
+    "two labels of a dimension that none indexes": ("Func f; In A; Var x, y; f[x, y] = A[x - y] * A[x - y]; Extent x = A[0]; Extent y = A[0]; f.tensorize(x:4);", [(9,)]),
     "a quadratic form": ("Func u, f; In A, M; Var n; RVar i, j; u[n, j] = rdot(A[n, i], M[i, j], i); f[n] = rsum(u[n, j] * A[n, j], j); u.fuse_at(f, j); f.block(n:16); f.tensorize(n:16, i:16, j:16);", [(19, 17), (17, 17)]),
     "comments and odd spacing": ("# first\nFunc _f;In _A;Var _x; # a name may start with _\n _f [ _x ]=-_A[_x]* -2 ;_f.block( _x:4 ) ;_f.tensorize(_x:4);", [(9,)]),
 }  # fmt: skip

@@ -1,0 +1,50 @@
+"""How much work derived gradients do: what they sum over, and how many Funcs and products there are."""
+
+import pytest
+
+from dtkernels.algebra.gradient import gradient
+from dtkernels.algebra.prepare import differentiable_form
+from dtkernels.lang import parse
+from dtkernels.lang.algorithm import Algorithm
+
+
+def backward(text: str, *wanted: str, outputs: tuple[str, ...] = ("f",)) -> Algorithm:
+    a = parse(text).algorithm
+    return gradient(differentiable_form(a, outputs), outputs, wanted or a.inputs).backward
+
+
+# -- index arithmetic -----------------------------------------------------------------------------------------------------
+
+SUM = "Func f; In A, W; Var s, c; RVar k; Extent s = A[0]; Extent k = W[1]; f[s, c] = rsum(A[{}, c] * W[c, k], k);"
+STRIDED = "rsum(where(({0}) % 2 == 0, d_f[({0}) / 2, c], 0) * W[c, k], k)"
+
+
+@pytest.mark.parametrize("index, gathered", [
+    ("s + k - 3", "rsum(d_f[A_0 - k + 3, c] * W[c, k], k)"),
+    ("k + s - 3", "rsum(d_f[A_0 - k + 3, c] * W[c, k], k)"),
+    ("-3 + s + k", "rsum(d_f[A_0 + 3 - k, c] * W[c, k], k)"),
+    ("3 - k + s", "rsum(d_f[A_0 - 3 + k, c] * W[c, k], k)"),
+    ("s - (3 - k)", "rsum(d_f[A_0 + 3 - k, c] * W[c, k], k)"),
+    ("3 - s + k", "rsum(d_f[3 + k - A_0, c] * W[c, k], k)"),
+    ("s + 2 * k - 3", "rsum(d_f[A_0 - 2 * k + 3, c] * W[c, k], k)"),
+    ("2 * s - s + k", "rsum(d_f[A_0 - k, c] * W[c, k], k)"),
+    ("2 * s + k", STRIDED.format("A_0 - k")),
+    ("s + k - 1 + s", STRIDED.format("A_0 - k + 1")),
+    ("2 * s - k", STRIDED.format("A_0 + k")),
+    ("(s + k - 3) / 2", "rsum(rsum(d_f[2 * A_0 + s_in - k + 3, c], s_in) * W[c, k], k)"),
+    ("(s / 2 + k) / 2", "rsum(rsum(d_f[2 * (2 * A_0 + s_in - k) + s_in2, c], s_in2, s_in) * W[c, k], k)"),
+    ("(s + k - 3) % len(s)", "rsum(d_f[(A_0 - k + 3) % len(s), c] * W[c, k], k)"),
+    ("(s / 3) % len(s)", "rsum(where(floor(s / 3) % len(s) == A_0, d_f[s, c] * rsum(W[c, k], k), 0), s)"),  # some are met twice, some never
+])  # fmt: skip
+def test_an_index_is_solved_for_the_results_own_label(index, gathered):
+    assert str(backward(SUM.format(index), "A")["d_A"].expr) == gathered
+
+
+def test_a_strided_product_stays_one():
+    a = backward("Func f; In A, W, z; Var o, x; RVar c, k; f[o, x] = rdot(A[c, 2 * x + k - 2], W[o, c, k], c, k) + z[x];", "A")
+    assert str(a["d_A"].expr) == "rdot(where((A_1 - k + 2) % 2 == 0, d_f[o, (A_1 - k + 2) / 2], 0), W[o, c, k], o, k)"
+
+
+def test_a_label_is_not_mistaken_for_one_that_a_sum_inside_runs_over():
+    a = backward("Func f; In A, B, w; Var x; RVar k; Extent x = A[0]; f[x] = rsum(A[x + k] * w[k], k) * rsum(B[x - k] * w[k], k);", "A")
+    assert str(a["d_A"].expr) == "rsum(d_f[A_0 - k] * rsum(B[A_0 - k - k_] * w[k_], k_) * w[k], k)"
