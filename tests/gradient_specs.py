@@ -89,6 +89,10 @@ SPECS = {
     "cosine_similarity": Spec("""Func y; In A, B; Var x; RVar c;
         y[x] = rsum(A[x, c] * B[x, c], c) * rsqrt(rsum(A[x, c] * A[x, c], c) * rsum(B[x, c] * B[x, c], c));""",
         lambda A, B: torch.cosine_similarity(A, B, -1), {"A": (5, 33), "B": (5, 33)}),
+    "all_cosines": Spec("""Func a, b, y; In A, B; Var x, z; RVar k; a[x] = rdot(A[x, k], A[x, k], k);  b[z] = rdot(B[z, k], B[z, k], k);
+        y[x, z] = rdot(A[x, k], B[z, k], k) * rsqrt(a[x] * b[z]);""", lambda A, B: F.normalize(A) @ F.normalize(B).T, {"A": (9, 17), "B": (7, 17)}, terms=4.0),
+    "cosines_of_one_matrix": Spec("""Func a, y; In A; Var x, z; RVar k; a[x] = rdot(A[x, k], A[x, k], k);
+        y[x, z] = rdot(A[x, k], A[z, k], k) * rsqrt(a[x]) * rsqrt(a[z]);""", lambda A: F.normalize(A) @ F.normalize(A).T, {"A": (9, 17)}, terms=4.0),
     "row_maximum": Spec("Func mx, y; In A; Var x, c; mx[x] = rmax(A[x, c], c); y[x, c] = A[x, c] * mx[x] + abs(A[x, c]);",
         lambda A: A * A.amax(-1, keepdim=True) + A.abs(), ROWS),
     "shifts": Spec("Func y; In A; Var x; y[x] = A[x + 1] * A[x] + A[x - 2];",

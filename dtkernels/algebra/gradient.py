@@ -19,6 +19,7 @@ from .moments import cancel_deviations
 from .normalize import fresh_name, rename_bound
 from .operands import share_operands
 from .saved import Saved, choose_saved
+from .share_equal import share_equal
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
-    return Gradient(saved.forward, returned, share_operands(backward), r.adjoint_inputs, grads, saved.products)
+    backward = share_operands(share_equal(backward, tuple(grads.values())))
+    return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
 
 
 def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:

@@ -4,6 +4,8 @@ import pytest
 
 from dtkernels.algebra.gradient import gradient
 from dtkernels.algebra.prepare import differentiable_form
+from dtkernels.algebra.share_equal import share_equal
+from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.algorithm import Algorithm
 
@@ -48,3 +50,41 @@ def test_a_strided_product_stays_one():
 def test_a_label_is_not_mistaken_for_one_that_a_sum_inside_runs_over():
     a = backward("Func f; In A, B, w; Var x; RVar k; Extent x = A[0]; f[x] = rsum(A[x + k] * w[k], k) * rsum(B[x - k] * w[k], k);", "A")
     assert str(a["d_A"].expr) == "rsum(d_f[A_0 - k] * rsum(B[A_0 - k - k_] * w[k_], k_) * w[k], k)"
+
+
+# -- what is computed twice -----------------------------------------------------------------------------------------------
+
+
+def products(a: Algorithm) -> int:
+    """Matrix products that ``a`` makes."""
+    return sum(isinstance(n, ex.Dot) for d in a.definitions for n in d.expr.walk())
+
+
+NORMS = "a[x] = rdot(A[x, k], A[x, k], k); b[y] = rdot(B[y, k], B[y, k], k);"
+
+
+@pytest.mark.parametrize("text, count", [
+    ("Func a, b, f; In A, B; Var x, y; RVar k;" + NORMS + "f[x, y] = rdot(A[x, k], B[y, k], k) * rsqrt(a[x] * b[y]);", 3),
+    ("Func a, f; In A; Var x, y; RVar k; a[x] = rdot(A[x, k], A[x, k], k); f[x, y] = rdot(A[x, k], A[y, k], k) * rsqrt(a[x]) * rsqrt(a[y]);", 3),
+])  # fmt: skip
+def test_a_product_is_made_once(text, count):
+    a = backward(text)
+    assert products(a) == count, str(a)
+
+
+def test_equal_funcs_are_one():
+    sums = "g[x, y] = rdot(A[x, k], B[k, y], k); h[x, y] = rdot(A[x, k], C[k, y], k); f[x, y] = (g[x, y] + h[x, y]) * u[x];"
+    a = backward("Func g, h, f; In A, B, C, u; Var x, y; RVar k;" + sums)
+    assert a.funcs == ("g", "h", "d_h", "d_A", "d_B", "d_C", "d_u")
+
+
+def test_products_along_labels_of_other_extents_are_others():
+    text = "Func f, g; In A, B, u; Var x; RVar y, i, j; Extent j = {}; f[x] = rsum(u[y] * rdot(A[x, i + 1], B[y, i], i), y); g[x] = rsum(rdot(A[x, j + 1], B[y, {}], j), y);"
+    alike, other = (share_equal(parse(text.format(size, index)).algorithm, ()) for size, index in (("B[1]", "j"), ("3", "j + 0")))
+    assert [products(a) for a in (alike, other)] == [1, 2]
+
+
+def test_a_result_is_not_taken_for_what_is_computed():
+    """It may be rounded to 16 bits."""
+    text = "Func s, f; In A, B, u; Var x, y; RVar k; s[x, y] = rdot(A[x, k], B[y, k], k); f[x] = rsum(u[y] * rdot(A[x, k], B[y, k], k), y);"
+    assert [products(share_equal(parse(text).algorithm, keep)) for keep in (("f",), ("s", "f"))] == [1, 2]
