@@ -15,6 +15,11 @@ def is_one(e: ex.Expr) -> bool:
     return isinstance(e, ex.Const) and not isinstance(e.value, bool) and e.value == 1
 
 
+def is_constant(e: ex.Expr) -> bool:
+    """Whether ``e`` is a number, which is written with a minus if it is negative."""
+    return isinstance(e, ex.Const) or isinstance(e, ex.Unary) and e.op == "-" and isinstance(e.arg, ex.Const)
+
+
 def negate(a: ex.Expr) -> ex.Expr:
     if is_zero(a):
         return a

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from .build import ONE, ZERO, add, divide, is_length, is_zero, multiply, negate, where
+from .build import ONE, ZERO, add, divide, is_constant, is_length, is_zero, multiply, negate, where
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def _function(fn: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr, value: ex.Ex
 
 def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.Expr, ...]:
     a, b = args
-    if isinstance(a, ex.Const) or isinstance(b, ex.Const):
+    if is_constant(a) or is_constant(b):
         return where(ex.Binary(wins, a, b), adjoint, ZERO), where(ex.Binary(wins, b, a), adjoint, ZERO)
     half = multiply(ex.Const(0.5), adjoint)
     tie = ex.Binary("==", a, b)

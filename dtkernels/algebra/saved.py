@@ -1,6 +1,6 @@
 """What the forward saves for the backward.
 
-Outputs are at hand anyway: a test of an input is asked of the output that the input went into, where it is the same test. So that
+Outputs are at hand anyway: a test is asked of the output that what is tested went into, where it is the same test. So that
 no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used
 as the shift of those exponentials: by the degree argument of degree.py any shift leaves the gradients unchanged, and under this
 one the sum itself is 1. An expression that then equals an output is read instead of computed again. Products that enter further
@@ -16,7 +16,7 @@ from fractions import Fraction
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from .addends import addends, shifted_alike
-from .build import ONE, ZERO, simplify
+from .build import ONE, ZERO, is_zero, simplify
 from .degree import Degree, degree_of, moved_terms
 from .fold import drop_unused, keep_extents, with_plain_vars, written_out_copies
 from .normalize import fresh_name, matches, written_out
@@ -210,26 +210,54 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
 
 
 def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) -> Algorithm:
-    """Tests of an input against a bound asked of the output that is bounded so, if then ``grads`` read that input no more.
+    """Tests against a bound asked of the output that is bounded so, if then ``grads`` read the input no more that was tested, or make
+    fewer products and sums.
 
     Before: ``y[x] = maximum(A[x], 0); d_A[x] = where(A[x] > 0, d_y[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);``
-    Exact: an output has the dtype of what it picks, and a NaN is neither above nor below. What comes behind keeps the output
-    in memory anyway, while nothing may keep the input.
+    An output has the dtype of an input that it picks, and a NaN is neither above nor below. What is computed is rounded to it, and
+    stays on its side of 0 but for what is too small for the dtype, which torch's results have lost too. What comes behind keeps the
+    output in memory anyway, while nothing may keep the input.
     """
-    if output not in backward:
+    test = _test(backward[output].expr) if output in backward else None
+    if test is None:
         return backward
-    match backward[output].expr:
-        case ex.Call("maximum" | "minimum" as fn, (ex.Access() as bounded, ex.Const() as bound) | (ex.Const() as bound, ex.Access() as bounded)):
-            wins = ">" if fn == "maximum" else "<"
-        case _:
-            return backward
     own = tuple(map(ex.Label, backward[output].labels))
-    if bounded.tensor not in backward.inputs or not set(own) <= set(bounded.index) or not _in_every_dtype(bound.value):
+    tested, bound = test.left, test.right
+    picked = isinstance(tested, ex.Access) and tested.tensor in backward.inputs
+    same = set(own) <= set(tested.index) and _in_every_dtype(bound.value) if picked else is_zero(bound)  # type: ignore[attr-defined]
+    if not same:
         return backward
-    value = ex.Access(output, own)
-    changed = _replaced(backward, output, ex.Binary(wins, bounded, bound), ex.Binary(wins, value, bound))
+    changed = _replaced(backward, output, test, replace(test, left=ex.Access(output, own)))
+    if not picked:
+        return changed if _reductions(changed, output, grads) < _reductions(backward, output, grads) else backward
     read = {a.tensor for f in changed.needed_by(grads) if f != output for a in ex.accesses(changed[f].expr)}
-    return changed if output in read and bounded.tensor not in read else backward
+    return changed if output in read and tested.tensor not in read else backward  # type: ignore[attr-defined]
+
+
+def _test(e: ex.Expr) -> ex.Binary | None:
+    """The comparison of what ``e`` is made of with a constant that ``e``, a maximum or a choice, answers alike."""
+    match e:
+        case ex.Call("maximum" | "minimum" as fn, (tested, ex.Const() as bound) | (ex.Const() as bound, tested)):
+            return ex.Binary(">" if fn == "maximum" else "<", tested, bound)
+        case ex.Call("where", (ex.Binary(">" | "<=" as op, tested, bound) as test, a, b)) if is_zero(bound):  # else what rounds to 0 is no longer below it
+            kept, other = (a, b) if op == ">" else (b, a)
+            if kept == tested and (is_zero(other) or _slopes(other, tested)):
+                return test
+    return None
+
+
+def _slopes(e: ex.Expr, tested: ex.Expr) -> bool:
+    """Whether ``e`` is ``tested`` times a positive number."""
+    match e:
+        case ex.Binary("*", ex.Const(times), arg) | ex.Binary("*" | "/", arg, ex.Const(times)):
+            return arg == tested and 0 < times < math.inf
+    return False
+
+
+def _reductions(backward: Algorithm, output: str, grads: tuple[str, ...]) -> int:
+    """How many sums and products ``grads`` take where ``output`` is at hand."""
+    rest = backward.with_definitions(tuple(d for d in backward.definitions if d.name != output))
+    return sum(isinstance(n, (ex.Reduce, ex.Dot)) for f in rest.needed_by(grads) for n in rest[f].expr.walk())
 
 
 def _in_every_dtype(value: float) -> bool:
