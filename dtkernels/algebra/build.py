@@ -107,31 +107,28 @@ def where(condition: ex.Expr, a: ex.Expr, b: ex.Expr) -> ex.Expr:
     return a if a == b else ex.Call("where", (condition, a, b))
 
 
-def simplify(e: ex.Expr) -> ex.Expr:
-    """``e`` rebuilt by the functions above, comparisons of constants decided."""
-
-    def change(node: ex.Expr) -> ex.Expr:
-        match node:
-            case ex.Unary("-", arg):
-                return negate(arg)
-            case ex.Binary("+" | "-", ex.Label(), ex.Const(0)):
-                return node  # an index that has not the extent of its label
-            case ex.Binary("+", a, b):
-                return add(a, b)
-            case ex.Binary("-", a, b):
-                return add(a, negate(b))
-            case ex.Binary("*", a, b):
-                return multiply(a, b)
-            case ex.Binary("/", a, b):
-                return divide(a, b)
-            case ex.Binary("==", ex.Const(a), ex.Const(b)):
-                return ex.Const(a == b)
-            case ex.Call("where", (c, a, b)):
-                return where(c, a, b)
-            case ex.Reduce("sum", arg, _) if is_zero(arg):
-                return ZERO
-            case ex.Dot(a, b, _) if is_zero(a) or is_zero(b):
-                return ZERO
-        return node
-
-    return e.transform(change)
+def simplify(e: ex.Expr, index: bool = False) -> ex.Expr:
+    """``e`` rebuilt by the functions above, comparisons of constants decided. In an ``index`` a division rounds down, a negative one too."""
+    node = e.rebuild(lambda child: simplify(child, index or isinstance(e, ex.Access)))
+    match node:
+        case ex.Unary("-", arg):
+            return negate(arg)
+        case ex.Binary("+" | "-", ex.Label(), ex.Const(0)) | ex.Binary("+", ex.Const(0), ex.Label()):
+            return node  # an index that has not the extent of its label
+        case ex.Binary("+", a, b):
+            return add(a, b)
+        case ex.Binary("-", a, b):
+            return add(a, negate(b))
+        case ex.Binary("*", a, b):
+            return multiply(a, b)
+        case ex.Binary("/", a, b) if not index:
+            return divide(a, b)
+        case ex.Binary("==", ex.Const(a), ex.Const(b)):
+            return ex.Const(a == b)
+        case ex.Call("where", (c, a, b)):
+            return where(c, a, b)
+        case ex.Reduce("sum", arg, _) if is_zero(arg):
+            return ZERO
+        case ex.Dot(a, b, _) if is_zero(a) or is_zero(b):
+            return ZERO
+    return node

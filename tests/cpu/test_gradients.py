@@ -271,7 +271,7 @@ def test_batched_gradients_of_shared_and_batched_inputs(tmp_path):
 
 
 INDICES = ("s + k - 3", "s - 3 + k", "k + s - 3", "3 - k + s", "-3 + s + k", "s - k + 1", "k - s", "s - (3 - k)", "2 * s + k", "2 * s + k - 1", "3 - 2 * s + k",
-           "s + 2 * k - 3", "s * 2 - k", "s + s - k", "2 * s - s + k", "2 * (s + k) - 3", "2 - s", "len(s) - 1 - s - k", "s + k / 2 - 1", "(s + k - 3) / 2",
+           "s + 2 * k - 3", "s * 2 - k", "s + s - k", "2 * s - s + k", "2 * (s + k) - 3", "s + (-k) / 3", "2 - s", "len(s) - 1 - s - k", "s + k / 2 - 1", "(s + k - 3) / 2",
            "(s / 2 + k) / 2", "s / 2 + k - 1", "(s + k - 3) % len(s)", "(2 - s) % len(s)", "(s / 3) % len(s)", "2 * s % len(s)", "s - 1 + s % 2")  # fmt: skip
 
 

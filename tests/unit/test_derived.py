@@ -42,6 +42,13 @@ def test_an_index_is_solved_for_the_results_own_label(index, gathered):
     assert str(backward(SUM.format(index), "A")["d_A"].expr) == gathered
 
 
+@pytest.mark.parametrize("index", ["-k / 3 + s", "0 + k", "s + 0"])
+def test_index_arithmetic_that_is_read_stays(index):
+    """A division rounds down, a negative one too; a label by itself would have the extent of the dimension."""
+    a = backward(SUM.format(index.replace("-k", "(-k)")), "W")
+    assert [str(n) for n in ex.accesses(a["d_W"].expr) if n.tensor == "A"] == [f"A[{index}, c]"]
+
+
 def test_a_strided_product_stays_one():
     a = backward("Func f; In A, W, z; Var o, x; RVar c, k; f[o, x] = rdot(A[c, 2 * x + k - 2], W[o, c, k], c, k) + z[x];", "A")
     assert str(a["d_A"].expr) == "rdot(where((A_1 - k + 2) % 2 == 0, d_f[o, (A_1 - k + 2) / 2], 0), W[o, c, k], o, k)"
