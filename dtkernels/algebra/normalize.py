@@ -84,7 +84,7 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
         below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
-        hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm.labels)
+        hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm)
         expr = hoisting.of(d.expr, whole=True)
         hoisting.below += hoisting.made
         expr = hoisting.of(expr, whole=True)  # what stood before the one that was hoisted
@@ -142,8 +142,8 @@ class _Naming:
 class _Hoisting:
     """The Funcs that ``hoist_reductions`` makes for one definition, and those that it finds among the Funcs ``below``."""
 
-    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], order: tuple[str, ...]):
-        self.owner, self.below, self.taken, self.order = owner, below, taken, order
+    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
+        self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
         self.made: list[Definition] = []
 
     def of(self, node: ex.Expr, inside: bool = False, whole: bool = False) -> ex.Expr:
@@ -163,7 +163,7 @@ class _Hoisting:
         """The element of a Func below that is this reduction and nothing else, at other labels perhaps."""
         for d in self.below:
             names = matches(d.expr, node) if isinstance(d.expr, type(node)) else None
-            if names is not None and set(d.labels) == set(names):
+            if names is not None and set(d.labels) == set(names) and all(new == old or new in self.tied(old) for old, new in names.items()):
                 return ex.Access(d.name, tuple(ex.Label(names[label]) for label in d.labels), pos=node.pos)  # type: ignore[attr-defined]
         return None
 

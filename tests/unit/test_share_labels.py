@@ -88,3 +88,10 @@ def test_a_product_of_what_stands_beside_is_its_own():
         ),
     )
     assert [d.name for d in hoist_reductions(algorithm).definitions] == ["s_dot", "s", "t_dot", "t"]
+
+
+def test_a_sum_along_a_label_of_another_extent_is_its_own():
+    """Of what is read beside a label nothing tells its extent."""
+    a = read("Func g, f; In A, B, C; Var x, c; RVar y, k;",
+             "g[x] = rsum(A[x + 1, k], k); f[c] = rsum(rsum(A[y + 1, k], k) * B[y, c], y) + rsum(g[x] * C[x], x);")  # fmt: skip
+    assert [d.name for d in hoist_reductions(a).definitions] == ["g", "f_sum", "f"]
