@@ -60,12 +60,16 @@ def _can_be_lowered(program: Program) -> bool:
 
 
 def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: Callable[[str, Program], bool]) -> Iterator[Program]:
-    """Ways to make one kernel take less: as many stages as there is room for, two at least, since of one nothing is loaded ahead; then
-    its widest label half as wide, then the next; then a stage less.
+    """Ways to make one kernel take less: results of a product stored by pointers, which need no shared memory; as many stages as there is
+    room for, two at least, since of one nothing is loaded ahead; then its widest label half as wide, then the next; then a stage less.
 
     Stages are left as they are where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
     """
     schedule = program.schedule
+    loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
+    if any_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
+        by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
+        yield from (p for p in (by_pointers,) if has_room(kernel.func, p))
     stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
     fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
@@ -88,6 +92,8 @@ def _with(program: Program, *more: Primitive) -> Program:
         new = said.get(p.name)
         if new is None or p.func != new.func:
             kept.append(p)
+        elif p.name == "descriptor":
+            kept.append(new)
         elif p.name != "num_stages":
             sizes = {a.label: a for a in (*p.args, *new.args)}  # type: ignore[union-attr]
             kept.append(replace(p, args=tuple(sizes[a.label] for a in p.args)))  # type: ignore[union-attr]

@@ -12,6 +12,8 @@ from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
 from .formula_shape import Shape
 
+SHORT = 256  #: terms of a sum up to which it costs no more than a launch, wherever it is made
+
 
 def products(shape: Shape, members: Iterable[str]) -> tuple[ex.Dot, ...]:
     """The products of a kernel, each once."""
@@ -48,10 +50,22 @@ def width(shape: Shape, members: list[str], tile: dict[str, int]) -> int:
     return max(sum(loop.values()) for loop in loops.values())
 
 
+def summed(shape: Shape, func: str) -> set[str]:
+    """Tensors that ``func`` sums elements of."""
+    over = set(reduction_labels(shape.algorithm, func))
+    return {a.tensor for a in ex.accesses(shape.algorithm[func].expr) if ex.free_labels(a) & over}
+
+
 def at_hand(shape: Shape, output: str, inside: Iterable[str]) -> bool:
     """Whether the product that is made of Funcs ``inside`` loads what a plain sum beside it sums: else each of its blocks would load that
     for nothing else."""
-    summed = {
-        a.tensor for a in ex.accesses(shape.algorithm[output].expr) if ex.free_labels(a) & set(reduction_labels(shape.algorithm, output))
-    }
-    return summed <= {a.tensor for f in inside for a in ex.accesses(shape.algorithm[f].expr)}
+    inside = tuple(inside)
+    loaded = {a.tensor for f in inside for a in ex.accesses(shape.algorithm[f].expr)}
+    return summed(shape, output) <= loaded and not any(taken(shape, output, f) for f in inside)
+
+
+def taken(shape: Shape, func: str, root: str) -> bool:
+    """Whether products of ``root`` take the input that the long plain sum ``func`` is of: each block would load it once more for the sum (apart.py)."""
+    sides = {s.tensor for dot in shape.dots(root) for s in (dot.left, dot.right) if isinstance(s, ex.Access)}
+    long = any(shape.sizes[label] > SHORT for label in reduction_labels(shape.algorithm, func))
+    return long and not shape.dots(func) and bool(summed(shape, func) & sides & set(shape.algorithm.inputs))

@@ -113,9 +113,9 @@ class _Product:
         narrow_loads = any(shape.pitch(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
         full = (bm, min(bn, 256))
         waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
-        if full == (128, 256) and k >= 256 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
+        if full == (128, 256) and k >= 64 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
             bm, bn = each_of(self.dots, *full)
-            through = self._descriptors(batch)
+            through = self._descriptors()
             through += self._tail(bm, bn, waves) if through and narrow_loads else ()
             return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
         bn = min(bn, 128)
@@ -123,7 +123,7 @@ class _Product:
             if 10 * self._blocks(m, n, *each_of(self.dots, *small), batch) >= 9 * shape.target.multiprocessors:
                 break
         bm, bn = each_of(self.dots, *small)
-        if narrow_loads and small[0] * small[1] >= 64 * 128 and (through := self._descriptors(batch)):
+        if narrow_loads and small[0] * small[1] >= 64 * 128 and (through := self._descriptors()):
             return (bm, bn, 64, 8 if small == (128, 128) else 4, 4, through)
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
@@ -166,13 +166,11 @@ class _Product:
     def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
         return batch * -(-m // bm) * -(-n // bn)
 
-    def _descriptors(self, batch: int) -> tuple[Primitive, ...]:
-        """Large products through tensor descriptors, by programs that stay: 128 x 256 outputs at once.
-
-        Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
-        """
+    def _descriptors(self) -> tuple[Primitive, ...]:
+        """Large products through tensor descriptors, by programs that stay. Operands whose rows are not aligned are copied first: that
+        costs a tenth of what the product gains."""
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if batch > 1 or not shape.target.has_tma:
+        if not shape.target.has_tma:
             return ()
         loose = [t for t in sides if not shape.aligned({t})]
         extra = [Primitive(t, "align") for t in loose if t in shape.algorithm]
