@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from ..lang import expr as ex
@@ -13,6 +14,7 @@ from .formula_shape import Shape, pow2
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
 WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
 PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
+SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along one label and written along another, bytes of it, narrowest
 HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
@@ -23,24 +25,29 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
     if pair := _pair(shape, root, members):
         return _pair_tiles(shape, root, pair, members)
+    read = _read(shape, root, members)
+    if sides := _sides(shape, root, members, read):
+        return _side_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
     width = 1
     passing = _passes(shape, root, members)
-    for r in reduced:
-        if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN:
-            tile[r] = 0
-            width *= pow2(shape.sizes[r])
-            continue
-        if labels and _down_columns(shape, r, members):  # the width goes to the label that lies contiguous
-            tile[r] = min(pow2(shape.sizes[r]), 4096 // _columns(shape.sizes[labels[-1]]) if passing else 32)
-            width *= tile[r]
-            continue
+    columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
+    rest = _nearest_first(shape, [r for r in reduced if r not in columns], read)
+    down = [r for r in rest if labels and _down_columns(r, read)]  # the width goes to the label that lies contiguous
+    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
+    for r in columns:
+        tile[r] = 0
+        width *= pow2(shape.sizes[r])
+    for r in down:
+        tile[r] = min(pow2(shape.sizes[r]), rows)
+        width, rows = width * tile[r], rows // tile[r]
+    for r in (r for r in rest if r not in down):
         whole = pow2(shape.sizes[r]) * width <= ROW_LIMIT
         tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
         width *= pow2(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
     block: dict[str, int] = {}
-    for label in _contiguous_first(shape, labels, members):
+    for label in _contiguous_first(labels, read):
         if label in tile:
             continue
         block[label] = min(_columns(shape.sizes[label]) if passing else pow2(shape.sizes[label]), room)
@@ -104,6 +111,40 @@ def _pair_tiles(shape: Shape, root: str, pair: tuple[str, ...], members: list[st
     return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
 
 
+def _sides(shape: Shape, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
+    """Labels of which some tensors lie contiguous along one, others along another, as what a transpose reads and what it writes.
+    None where rows are summed for what is written along them: they are held whole."""
+    labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
+    if set(reduced) & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
+        return ()
+    every = {*labels, *reduced}
+    written = [(own[-1], {*own}) for m in _written(shape, root, members) if (own := shape.algorithm[m].labels)]
+    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in _along(a) if label in every)]
+    found = [
+        a
+        for a, own in tensors
+        for b, others in tensors
+        if a != b and {a, b} <= own & others and (min(shape.sizes[a], shape.sizes[b]) >= SECTOR or own == others == every)
+    ]
+    return tuple(dict.fromkeys(label for label in found if shape.sizes[label] > 1)) if len(set(found)) > 1 else ()
+
+
+def _side_tiles(shape: Shape, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Blocks of all of these labels, so that each tensor is read or written along its own; what a short one leaves goes to the others."""
+    labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
+    side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
+    tile = {label: min(side, pow2(shape.sizes[label])) if label in sides else 1 for label in (*labels, *reduced)}
+    room = side ** len(sides) // math.prod(tile.values())
+    for label in (*sides, *reversed(tile)):
+        wider = min(room, pow2(shape.sizes[label]) // tile[label])
+        tile[label], room = tile[label] * wider, room // wider
+    block = {label: tile[label] for label in labels}
+    while not reduced and shape.programs(block) < shape.target.multiprocessors and max(block.values()) > SECTOR:
+        widest = max(block, key=lambda label: block[label])
+        block[widest] = tile[widest] = block[widest] // 2
+    return shape.statements(root, block, tile, 4, 3, share=8, extra=approximations(shape, root, members))
+
+
 def _columns(size: int) -> int:
     """Columns of a block: 1024, or 512 or 256 where the last block of as many would be mostly empty."""
     return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
@@ -152,21 +193,54 @@ def _passes(shape: Shape, root: str, members: list[str]) -> bool:
     return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
 
 
-def _down_columns(shape: Shape, label: str, members: list[str]) -> bool:
+def _written(shape: Shape, root: str, members: list[str]) -> list[str]:
+    """What the kernel stores."""
+    return [m for m in members if m == root or m in shape.outputs]
+
+
+def _read(shape: Shape, root: str, members: list[str]) -> list[ex.Access]:
+    """What the kernel reads from memory, at indices of what it stores: a Func that it computes itself lies nowhere."""
+    found: dict[ex.Access, None] = {}
+
+    def below(func: str, at: dict[str, ex.Expr]) -> None:
+        for a in ex.accesses(shape.algorithm[func].expr):
+            known = ex.Access(a.tensor, tuple(ex.substitute(i, at, index=True) for i in a.index))
+            if known not in found:
+                found[known] = None
+                if a.tensor in members:
+                    below(a.tensor, dict(zip(shape.algorithm[a.tensor].labels, known.index)))
+
+    for func in _written(shape, root, members):
+        below(func, {})
+    return [a for a in found if a.tensor not in members]
+
+
+def _down_columns(label: str, read: list[ex.Access]) -> bool:
     """Whether no large tensor lies contiguous along ``label``; one number for each of its indices is not large."""
-    having = [a for m in members for a in ex.accesses(shape.algorithm[m].expr) if label in ex.free_labels(a)]
+    having = [a for a in read if label in ex.free_labels(a)]
     most = max((len(a.index) for a in having), default=0)
-    return all(not isinstance(a.index[-1], ex.Label) or a.index[-1].name != label for a in having if len(a.index) == most)
+    return all(label not in _along(a) for a in having if len(a.index) == most)
 
 
-def _contiguous_first(shape: Shape, labels: tuple[str, ...], members: list[str]) -> list[str]:
+def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
     """Labels by how much they need a wide tile: the last index of each tensor first."""
-    last = _last_labels(shape, members)
+    last = [label for a in read for label in _along(a)]
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 
-def _last_labels(shape: Shape, members: list[str]) -> list[str]:
-    """Labels along which the tensors that these Funcs read lie contiguous, if they are laid out row by row."""
-    return [
-        a.index[-1].name for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.index and isinstance(a.index[-1], ex.Label)
-    ]
+def _nearest_first(shape: Shape, reduced: list[str], read: list[ex.Access]) -> list[str]:
+    """Labels that are summed over, in whatever order the sum names them: those first whose terms lie nearest to each other in memory."""
+    most = max((len(ex.free_labels(a) & {*reduced}) for a in read), default=0)
+    places = [[ex.free_labels(i) for i in reversed(a.index)] for a in read if len(ex.free_labels(a) & {*reduced}) == most]
+    order = shape.algorithm.labels
+
+    def distance(label: str) -> tuple[int, int]:
+        return min((i for place in places for i, found in enumerate(place) if label in found), default=0), -order.index(label)
+
+    return sorted(reduced, key=distance)
+
+
+def _along(access: ex.Access) -> tuple[str, ...]:
+    """The label of a tensor's last index, if that is of one label and none that another tensor holds."""
+    found = tuple(ex.free_labels(access.index[-1])) if access.index else ()
+    return found if len(found) == 1 and not any(ex.accesses(access.index[-1])) else ()

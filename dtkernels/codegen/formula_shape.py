@@ -135,7 +135,8 @@ class Shape:
         if not looped or 2 * programs > wanted:
             return ()
         longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
-        parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // 4)
+        others = math.prod(-(-self.sizes[k] // tile[k]) for k in looped if k != longest)
+        parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // max(1, 4 // max(1, others)))
         return (Sized(longest, whole_parts(parts)),) if parts >= 2 else ()
 
 
