@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.schedule import Primitive, Program, Schedule
+from ..lang.schedule import Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .backend import backend
 from .fit import fitted
 from .formula_beside import at_hand, taken
 from .formula_crossing import crossing_tiles
+from .formula_outputs import in_rows, inputs_at, joined_outputs
 from .formula_products import NARROW, product_tiles
 from .formula_rows import ROW_LIMIT, WHOLE_COLUMN, row_tiles
 from .formula_shape import WHOLE_SIDE, Shape, pow2
@@ -82,7 +83,12 @@ class _Fusion:
 
     def placements(self):
         """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
-        yield self._fused(streaming=True, within=True, passing=True)
+        first = self._fused(streaming=True, within=True, passing=True)
+        for streaming in (True, False) if len(self.outputs) > 1 else ():
+            fused = self._fused(streaming, within=True, passing=True, rows=True)
+            if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_again(fused):
+                yield fused
+        yield first
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
@@ -134,14 +140,31 @@ class _Fusion:
                     return True
         return False
 
-    def _fused(self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False) -> tuple[Primitive, ...]:
+    def _own_kernels(self, fused: tuple[Primitive, ...]) -> int:
+        """Outputs that are not fused."""
+        return len(set(self.outputs) - {p.func for p in fused if p.name == "fuse_at"})
+
+    def _writes_again(self, fused: tuple[Primitive, ...]) -> bool:
+        """Whether an output is written by several programs of another's kernel, each with a block of a label that it lacks."""
+        for output, root in ((o, host(o, Schedule(fused).fused())) for o in self.outputs):
+            blocks = Schedule(self.tiles(root, fused)).sizes(root, "block")
+            if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in blocks.items()):
+                return True
+        return False
+
+    def _fused(
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False
+    ) -> tuple[Primitive, ...]:
         """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
-        ``passing``: large operands are read once (formula_streams.py)."""
+        ``passing``: large operands are read once (formula_streams.py).
+        ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = passes(self.shape) if passing else ()
-        joined = self._joined_outputs() | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = joined_outputs(self.shape, self._at_hand, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
+        used = {o for o in self.outputs if rows and within and o not in joined} - inner
+        inner |= used
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found = [Primitive(o, "fuse_at", place) for o, place in joined.items()] + [p.primitive() for p in shared if p.cut]
         for d in reversed(self.algorithm.definitions):
@@ -150,6 +173,8 @@ class _Fusion:
                 continue
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
             roots = set().union(*(hosts.get(u, {u}) for u in users))
+            if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
+                continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots) and not self._compared(d.name)
             place = self._place(d.name, first, streaming) if again else None
@@ -164,94 +189,14 @@ class _Fusion:
                 found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts) if streaming else place))
         return (*reversed(found), *self._stored({p.func for p in found}))
 
-    def _made_from(self, output: str) -> bool:
-        """Whether another output is a product of this one."""
-        return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
-
-    # -- outputs that share a kernel ----------------------------------------------------------------------------------
-
-    def _joined_outputs(self) -> dict[str, tuple[str, str]]:
-        """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
-
-        None where an extent is 0: a kernel whose first output is empty is not launched, and others of its outputs may not be empty.
-        """
-        found: dict[str, tuple[str, str]] = {}
-        if 0 in self.sizes.values():
-            return found
-        for i, o in enumerate(self.outputs):
-            for p in self.outputs[:i]:
-                if p not in found and o not in found and (label := self._joins(o, p)):
-                    found[o] = (p, label)
-        for o in self.outputs:
-            host = next((p for p in self.outputs if p not in found and self._passes(o, p)), None)
-            if host and o not in found and o not in {p for p, _ in found.values()}:
-                found[o] = (host, reduction_labels(self.algorithm, host)[-1])
-        return found
-
-    def _joins(self, output: str, root: str) -> str | None:
-        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
-        reduced, inner = reduction_labels(self.algorithm, output), reduction_labels(self.algorithm, root)
-        extra = [label for label in own if label not in outer]
-        if reduced and root in self.algorithm.needed_by((output,)):
-            return None
-        if reduced:
-            narrow = all(self.sizes[label] <= WHOLE_SIDE for label in extra) and self._held_together(output, root)
-            return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and self._at_hand(output, root) else None
-        parts = {f for f in self.algorithm.needed_by((output,)) if f != output}
-        made = parts and parts <= set(self.algorithm.needed_by((root,)))
-        return own[-1] if own and not extra and (made or self._beside(output, root)) else None
-
     def _at_hand(self, output: str, root: str) -> bool:
         if self.shape.dots(output) or not self.shape.dots(root):
             return True
         return at_hand(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._read_often(f, {root})])
 
-    def _held_together(self, output: str, root: str) -> bool:
-        """Whether one program has registers for both sums, where both are of products."""
-        if not (self.shape.dots(output) and self.shape.dots(root)):
-            return True
-        widths = [pow2(self.sizes[label]) for f in (output, root) for label in self.algorithm[f].labels[-1:]]
-        return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
-
-    def _beside(self, output: str, root: str) -> bool:
-        """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
-        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
-        parts, others = self.algorithm.needed_by((output,)), self.algorithm.needed_by((root,))
-        if own != outer or any(reduction_labels(self.algorithm, f) for f in (*parts, root)) or any(map(self.shape.dots, others)):
-            return False
-        return bool(self._inputs_of(output, own) & self._inputs_of(root, own))
-
-    def _passes(self, output: str, root: str) -> bool:
-        """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
-        are held whole: one read of the inputs serves both."""
-        reduced = reduction_labels(self.algorithm, root)
-        own, outer = self.algorithm[output].labels, self.algorithm[root].labels
-        if (
-            not reduced
-            or reduction_labels(self.algorithm, output)
-            or set(own) != {*outer, *reduced}
-            or len(own) != len(outer) + len(reduced)
-        ):
-            return False
-        parts = [f for f in self.algorithm.needed_by((output,)) if f != output]
-        if self.shape.dots(root) or own[-1] in reduced or not self._inputs_of(output, own) & self._inputs_of(root, own):
-            return False
-        if set(parts) & set(self.outputs) or not any(reduction_labels(self.algorithm, f) for f in parts):
-            return not set(parts) & set(self.outputs)
-        sums = [o for o in self.outputs if self.algorithm[o].labels == outer and reduction_labels(self.algorithm, o) == reduced]
-        return bool(crossing_tiles(self.shape, root, [*sums, output, *parts]))
-
-    def _inputs(self, func: str, labels: tuple[str, ...]) -> set[str]:
-        """Inputs that ``func`` reads at all of ``labels``."""
-        return {
-            a.tensor
-            for a in ex.accesses(self.algorithm[func].expr)
-            if set(labels) <= ex.free_labels(a) and a.tensor in self.algorithm.inputs
-        }
-
-    def _inputs_of(self, func: str, labels: tuple[str, ...]) -> set[str]:
-        """Inputs that ``func`` or what it is made from reads at all of ``labels``."""
-        return set().union(*(self._inputs(f, labels) for f in self.algorithm.needed_by((func,))))
+    def _made_from(self, output: str) -> bool:
+        """Whether another output is a product of this one."""
+        return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
 
     def _stored(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Sums for a later kernel that share the loop of an output: computed and stored there."""
@@ -263,7 +208,7 @@ class _Fusion:
             for o in self.outputs:
                 same = o not in fused and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
                 both = (*own, *reduced)
-                if same and self._before(o, f) and self._inputs(f, both) & self._inputs(o, both) and self.algorithm.needed_by((f,)) == (f,):
+                if same and self._before(o, f) and inputs_at(self.shape, f, both) & inputs_at(self.shape, o, both) and self.algorithm.needed_by((f,)) == (f,):
                     found += [Primitive(f, "fuse_at", (o, reduced[-1])), Primitive(f, "store")]
                     break
         return tuple(found)

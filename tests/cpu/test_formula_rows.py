@@ -33,6 +33,41 @@ def near(got, want, terms: int) -> None:
         torch.testing.assert_close(a.double(), b, rtol=1e-5, atol=1e-6 * terms**0.5 * max(1.0, b.abs().max().item()))
 
 
+#: one kernel for several outputs -> (algorithm, in torch, inputs)
+TOGETHER = {
+    "what a norm is of": ("Func h, q, f; In A, B, w; Var x; RVar y; h[x, y] = A[x, y] + B[x, y]; q[x] = rmean(h[x, y] * h[x, y], y); f[x, y] = h[x, y] * rsqrt(q[x] + 0.001) * w[y]; h.compile(); f.compile();",
+        lambda a, b, w: (a + b, (a + b) * torch.rsqrt((a + b).square().mean(-1, keepdim=True) + 0.001) * w), ("xy", "xy", "y")),
+    "its root as well": ("Func h, q, f; In A, B, w; Var x; RVar y; h[x, y] = A[x, y] + B[x, y]; q[x] = rmean(h[x, y] * h[x, y], y); f[x, y] = h[x, y] * rsqrt(q[x] + 0.001) * w[y]; q.compile(); h.compile(); f.compile();",
+        lambda a, b, w: ((a + b).square().mean(-1), a + b, (a + b) * torch.rsqrt((a + b).square().mean(-1, keepdim=True) + 0.001) * w), ("xy", "xy", "y")),
+    "mean and variance": ("Func m, f; In A; Var x; RVar y; m[x] = rmean(A[x, y], y); f[x] = rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y); m.compile(); f.compile();",
+        lambda a: (a.mean(-1), a.var(-1, correction=0)), ("xy",)),
+    "mean, variance and norm": ("Func m, v, f; In A; Var x; RVar y; m[x] = rmean(A[x, y], y); v[x] = rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y); f[x, y] = (A[x, y] - m[x]) * rsqrt(v[x] + 0.001); m.compile(); v.compile(); f.compile();",
+        lambda a: (a.mean(-1), a.var(-1, correction=0), (a - a.mean(-1, keepdim=True)) * torch.rsqrt(a.var(-1, correction=0, keepdim=True) + 0.001)), ("xy",)),
+    "the scale of rows": ("Func s, f; In A; Var x; RVar y; s[x] = rmax(abs(A[x, y]), y) * 0.5; f[x, y] = A[x, y] / s[x]; s.compile(); f.compile();",
+        lambda a: (a.abs().amax(-1) * 0.5, a / a.abs().amax(-1, keepdim=True) / 0.5), ("xy",)),
+    "the logarithm of a softmax's sum": ("Func t, l, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); l[x] = log(t[x]); f[x, y] = exp(A[x, y]) / t[x]; l.compile(); f.compile();",
+        lambda a: (a.logsumexp(-1), a.softmax(-1)), ("xy",)),
+    "it, told last": ("Func t, l, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); l[x] = log(t[x]); f[x, y] = exp(A[x, y]) / t[x]; f.compile(); l.compile();",
+        lambda a: (a.softmax(-1), a.logsumexp(-1)), ("xy",)),
+    "what is summed under a mask": ("Func h, q, f; In A, B; Var x; RVar y; h[x, y] = A[x, y] + B[x, y]; q[x] = rsum(where(y <= x, h[x, y], 0), y); f[x, y] = h[x, y] * q[x]; h.compile(); f.compile();",
+        lambda a, b: (a + b, (a + b) * (a + b).tril().sum(-1, keepdim=True)), ("xy", "xy")),
+    "what is read beside itself": ("Func h, q, f; In A, B; Var x; RVar y; h[x, y] = A[x, y] + B[x, y]; q[x] = rsum(h[x, y], y); f[x, y] = h[x, y + 1] - q[x]; h.compile(); f.compile();",
+        lambda a, b: (a + b, torch.nn.functional.pad((a + b)[:, 1:], (0, 1)) - (a + b).sum(-1, keepdim=True)), ("xy", "xy")),
+}  # fmt: skip
+SIZES = [{"x": 37, "y": 301}, {"x": 5, "y": 4099}, {"x": 1, "y": 1}, {"x": 130, "y": 33}, {"x": 3, "y": 20011}]
+
+
+@pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "x".join(map(str, s.values())))
+@pytest.mark.parametrize("name", TOGETHER)
+def test_outputs_that_rows_are_read_for_share_a_kernel(name, sizes):
+    text, truth, inputs = TOGETHER[name]
+    program, found = kernels(text, sizes)
+    assert len(found) == 1, str(program.schedule)
+    given = [random(*(sizes[c] for c in labels), seed=i) for i, labels in enumerate(inputs)]
+    got = getattr(dtkernels.compile(str(program)), found[0].name.removesuffix("_kernel"))(*given)
+    near(got, truth(*(t.double() for t in given)), sizes["y"])
+
+
 #: what is read along one label and written along another -> (algorithm, in torch, inputs, labels of its blocks)
 ACROSS = {
     "a transpose": ("Func f; In A; Var y, x; f[y, x] = A[x, y] * 2;", lambda a: a.mT * 2, ("xy",), "xy"),

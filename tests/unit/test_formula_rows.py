@@ -80,3 +80,27 @@ def test_other_blocks_are_of_rows(text, block):
 def test_small_transposes_are_cut_into_enough_blocks():
     schedule, _ = scheduled("Func f; In A; Var y, x; f[y, x] = A[x, y];", x=256, y=256)
     assert schedule.sizes("f", "block") == {"y": 16, "x": 16}
+
+
+NORM = "Func h, q, f; In A, B; Var x; RVar y; h[x, y] = A[x, y] + B[x, y]; q[x] = rmean(h[x, y] * h[x, y], y); f[x, y] = h[x, y] * rsqrt(q[x] + 1); h.compile(); f.compile();"
+SCALE = "Func s, f; In A; Var x; RVar y; s[x] = rmax(abs(A[x, y]), y); f[x, y] = A[x, y] / s[x]; s.compile(); f.compile();"
+MOMENTS = "Func m, f; In A; Var x; RVar y; m[x] = rmean(A[x, y], y); f[x] = rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y); m.compile(); f.compile();"
+LOGARITHM = "Func t, l, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); l[x] = log(t[x]); f[x, y] = exp(A[x, y]) / t[x]; l.compile(); f.compile();"
+RANGE = "Func a, z, f; In A; Var x; RVar y; a[x] = rmin(A[x, y], y); z[x] = rmax(A[x, y], y); f[x, y] = (A[x, y] - a[x]) / (z[x] - a[x]); f.compile(); z.compile(); a.compile();"
+
+
+@pytest.mark.parametrize("x, y", [(8192, 4096), (37, 301), (8192, 32768), (1, 1000)])
+@pytest.mark.parametrize("text", [NORM, SCALE, MOMENTS, LOGARITHM, RANGE], ids=["norm", "scale", "moments", "logarithm", "range"])
+def test_outputs_that_rows_are_read_for_share_a_kernel(text, x, y):
+    schedule, found = scheduled(text, x=x, y=y)
+    assert len(found) == 1 and schedule.sizes("f", "tensorize")["y"] == 0, str(schedule)
+
+
+@pytest.mark.parametrize("text, sizes, count", [
+    (SCALE, {"x": 4, "y": 1 << 20}, 3),  # a row longer than a program holds: its maximum in parts, merged
+    ("Func c, f; In A; Var x, y; c[y] = rmax(A[x, y], x); f[x, y] = A[x, y] / c[y]; c.compile(); f.compile();", {"x": 4096, "y": 4096}, 3),  # down columns
+    ("Func v, f; In A, u; Var x, y; v[x] = exp(u[x]); f[x, y] = A[x, y] * v[x]; v.compile(); f.compile();", {"x": 4096, "y": 4096}, 2),  # blocks of a row
+])  # fmt: skip
+def test_what_several_programs_would_write_has_a_kernel_of_its_own(text, sizes, count):
+    schedule, found = scheduled(text, **sizes)
+    assert len(found) == count and not {"s", "c", "v"} & {*schedule.fused()}, str(schedule)
