@@ -16,6 +16,7 @@ from .formula_shape import WHOLE_SIDE, Shape, pow2
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
 STEP = {2: 128, 4: 64}  #: of a swept row
 ROWS = 64  #: of a block of a sweep, at least: with fewer the other operand is read more often than it can be
+WIDE = (128, 256)  #: of a block of a sweep and its step, where so large ones are enough for the GPU
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
@@ -56,7 +57,9 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < shape.target.multiprocessors:
         block[rows[-1]] //= 2
     longest = max(dot.labels, key=lambda label: shape.sizes[label])
-    depth, stages = shape.depth(block[rows[-1]] + width)
+    if not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1]):
+        block[rows[-1]], width = WIDE
+    depth, stages = (64, 3) if width == WIDE[1] else shape.depth(block[rows[-1]] + width)
     tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
@@ -64,5 +67,12 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
 
 def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
     """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
-    parts = min(2 * shape.target.multiprocessors // shape.programs(block), shape.sizes[row] // width // PARTS)
+    wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
+    parts = min(wanted, shape.sizes[row] // width // PARTS)
     return (Primitive(root, "split", (Sized(row, 1 << (parts.bit_length() - 1)),)),) if parts >= 2 else ()
+
+
+def _fills(shape: Shape, block: dict[str, int], row: str, width: int) -> bool:
+    """Whether blocks of rows, each cut over programs as far as it can be, are as many as nine tenths of the multiprocessors."""
+    parts = max(1, shape.sizes[row] // width // PARTS)
+    return 10 * shape.programs(block) * (1 << (parts.bit_length() - 1)) >= 9 * shape.target.multiprocessors

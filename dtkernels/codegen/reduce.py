@@ -240,7 +240,8 @@ class _Step:
             terms = self.r._terms(node, env, self.inner, self.axes)
             moves = self._moves(member, node, kind)
             factors = [self._moved(*move) for move in moves]
-            at_end = not (watched or factors or isinstance(terms, TileDot))
+            made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # registers hold its accumulator already
+            at_end = not (watched or factors or made)
             if not (at_end or isinstance(terms, TileDot)):
                 terms = _reduced(kind, terms, self.axes)
             acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))

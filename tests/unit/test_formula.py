@@ -138,3 +138,11 @@ def test_products_of_many_batches_stay_and_load_by_descriptors_as_one_does(sizes
 def test_both_sides_of_a_product_may_be_of_one_tensor(sides):
     schedule = scheduled(f"Func f; In X; Var i, j; RVar n; f[i, j] = rdot({sides}, n);", {"i": 4096, "j": 4096, "n": 8192})
     assert {*schedule.names("f", "descriptor")} == {"X", "f"} and schedule.of("f", "persistent")
+
+
+def test_a_swept_product_has_blocks_as_large_as_a_product_by_itself_where_they_are_enough():
+    """The logarithm of the sum of all exponentials of 32000 columns, on an H200: 709 us so, 1131 in blocks of 64 x 128."""
+    text = "Func u, f; In A, W; Var x; RVar y, k; u[x, y] = rdot(A[x, k], W[y, k], k); f[x] = log(rsum(exp(u[x, y]), y));"
+    large, small = (scheduled(text, {"x": x, "y": 32000, "k": 2048}) for x in (4096, 64))
+    assert (large.sizes("f", "tensorize"), large.sizes("f", "split")) == ({"x": 128, "y": 256, "k": 64}, {"y": 4})
+    assert small.sizes("f", "tensorize") == {"x": 64, "y": 128, "k": 64}
