@@ -186,7 +186,7 @@ class _Fusion:
                 hosts[d.name], shared = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
                 found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, shared[-1]))]
             elif place:
-                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts) if streaming else place))
+                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts)))
         return (*reversed(found), *self._stored({p.func for p in found}))
 
     def _at_hand(self, output: str, root: str) -> bool:

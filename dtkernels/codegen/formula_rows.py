@@ -42,7 +42,7 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
         tile[r] = min(pow2(shape.sizes[r]), rows)
         width, rows = width * tile[r], rows // tile[r]
     for r in (r for r in rest if r not in down):
-        whole = pow2(shape.sizes[r]) * width <= ROW_LIMIT
+        whole = pow2(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _crowded(shape, r, members, read) else ROW_LIMIT)
         tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
         width *= pow2(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
@@ -60,17 +60,23 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
     if passing:
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
-    again = reread(shape.algorithm, shape.sizes, root, tile, members)
+    again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again:
         extra = (*extra, Primitive(root, "evict", tuple(Named(t, "reread") for t in again)))
     warps = 8 if passing else 32 if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
 
 
+def _crowded(shape: Shape, label: str, members: list[str], read: list[ex.Access]) -> bool:
+    """Whether registers hold rows of several tensors through so many sums that they lack room for the longest."""
+    tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
+    return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
+
+
 def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapping[str, int], members: Iterable[str]) -> tuple[str, ...]:
     """Tensors of which a kernel reads rows too long to hold more than once: for what is reduced along them, and for what is written."""
     summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
-    over = set().union(*summed.values()) & set(algorithm[root].labels)
+    over = set().union(*summed.values()) & {*algorithm[root].labels, *reduction_labels(algorithm, root)}
     long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
     read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
