@@ -22,7 +22,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from .nest import Guard, Let, Load, Local, Loop, Statement, Tile, TileDot, values
-from .reduce import MIN_DOT
+from .terms import MIN_DOT
 
 
 def alongside(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Statement, ...], Loop]:

@@ -22,12 +22,13 @@ from .kinds import kind_of, whole_quotient
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
 from .options import Options
 from .passes import finish
-from .reduce import MIN_DOT, Reducer
+from .reduce import Reducer
 from .roots import kept, kernel_roots
 from .scope import Scope
 from .split import split_reduction
 from .spread import warps
 from .staged import computed, is_shift, staged
+from .terms import MIN_DOT
 from .walk import grid_order
 from .waves import ended
 

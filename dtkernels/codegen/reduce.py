@@ -19,16 +19,15 @@ from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
 from ..lang.schedule import WRITTEN
 from . import nest
-from .nest import WHOLE, Accumulator, Assign, Axis, Guard, Index, Local, Loop, Op, Position, Tile, TileDot, TileReduce
+from .nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
 from .passes import natural_order
 from .scope import Scope
+from .terms import NEUTRAL, fits_matrix_units, guarded, reduced, spread
 
 if TYPE_CHECKING:
     from .lower import _Lowering
 
-NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "shift": -math.inf}
 _COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
-MIN_DOT = 16  #: smallest side of a tile that the matrix units take
 
 
 @dataclass
@@ -115,7 +114,7 @@ class Reducer:
         found = {}
         for node in nodes:
             terms = self._terms(node, env, scope, axes)
-            found[node] = terms if isinstance(terms, TileDot) else _reduced(self.kind(d, node), terms, axes)
+            found[node] = terms if isinstance(terms, TileDot) else reduced(self.kind(d, node), terms, axes)
         return found
 
     def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
@@ -123,10 +122,11 @@ class Reducer:
         if isinstance(node, ex.Dot):
             left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
             if fits_matrix_units(left, right, axes):
-                return TileDot(_guarded(left, axes, 0.0), _guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
-            return _guarded(Op("*", (left, right)), axes, 0.0)
+                return TileDot(guarded(left, axes, 0.0), guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
+            return guarded(spread(Op("*", (left, right)), axes, 0.0), axes, 0.0)
         assert isinstance(node, ex.Reduce)
-        return _guarded(self.l.tile(node.arg, env, scope, {}), axes, NEUTRAL[node.kind])
+        neutral = NEUTRAL[node.kind]
+        return guarded(spread(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
 
     def kind(self, d: Definition, node: ex.Expr) -> str:
         """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
@@ -243,7 +243,7 @@ class _Step:
             made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # registers hold its accumulator already
             at_end = not (watched or factors or made)
             if not (at_end or isinstance(terms, TileDot)):
-                terms = _reduced(kind, terms, self.axes)
+                terms = reduced(kind, terms, self.axes)
             acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
             older: Tile = acc
             for factor in factors:
@@ -254,7 +254,7 @@ class _Step:
                 self.late.append(Assign(acc.name, acc.axes, after[node]))
             else:
                 self.inner.body.append(Assign(acc.name, acc.axes, new))
-            results[node] = _reduced(kind, acc, self.axes) if at_end else acc
+            results[node] = reduced(kind, acc, self.axes) if at_end else acc
             if member.definition.expr == node:
                 self.moving[name] = acc.name
         self.results[name] = results
@@ -369,16 +369,6 @@ def _outermost(expr: ex.Expr) -> list[ex.Expr]:
     return [node for child in expr.children() for node in _outermost(child)]
 
 
-def _guarded(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
-    inexact = tuple(a for a in axes if not a.exact)
-    return Guard(terms, inexact, neutral) if inexact else terms
-
-
-def _reduced(kind: str, terms: Tile, axes: tuple[Axis, ...]) -> Tile:
-    present = tuple(a for a in axes if a in nest.axes_of(terms))
-    return TileReduce("max" if kind == "shift" else kind, terms, present, keeps_nan=kind != "shift") if present else terms
-
-
 def _only_shifts(algorithm: Algorithm, name: str) -> bool:
     """Whether every use of a Func is ``where(f > -inf, f, 0)``."""
     uses = guarded = 0
@@ -388,10 +378,3 @@ def _only_shifts(algorithm: Algorithm, name: str) -> bool:
             case ex.Call("where", (ex.Binary(">", ex.Access(a, _) as left, _), ex.Access() as right, _)) if a == name and left == right:
                 guarded += 2
     return uses == guarded > 0
-
-
-def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:
-    """Two matrices, no batch, every side at least MIN_DOT (whole extents are padded to that)."""
-    a, b, over = nest.axes_of(left), nest.axes_of(right), {x for x in axes if not x.scalar}
-    sides = (a - b - over, b - a - over, over)
-    return a & b == over and all(len(s) == 1 and all(x.tile == WHOLE or x.tile >= MIN_DOT for x in s) for s in sides)

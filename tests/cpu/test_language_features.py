@@ -114,6 +114,16 @@ def test_reduction_of_what_lacks_the_label():
     check("Func f; In A, B; Var x; RVar y; f[x] = rsum(A[x], y) + rsum(B[y], y); f.tensorize(y:4);", random((3,)), random((7,)))
 
 
+@pytest.mark.parametrize("schedule", ["", "e.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:0);", "e.fuse_at(f, x); f.block(x:2); f.tensorize(x:2, y:4);",
+                                      "s.fuse_at(f, x); e.fuse_at(f, y); f.block(x:1); f.tensorize(x:1, y:4);"])  # fmt: skip
+@pytest.mark.parametrize("reduction, times", [("rsum", 7), ("rmax", 1), ("rmin", 1), ("rmean", 1)])
+def test_reduction_over_a_label_that_a_func_has_and_its_value_has_not(reduction, times, schedule):
+    program = f"Func s, e, f; In A; Var x; RVar y; s[x] = rsum(A[x, y], y); e[x, y] = s[x] + 1; f[x] = {reduction}(s[x] * e[x, y], y); {schedule}"
+    a = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))
+    s = a.double().sum(1)
+    torch.testing.assert_close(dtkernels.compile(program)(A=a).double(), times * s * (s + 1), rtol=1e-5, atol=1e-5)
+
+
 def test_variance():
     text = """Func mean, var; In A; Var x; RVar y;
     mean[x] = rmean(A[x, y], y);
