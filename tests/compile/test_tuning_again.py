@@ -18,7 +18,7 @@ from tuning.choosing import choose_group, dispatched  # noqa: E402
 from tuning.compiling import CpuWorker  # noqa: E402
 from tuning.earlier import Earlier  # noqa: E402
 from tuning.journal import Journal, Time  # noqa: E402
-from tuning.matrix import Matrix, read_matrices, write_matrices  # noqa: E402
+from tuning.matrix import Matrix, joined, read_matrices, write_matrices  # noqa: E402
 from tuning.plans import cut  # noqa: E402
 from tuning.search import Search  # noqa: E402
 from tuning.spots import Knowledge  # noqa: E402
@@ -216,3 +216,24 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
         for which in (runs, known.composed(w), known.formula[w]):
             assert (w.text(), which.text()) in journal.times, w.title()
     assert "regret where held out:   2 sizes" in told and "regret where held out:   3 sizes" in told
+
+
+def test_a_run_at_some_sizes_keeps_what_was_measured_at_others():
+    """Of the kind of call that it tunes too: the regrets of sizes held out are read from all of them."""
+    about = {"op": "softmax", "direction": "forward", "dtype": "bf16", "params": {}, "wanted": [], "saved": False}
+
+    def matrix(sizes, schedules, times):
+        works = [{"x": x, "held_out": held} for x, held in sizes]
+        return Matrix({**about, "by": len(schedules), "works": works, "schedules": schedules}, np.array(times, np.float32), np.array(times, np.float32) / 2)
+
+    nan = float("nan")
+    before = matrix([(1, False), (2, True), (3, False)], ["a", "b", "c", "d"], [[1, 2, nan, 9], [3, nan, nan, nan], [nan, 4, 5, nan]])
+    now = matrix([(4, False), (1, True)], ["b", "e"], [[6, 7], [8, nan]])
+    both = joined(now, before)
+    assert both.about["by"] == 2 and both.about["schedules"] == ["b", "e", "a", "c"], "d was timed at a size that is timed anew"
+    assert both.about["works"] == [*now.about["works"], *before.about["works"][1:]]
+    wanted = [[6, 7, nan, nan], [8, nan, nan, nan], [nan, nan, 3, nan], [4, nan, nan, 5]]
+    np.testing.assert_array_equal(both.cold, np.array(wanted, np.float32))
+    np.testing.assert_array_equal(both.warm, np.array(wanted, np.float32) / 2)
+    same = joined(now, now)
+    assert same.about == now.about and np.array_equal(same.cold, now.cold, equal_nan=True)

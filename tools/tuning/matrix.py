@@ -51,6 +51,28 @@ def _matrix(store, n: str) -> Matrix:
     return Matrix(about, cold, warm)
 
 
+def joined(now: Matrix, before: Matrix) -> Matrix:
+    """The times of ``now``, and of ``before``, of the same kind of call, those at sizes that ``now`` has none of."""
+
+    def size(work: dict) -> dict:
+        return {label: extent for label, extent in work.items() if label != "held_out"}
+
+    timed = [size(w) for w in now.about["works"]]
+    rest = [i for i, w in enumerate(before.about["works"]) if size(w) not in timed]
+    used = [j for j in range(len(before.about["schedules"])) if not np.isnan(before.cold[rest, j]).all()] if rest else []
+    schedules = list(dict.fromkeys([*now.about["schedules"], *(before.about["schedules"][j] for j in used)]))
+    places = [schedules.index(before.about["schedules"][j]) for j in used]
+
+    def both(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+        whole = np.full((len(timed) + len(rest), len(schedules)), np.nan, np.float32)
+        whole[: len(timed), : new.shape[1]] = new
+        whole[np.ix_(range(len(timed), len(whole)), places)] = old[np.ix_(rest, used)]
+        return whole
+
+    works = [*now.about["works"], *(before.about["works"][i] for i in rest)]
+    return Matrix({**now.about, "works": works, "schedules": schedules}, both(now.cold, before.cold), both(now.warm, before.warm))
+
+
 def write_matrices(path: Path, by: dict, matrices: list[Matrix]) -> None:
     """Write all of them whole or not at all."""
     tensors = {}

@@ -18,7 +18,7 @@ from dtkernels.runtime.table import Gpu, Row, spec_hash, write_gpu, write_rows
 from .choosing import Regret, choose, dispatched, kinds, summary
 from .earlier import rows_in
 from .journal import Time
-from .matrix import Matrix, read_matrices, write_matrices
+from .matrix import Matrix, joined, read_matrices, write_matrices
 from .plans import Cut, cut
 from .spots import Knowledge
 from .works import Group, Work, operator_of, row_of, variants_of
@@ -214,7 +214,7 @@ def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[R
 
 
 def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str], Time], by: dict) -> None:
-    """Every time of this run, and of earlier ones those of kinds of calls that this one did not tune."""
+    """Every time of this run, and of earlier ones those of kinds of calls and at sizes that this one did not tune."""
     works = {w.text(): (g, j) for g, of_group in known.of_group.items() for j, w in enumerate(of_group)}
     found: dict[Group, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
     for (w, p), t in times.items():
@@ -222,13 +222,13 @@ def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str]
             group, j = works[w]
             found[group][j, p] = t
     mine = [_matrix(g, known.of_group[g], timed, by) for g, timed in found.items()]
-    kinds_now = {m.kind for m in mine}
     try:
-        earlier = read_matrices(path)[1] if path.exists() else []
+        earlier = {m.kind: m for m in (read_matrices(path)[1] if path.exists() else [])}
     except ValueError as error:
         print(f"tune: {error}; it is now {set_aside(path)}", file=sys.stderr)
-        earlier = []
-    write_matrices(path, by, [*mine, *(m for m in earlier if m.kind not in kinds_now)])
+        earlier = {}
+    now = [joined(m, earlier.pop(m.kind)) if m.kind in earlier else m for m in mine]
+    write_matrices(path, by, [*now, *earlier.values()])
 
 
 def set_aside(path: Path) -> Path:
