@@ -25,7 +25,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .nest import Axis, Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
+from ..algebra.normalize import fresh_name
+from .nest import Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
 
 ROWS = 64  #: of a tile from which on products are of the kind that reads shared memory by itself
 
@@ -45,7 +46,7 @@ def _loop(loop: Loop, taken: set[str]) -> Loop:
     for s in inside:
         made.append(s)
         if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.again and 0 < sides.count(s.name) < asked.count(s.name):
-            name = _fresh(f"{s.name}_read", taken)
+            name = fresh_name(f"{s.name}_read", taken)
             found[s.name] = Local(name, s.axes)
             made.append(Let(name, replace(s.value, again=loop.axis), s.axes))
     return replace(loop, body=map_values(tuple(made), lambda value: _read(value, found)) if found else inside)
@@ -59,14 +60,4 @@ def _read(tile: Tile, found: dict[str, Local]) -> Tile:
 
 
 def _large(dot: TileDot) -> bool:
-    sides: set[Axis] = set(axes_of(dot))
-    return any(not a.tile or a.tile >= ROWS for a in sides)
-
-
-def _fresh(wish: str, taken: set[str]) -> str:
-    name, count = wish, 1
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    taken.add(name)
-    return name
+    return any(not a.tile or a.tile >= ROWS for a in axes_of(dot))
