@@ -16,7 +16,7 @@ from ..lang.schedule import Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .backend import backend
 from .fit import fitted
-from .formula_beside import at_hand, taken
+from .formula_beside import at_hand, sums_apart
 from .formula_crossing import crossing_tiles
 from .formula_outputs import in_rows, inputs_at, joined_outputs
 from .formula_products import NARROW, product_tiles
@@ -323,7 +323,7 @@ class _Fusion:
         """Whether ``func`` is a sum along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up, or
         one down columns that ``root`` is written along, too long to hold, so that each step of it would add them up."""
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
-        if missing and taken(self.shape, func, root):
+        if missing and sums_apart(self.shape, func, root, missing):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN

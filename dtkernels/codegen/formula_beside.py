@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
-from .formula_shape import Shape
+from .formula_shape import WHOLE_SIDE, Shape
 
 SHORT = 64  #: terms of a sum up to which it costs no more than a launch, wherever it is made (8192 x 8192 distances of 256 took 292 us on an H200)
 
@@ -69,3 +69,15 @@ def taken(shape: Shape, func: str, root: str) -> bool:
     sides = {s.tensor for dot in shape.dots(root) for s in (dot.left, dot.right) if isinstance(s, ex.Access)}
     long = any(shape.sizes[label] > SHORT for label in reduction_labels(shape.algorithm, func))
     return long and not shape.dots(func) and bool(summed(shape, func) & sides & set(shape.algorithm.inputs))
+
+
+def sums_apart(shape: Shape, func: str, root: str, missing: Iterable[str]) -> bool:
+    """Whether a sum is made by itself rather than in the loop of ``root``'s products: what they take would be loaded twice for it, or what
+    they do not take in each of several blocks of the labels that it is ``missing``."""
+    dots = shape.dots(root)
+    if not dots or shape.dots(func) or not set(reduction_labels(shape.algorithm, func)) & set(reduction_labels(shape.algorithm, root)):
+        return False
+    sides = tuple(a.tensor for dot in dots for side in (dot.left, dot.right) for a in ex.accesses(side))
+    made = {*sides, *shape.algorithm.needed_by(tuple(t for t in sides if t in shape.algorithm))}
+    blocks = any(shape.sizes[label] > WHOLE_SIDE for label in missing)
+    return taken(shape, func, root) or blocks and not summed(shape, func) <= made

@@ -146,3 +146,11 @@ def test_a_swept_product_has_blocks_as_large_as_a_product_by_itself_where_they_a
     large, small = (scheduled(text, {"x": x, "y": 32000, "k": 2048}) for x in (4096, 64))
     assert (large.sizes("f", "tensorize"), large.sizes("f", "split")) == ({"x": 128, "y": 256, "k": 64}, {"y": 4})
     assert small.sizes("f", "tensorize") == {"x": 64, "y": 128, "k": 64}
+
+
+@pytest.mark.parametrize("k, apart", [(1024, True), (128, False)])
+def test_a_sum_of_what_a_product_does_not_take_is_made_once_and_not_by_each_of_its_blocks(k, apart):
+    """The gradient of a norm beside that of a product: four blocks of columns had read all of another matrix for it, each."""
+    text = "Func s, f; In A, B, P; Var x, n; RVar y; s[x] = rsum(P[x, y] * P[x, y], y); f[x, n] = rdot(A[x, y], B[y, n], y) + s[x];"
+    fused = scheduled(text, {"x": 8192, "y": 8192, "n": k}).fused()
+    assert ("s" not in fused) == apart, fused
