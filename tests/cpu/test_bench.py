@@ -99,7 +99,7 @@ def test_every_job_of_the_script_is_asked_for_once_and_each_gpu_has_its_share(tm
         return {p.stem: p.read_text().split() for p in out.iterdir()}
 
     everything = run()
-    assert len(everything) == 21 and sum(words[0] == "0" for words in everything.values()) == 11
+    assert len(everything) == 15 and sum(words[0] == "0" for words in everything.values()) == 8
     for gpu, tool, *options in everything.values():
         assert gpu in "01" and (ROOT / tool).exists()
         if tool == "tools/bench.py":
