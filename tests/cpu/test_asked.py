@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
+sys.path[:0] = [str(Path(__file__).parents[2] / "tools"), str(Path(__file__).parents[2] / "benchmarks")]
 
 WRONG = [
     ("bench", "--ops nope", "unknown 'nope'; allowed: all, relu"),
@@ -46,6 +46,10 @@ WRONG = [
     ("build", "--tables {tmp}/damaged", "relu.yaml: not YAML"),
     ("build", "--jobs 0", "'0' is no whole number from 1 on"),
     ("build", "--formula a100 --dtypes fp8 --tables {tmp}", "unknown 'fp8'"),
+    ("untuned", "--only (", "'(' is no regular expression"),
+    ("untuned", "--only nope", "no case has 'nope' in its title; allowed: log_softmax"),
+    ("untuned", "--seconds 0", "'0' is no number above 0"),
+    ("untuned", "", "no GPU"),
     ("check_tables", "--jobs 0", "'0' is no whole number from 1 on"),
 ]
 
