@@ -63,7 +63,8 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again:
         extra = (*extra, Primitive(root, "evict", tuple(Named(t, "reread") for t in again)))
-    warps = 8 if passing else 32 if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    most = min(32, 1024 // shape.target.warp_size)
+    warps = 8 if passing else most if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
 
 

@@ -121,6 +121,7 @@ def test_what_a_long_row_is_read_from_again_stays_in_the_caches_until_then(way, 
         loads = re.findall(rf"tl\.load\(\s*{tensor}_ptr.*?\)\.to\(tl\.float32\)", text, re.DOTALL)
         assert [re.findall('"evict_(.*?)"', load) for load in loads] == [["last"]] * (times - 1) + [["first"]]
     assert "evict" not in run(capsys, "show", "softmax", *way, "--gpu", "h200", "--shape", "2048x8192")
+    assert "num_warps(16)" in run(capsys, "show", "softmax", *way, "--gpu", "mi300x", "--shape", "2048x65536", "--stage", "schedule"), "of 64 threads"
 
 
 
