@@ -17,6 +17,7 @@ ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands ->
 STEP = {2: 128, 4: 64}  #: of a swept row
 ROWS = 64  #: of a block of a sweep, at least: with fewer the other operand is read more often than it can be
 WIDE = (128, 256)  #: of a block of a sweep and its step, where so large ones are enough for the GPU
+ALONE = 128  #: rows of the tiles of both operands up to which five steps of 128 terms have room
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
@@ -54,12 +55,16 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
     width = max(16, pow2(shape.sizes[row])) if held else STEP[itemsize]
     block = {label: 1 for label in labels if label != row}
     block[rows[-1]] = min(max(16, ELEMENTS[itemsize] // width), 128, max(16, pow2(shape.sizes[rows[-1]])))
-    while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < shape.target.multiprocessors:
+    enough = shape.target.multiprocessors * (0.9 if held else 1)
+    while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
     longest = max(dot.labels, key=lambda label: shape.sizes[label])
-    if not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1]):
+    wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
+    if wide:
         block[rows[-1]], width = WIDE
-    depth, stages = (64, 3) if width == WIDE[1] else shape.depth(block[rows[-1]] + width)
+    depth, stages = (64, 3) if wide else shape.depth(block[rows[-1]] + width)
+    if held and itemsize == 2 and block[rows[-1]] + width <= ALONE and shape.programs(block) <= shape.target.multiprocessors:
+        depth, stages = 128, 5  # as a narrow product's: each streams alone
     tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))

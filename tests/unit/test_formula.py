@@ -154,3 +154,10 @@ def test_a_sum_of_what_a_product_does_not_take_is_made_once_and_not_by_each_of_i
     text = "Func s, f; In A, B, P; Var x, n; RVar y; s[x] = rsum(P[x, y] * P[x, y], y); f[x, n] = rdot(A[x, y], B[y, n], y) + s[x];"
     fused = scheduled(text, {"x": 8192, "y": 8192, "n": k}).fused()
     assert ("s" not in fused) == apart, fused
+
+
+def test_a_narrow_row_of_a_product_that_is_held_streams_as_a_narrow_product_does():
+    """The softmax over 64 experts: 128 blocks are enough for 132 multiprocessors, and deep steps keep their loads on the way."""
+    text = "Func p, f; In A, W; Var x, y; RVar k; p[x, y] = rdot(A[x, k], W[y, k], k); f[x, y] = exp(p[x, y]) / rsum(exp(p[x, y]), y);"
+    schedule = scheduled(text, {"x": 8192, "y": 64, "k": 4096})
+    assert schedule.sizes("f", "tensorize") == {"x": 64, "y": 0, "k": 128} and schedule.number("f", "num_stages") == 5
