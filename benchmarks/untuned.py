@@ -29,7 +29,6 @@ from asked import file_to_write, within  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
 
-ROUNDS = 3
 Case = tuple[str, Sizes, str, bool]  #: program, sizes, dtype, whether backward
 
 
@@ -76,13 +75,7 @@ def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
             raise
         except Exception as problem:
             notes[f"{who}_note"] = one_line(problem)
-    found: dict[str, list[float]] = {who: [] for who in running}
-    order = list(running)
-    for _ in range(ROUNDS):
-        for who in order:
-            found[who].append(timing.gpu_time(running[who], 15.0))
-        order = order[1:] + order[:1]
-    return {who: statistics.median(t) for who, t in found.items()}, notes
+    return timing.in_turn(running, 15.0), notes
 
 
 def moved(call: Call) -> int:

@@ -31,7 +31,6 @@ import dtkernels  # noqa: E402
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DIRECTIONS = ("forward", "backward", "both")
-ROUNDS = 3
 
 
 @dataclass
@@ -149,16 +148,11 @@ def bench(work: workloads.Work, names: list[str], direction: str, dtype: torch.d
         except Exception as problem:  # a peer that cannot run this shape is reported, not hidden
             torch.cuda.synchronize()
             figures.append(Figure(*about, who, math.nan, note=f"{type(problem).__name__}: {' '.join(str(problem).split())[:90]}"))
-    times: dict[str, list[float]] = {who: [] for who in running}
-    order = list(running)
-    for _ in range(ROUNDS):
-        for who in order:
-            times[who].append(timing.gpu_time(running[who]))
-        order = order[1:] + order[:1]
+    times = timing.in_turn(running)
     moved, flops = (sum(v) if direction == "both" else v[DIRECTIONS.index(direction)] for v in (work.bytes, work.flops))
     limit = max(timing.copy_time(int(moved)), flops / timing.product_rate(dtype) * 1e6 if flops else 0.0)
     for who, (error, prepare, note) in made.items():
-        us = statistics.median(times[who])
+        us = times[who]
         on_host = timing.host_time(prepare(), calls=max(3, min(30, int(20000 / us)))) if host else math.nan
         figures.append(Figure(*about, who, us, on_host, flops / us / 1e6, moved / us / 1e6, limit, limit / us, error, note))
     return figures

@@ -110,6 +110,17 @@ def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
     return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
 
 
+def in_turn(running: dict[str, Callable[[], object]], milliseconds: float = 30.0, rounds: int = 3) -> dict[str, float]:
+    """Median time of each on the GPU in microseconds, over several rounds, each of which another one begins."""
+    times: dict[str, list[float]] = {who: [] for who in running}
+    order = list(running)
+    for _ in range(rounds):
+        for who in order:
+            times[who].append(gpu_time(running[who], milliseconds))
+        order = order[1:] + order[:1]
+    return {who: statistics.median(t) for who, t in times.items()}
+
+
 def host_time(fn: Callable[[], object], calls: int = 30, rounds: int = 5) -> float:
     """Median time in microseconds that the host needs for one call; the GPU is left to catch up between rounds."""
     times = []

@@ -25,7 +25,7 @@ def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Targe
     itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
 
     def has_room(func: str, tried: Program) -> bool:
-        return first_too_large(tuple(k for k in lower(tried) if k.func == func), sizes, itemsizes, target) is None
+        return _can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if k.func == func), sizes, itemsizes, target) is None
 
     while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
         smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if _can_be_lowered(p)), None)
@@ -69,7 +69,8 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
     if any_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
         by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
-        yield from (p for p in (by_pointers,) if has_room(kernel.func, p))
+        if has_room(kernel.func, by_pointers):
+            yield by_pointers
     stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
     fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))

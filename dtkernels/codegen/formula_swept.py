@@ -73,11 +73,19 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
 def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
     """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
-    parts = min(wanted, shape.sizes[row] // width // PARTS)
-    return (Primitive(root, "split", (Sized(row, 1 << (parts.bit_length() - 1)),)),) if parts >= 2 else ()
+    parts = min(_pieces(wanted), _most(shape, row, width))
+    return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
 
 
 def _fills(shape: Shape, block: dict[str, int], row: str, width: int) -> bool:
     """Whether blocks of rows, each cut over programs as far as it can be, are as many as nine tenths of the multiprocessors."""
-    parts = max(1, shape.sizes[row] // width // PARTS)
-    return 10 * shape.programs(block) * (1 << (parts.bit_length() - 1)) >= 9 * shape.target.multiprocessors
+    return 10 * shape.programs(block) * _most(shape, row, width) >= 9 * shape.target.multiprocessors
+
+
+def _most(shape: Shape, row: str, width: int) -> int:
+    """Programs that a sweep can be cut over."""
+    return _pieces(shape.sizes[row] // width // PARTS)
+
+
+def _pieces(parts: int) -> int:
+    return 1 << max(0, parts.bit_length() - 1)

@@ -123,7 +123,7 @@ class _Lowering:
         scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
         spaces = tuple(w for w in spaces if w.name in reads + writes)
         said = self.options.of_kernel(reads, writes)
-        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, body, **said, workspaces=spaces)
+        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, self.options.evicted(body), **said, workspaces=spaces)
         if kernel.descriptors:
             described(kernel, self.options.where("descriptor"))  # refused here, or it can be printed
         return kernel

@@ -6,6 +6,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError, Position
 from ..lang.schedule import Primitive, Program
 from .nest import Let, Load, Loop, Statement, statements
+from .readings import kept_until_last
 from .split import Split
 
 #: primitive on a loop -> what Triton calls it
@@ -69,7 +70,7 @@ class Options:
     def of_kernel(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, object]:
         """The fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
-        evict = {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+        evict = self._evict()
         return {
             "num_warps": number(self.root, "num_warps") or 4,
             "num_stages": number(self.root, "num_stages") or 3,
@@ -87,6 +88,16 @@ class Options:
             "aligned": tuple(w for w in writes if w in self.algorithm and self.schedule.of(w, "align")),
             "aligned_reads": tuple(t for t in reads if t in self.algorithm and self.schedule.of(t, "align")),
         }
+
+    def _evict(self) -> dict[str, str]:
+        """What the schedule says of a tensor's lines in the caches."""
+        return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+
+    def evicted(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The body with loads that know what becomes of their lines, where that is not the same for all of a tensor."""
+        for tensor in (t for t, policy in self._evict().items() if policy == "reread"):
+            body = kept_until_last(body, tensor)
+        return body
 
     def _block_stages(self) -> list[int]:
         """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""

@@ -156,6 +156,7 @@ class Load(Tile):
     whole: bool = False  #: whether its elements are integers, and stay so
     shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
     again: Axis | None = None  #: of the loop that loads the same elements in each step (alongside.py), or twice in one (apart.py)
+    evict: str = ""  #: which of its lines a cache lets go, where that is not the same for all loads of the buffer (readings.py)
 
     @property
     def moves_again(self) -> bool:

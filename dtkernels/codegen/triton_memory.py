@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import nest
 from .kinds import never_negative
-from .nest import Axis, Fetch, Let, Load, Loop, Position, Put, Statement, Store, Tile, statements
+from .nest import Axis, Fetch, Load, Position, Put, Store, Tile
 from .triton_expr import arrange
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ class MemoryPrinter:
         self.k = kernel
         self.descriptors: dict[tuple[str, tuple[str, ...]], str] = {}  #: (buffer, its box) -> name
         self.first: dict[str, Fetch | Put] = {}  #: name -> the first access through it
-        self.printed: dict[str, int] = {}  #: buffer -> the place of its last printed load among its loads
         self.aligned = self._aligned()
 
     def _aligned(self) -> frozenset[str]:
@@ -47,16 +46,9 @@ class MemoryPrinter:
             args[0] += f" + tl.minimum({self.k.first(load.again)}, 0)"
         if mask:
             args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
-        args += [f'eviction_policy="evict_{self._policy(t, policy)}"' for t, policy in self.k.kernel.evict if t == load.buffer]
+        policy = load.evict or next((policy for t, policy in self.k.kernel.evict if t == load.buffer), None)
+        args += [f'eviction_policy="evict_{policy}"'] if policy else []
         return self._call(depth, f"{name} = tl.load", args, tail)
-
-    def _policy(self, buffer: str, asked: str) -> str:
-        """What becomes of a buffer's lines after the load that is being printed: what is read again is kept until its last reading."""
-        if asked != "reread":
-            return asked
-        earlier, every = readings(self.k.kernel.body, buffer)
-        self.printed[buffer] = count = self.printed.get(buffer, -1) + 1
-        return "last" if count % every < earlier else "first"
 
     def store(self, s: Store | Put, depth: int) -> None:
         """Write a value."""
@@ -176,21 +168,6 @@ class MemoryPrinter:
         for a in args:
             self.k.line(depth + 1, f"{a},")
         return self.k.line(depth, f"){tail}")
-
-
-def readings(body: tuple[Statement, ...], buffer: str) -> tuple[int, int]:
-    """(loads of ``buffer`` before the last loop that has any, all of them), in the order of the text."""
-    loops = {id(s): sum(_reads(x, buffer) for x in statements(s.body)) for s in body if isinstance(s, Loop)}
-    loops = {s: count for s, count in loops.items() if count}
-    plain = sum(_reads(s, buffer) for s in body)
-    if len(loops) == 1 and not plain:
-        return readings(next(s for s in body if id(s) in loops).body, buffer)  # type: ignore[attr-defined]
-    every = plain + sum(loops.values())
-    return every - (list(loops.values())[-1] if loops else plain), every
-
-
-def _reads(s: Statement, buffer: str) -> bool:
-    return isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer == buffer
 
 
 def inexact(index: tuple[Tile, ...]) -> set[Axis]:

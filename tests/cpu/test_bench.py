@@ -28,7 +28,7 @@ def on_cpu(monkeypatch):
         monkeypatch.setattr(torch, name, lambda *args, device=None, made=made, **kwargs: made(*args, **kwargs))
     monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
     monkeypatch.setattr(timing, "captured", lambda prepare: (prepare(), True))
-    monkeypatch.setattr(timing, "gpu_time", lambda fn: (fn(), 10.0)[1])
+    monkeypatch.setattr(timing, "gpu_time", lambda fn, milliseconds=30.0: (fn(), 10.0)[1])
     monkeypatch.setattr(timing, "host_time", lambda fn, calls: (fn(), 1.0)[1])
     monkeypatch.setattr(timing, "copy_time", lambda moved: moved / 1e3)
     monkeypatch.setattr(timing, "product_rate", lambda dtype: 1e9)
