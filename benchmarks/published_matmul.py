@@ -119,7 +119,7 @@ def sass(folder: Path, triton_target=("cuda", 90, 32)) -> None:
     from triton.compiler import ASTSource
 
     from dtkernels.codegen.target import target
-    from dtkernels.runtime.build import build, record_launches
+    from dtkernels.runtime.build.triton_compile import build, record_launches
 
     folder.mkdir(parents=True, exist_ok=True)
     meta = [torch.empty(4096, 4096, dtype=torch.float16, device="meta") for _ in range(2)]

@@ -24,8 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", ROOT / "tests") if str(p) not in sys.path]
 
 import bench  # noqa: E402
-import timing  # noqa: E402
-from asked import file_to_write, within  # noqa: E402
+from common import timing  # noqa: E402
+from common.cli_types import file_to_write, within  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
 

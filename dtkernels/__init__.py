@@ -16,12 +16,12 @@ if not (Path(__file__).parent / "integrations").exists():
 #: public name -> (module, attribute); loaded on first use so that importing the package stays cheap
 _LAZY = {
     "DTError": ("dtkernels.lang.errors", "DTError"),
-    "compile": ("dtkernels.runtime.program", "compile"),
+    "compile": ("dtkernels.runtime.bind.compiled_program", "compile"),
     "ops": ("dtkernels.ops", None),
     "register": ("dtkernels.ops", "register"),
-    "explain": ("dtkernels.ops.calls", "explain"),
-    "warmup": ("dtkernels.ops.calls", "warmup"),
-    "paths": ("dtkernels.runtime.paths", "paths"),
+    "explain": ("dtkernels.ops.warmup_and_explain", "explain"),
+    "warmup": ("dtkernels.ops.warmup_and_explain", "warmup"),
+    "paths": ("dtkernels.runtime.path_counters", "paths"),
     "nn": ("dtkernels.nn", None),
     "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
     "patched": ("dtkernels.integrations.huggingface", "patched"),

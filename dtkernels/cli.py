@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 
 from . import __version__, doctor, show
+from .codegen.emit.triton.grid import pieces
 from .codegen.target import TARGETS, target
-from .codegen.triton_grid import pieces
 from .lang.errors import DTError
-from .runtime.paths import interpreting
+from .runtime.path_counters import interpreting
 
 _SHOW = """Print an op or a program at one stage. algorithm: what is computed; algebra: the algorithm after each rule that
 changed it; schedule: how the work is cut; nest: the loops; triton: the emitted file; ptx: machine code (amdgcn for AMD).

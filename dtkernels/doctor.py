@@ -10,7 +10,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from . import __version__
-from .runtime.paths import interpreting
+from .runtime.path_counters import interpreting
 
 OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
 OPTIONAL = ("transformers",)
@@ -78,10 +78,10 @@ def _gpu() -> tuple[bool, str]:
 def _cache() -> tuple[bool, str]:
     if version("torch") is None:
         return False, "cache folder: not looked at without torch"
-    from .runtime import cache
+    from .runtime.build import source_cache
 
     try:
-        found, problem = cache.find_cache()
+        found, problem = source_cache.find_cache()
     except OSError as error:
         return False, f"cache folder: none can be written, nor a temporary one ({error.strerror}); set DTKERNELS_CACHE"
     if not problem:

@@ -7,18 +7,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .algebra import prepare as rules
-from .algebra.fold import bind_parameters
-from .algebra.gradient import gradient
-from .algebra.kept import kept_products
-from .algebra.products import chained_products
-from .codegen.fit import element_bytes
-from .codegen.formula import formula
-from .codegen.lower import lower
-from .codegen.nest import Kernel, nest_text
-from .codegen.resources import Resources, check_resources, resources, whole_labels
+from .algebra import pipeline as rules
+from .algebra.autodiff.chained_products import chained_products
+from .algebra.autodiff.gradient import gradient
+from .algebra.autodiff.rematerialization import kept_products
+from .algebra.rules.constant_folding import bind_parameters
+from .autoschedule.default_schedule import formula
+from .autoschedule.fit_resources import element_bytes
+from .codegen.analysis.resources import Resources, check_resources, resources, whole_labels
+from .codegen.emit.module import emit, plain_labels, value_inputs
+from .codegen.ir.nest import Kernel, nest_text
+from .codegen.lower.lowering import lower
 from .codegen.target import Target, target
-from .codegen.triton_module import emit, plain_labels, value_inputs
 from .lang import expr as ex
 from .lang import parse
 from .lang.algorithm import Algorithm
@@ -269,8 +269,8 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
 
 def machine_code(subject: Subject) -> list[tuple]:
     """(launch, compiled kernel) of each kernel that the wrappers launch. Needs Triton's compiler, no GPU."""
-    from .runtime.build import build, record_launches
-    from .runtime.cache import load_module
+    from .runtime.build.source_cache import load_module
+    from .runtime.build.triton_compile import build, record_launches
 
     subject.check()
     module = load_module(emit(_with_wrappers(subject.program), target=subject.target), subject.name)

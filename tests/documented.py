@@ -143,10 +143,10 @@ def _python(block: Block, names: dict[str, object]) -> str:
 
 
 def _dt(block: Block, following: Block | None) -> str:
-    from dtkernels.algebra.prepare import prepare
-    from dtkernels.codegen.lower import lower
-    from dtkernels.codegen.nest import nest_text
-    from dtkernels.codegen.triton_module import emit
+    from dtkernels.algebra.pipeline import prepare
+    from dtkernels.codegen.emit.module import emit
+    from dtkernels.codegen.ir.nest import nest_text
+    from dtkernels.codegen.lower.lowering import lower
     from dtkernels.lang import DTError, parse
 
     wanted = following.kind if following is not None else ""

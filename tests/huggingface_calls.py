@@ -1,8 +1,8 @@
 """Calls of the attention function that transformers calls, beside sdpa's."""
 
 import torch
-from dtkernels.integrations.huggingface.attention import dtkernels_attention
-from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
+from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
+from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 

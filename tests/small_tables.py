@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtkernels.codegen.formula import formula
+from dtkernels.autoschedule.default_schedule import formula
 from dtkernels.codegen.target import Target, target
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.decide import gpu_of
-from dtkernels.runtime.prebuild import known_labels
-from dtkernels.runtime.table import Row, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.aot_build import known_labels
+from dtkernels.runtime.select.schedule_selection import gpu_of
+from dtkernels.runtime.tables.table import Row, spec_hash, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[1]
 #: op -> extents of its labels, inputs to differentiate, dtypes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dtkernels.runtime.choice import candidates
-from dtkernels.runtime.table import Row
+from dtkernels.runtime.select.row_ranking import candidates
+from dtkernels.runtime.tables.table import Row
 
 SPEC = "0123456789ab"
 ROWS_HELD = "f.block(x:1);\nf.tensorize(y:0, x:1);\nf.num_warps(4);"

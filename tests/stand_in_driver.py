@@ -10,7 +10,8 @@ from types import SimpleNamespace
 
 import torch
 
-from dtkernels.runtime import dispatch, launch
+from dtkernels.runtime.dispatch import dispatcher
+from dtkernels.runtime.launch import bound_launch
 
 
 def use() -> None:
@@ -29,8 +30,8 @@ def use() -> None:
     torch.cuda.device_of, torch.cuda.device_count = lambda tensor: contextlib.nullcontext(), lambda: 1
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.cuda.get_device_capability = lambda device=None: (9, 0)
-    dispatch.driver = launch.driver = lambda: driver
-    launch.raw_stream = lambda index: 0
-    launch.allocator = lambda device: torch._C._dynamo.guards._empty_strided_cpu  # as quick as that for a GPU
-    recorded = dispatch.record
-    dispatch.record = lambda host, *rest: recorded(host.replace('.device.type != "cpu"', ".is_cuda"), *rest)
+    dispatcher.driver = bound_launch.driver = lambda: driver
+    bound_launch.raw_stream = lambda index: 0
+    bound_launch.allocator = lambda device: torch._C._dynamo.guards._empty_strided_cpu  # as quick as that for a GPU
+    recorded = dispatcher.record
+    dispatcher.record = lambda host, *rest: recorded(host.replace('.device.type != "cpu"', ".is_cuda"), *rest)

@@ -9,16 +9,17 @@ from types import SimpleNamespace
 
 import torch
 
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
-from dtkernels.runtime import dispatch, launch
-from dtkernels.runtime.decide import by_formula
-from dtkernels.runtime.host import host_text, record
-from dtkernels.runtime.reference import evaluate
-from dtkernels.runtime.store import Entry
+from dtkernels.runtime.dispatch import dispatcher
+from dtkernels.runtime.launch import bound_launch
+from dtkernels.runtime.launch.wrapper_recorder import host_text, record
+from dtkernels.runtime.reference.evaluator import evaluate
+from dtkernels.runtime.select.schedule_selection import by_formula
+from dtkernels.runtime.tables.kernel_store import Entry
 
 
-class Computing(launch.Bound):
+class Computing(bound_launch.Bound):
     """Bound kernels of one program; the last launch of a call computes what the program does."""
 
     def __init__(self, owner, notes, tensors: dict, scalars: dict, values: tuple):
@@ -90,19 +91,19 @@ def use(monkeypatch) -> None:
     """Run kernels so until the test ends."""
     tensors_on_it(monkeypatch)
     for name, value in {"driver": lambda: SimpleNamespace(launch=None, overlaps=True), "raw_stream": lambda index: 0}.items():
-        monkeypatch.setattr(launch, name, value)
+        monkeypatch.setattr(bound_launch, name, value)
 
     def first(self, tensors: dict, scalars: dict):
         choice, gpu = self.choose(tensors), target("h200")
         program = by_formula(self.algorithm(), self.outputs, choice.sizes, self.signature.result_dtype(tensors).itemsize, gpu)
-        values = dispatch._apart(tensors, scalars)
+        values = dispatcher._apart(tensors, scalars)
         notes = record(host_text(emit(program, "call", gpu)), values)
         try:
             bound = Computing(self, notes, tensors, scalars, values)
-        except launch.NotBound:  # Triton launches such calls
-            return dispatch.Route(launched := lambda given: _evaluated(self, tensors, scalars, given), "compiled", None, choice), launched(values)
-        return dispatch.Route(bound, "prebuilt", None, choice), bound.first(values, notes)
+        except bound_launch.NotBound:  # Triton launches such calls
+            return dispatcher.Route(launched := lambda given: _evaluated(self, tensors, scalars, given), "compiled", None, choice), launched(values)
+        return dispatcher.Route(bound, "prebuilt", None, choice), bound.first(values, notes)
 
-    monkeypatch.setattr(dispatch.Dispatcher, "_first", first)
+    monkeypatch.setattr(dispatcher.Dispatcher, "_first", first)
 
 

@@ -3,7 +3,7 @@
 import torch
 
 import dtkernels
-from dtkernels.runtime import torch_ops
+from dtkernels.runtime.bind import library_ops
 
 
 def leaves(case, grad: bool = True) -> tuple:
@@ -21,5 +21,5 @@ def entry_of(op: str, call) -> tuple:
     """(name, positional, named) of what torch.library is asked for by ``call()``."""
     operator = getattr(dtkernels.ops, op)
     operator = operator.operator() if hasattr(operator, "operator") else operator
-    tensors, named = torch_ops.entry_arguments(op, torch_ops.signature(op), *operator.arguments(call))
+    tensors, named = library_ops.entry_arguments(op, library_ops.signature(op), *operator.arguments(call))
     return op, tensors, named

@@ -22,10 +22,12 @@ import torch._functorch.config
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import peers as peer_module  # noqa: E402
-import timing  # noqa: E402
-import workloads  # noqa: E402
-from asked import file_to_write, some_of, within  # noqa: E402
+import common.baselines as peer_module  # noqa: E402
+from common import (
+    timing,  # noqa: E402
+    workloads,  # noqa: E402
+)
+from common.cli_types import file_to_write, some_of, within  # noqa: E402
 
 import dtkernels  # noqa: E402
 

@@ -24,15 +24,15 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 if __name__ == "__main__":
-    from needed import needs
+    from common.require_packages import needs
 
     needs("bench_models", "torch", "transformers")
 
 import torch
 import transformers
-from asked import at_least, device, file_to_write, several, some_of
+from common.cli_types import at_least, device, file_to_write, several, some_of
 from dtkernels.integrations.huggingface import patched
-from dtkernels.integrations.huggingface.patch import OPS
+from dtkernels.integrations.huggingface.apply import OPS
 
 import dtkernels
 

@@ -26,24 +26,34 @@ from functools import cache
 from pathlib import Path
 
 if __name__ == "__main__":
-    from needed import needs
+    from common.require_packages import needs
 
     needs("build", "torch", "triton", "numpy")  # without Triton every row would fail, and lose its kernels
 
-from dtkernels.codegen.formula import formula
+from dtkernels.autoschedule.default_schedule import formula
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped_names
-from dtkernels.runtime.decide import gpu_of, target_for
-from dtkernels.runtime.prebuild import Built, Earlier, build_row, widest_of
-from dtkernels.runtime.store import Store, StoreError, digest, write_store
-from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, with_binaries, write_gpu, write_rows, write_whole
+from dtkernels.runtime.aot_build import Built, Earlier, build_row, widest_of
+from dtkernels.runtime.select.schedule_selection import gpu_of, target_for
+from dtkernels.runtime.tables.kernel_store import Store, StoreError, digest, write_store
+from dtkernels.runtime.tables.table import (
+    Row,
+    TableError,
+    read_gpu,
+    read_rows,
+    rows_text,
+    with_binaries,
+    write_gpu,
+    write_rows,
+    write_whole,
+)
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
-from asked import DTYPES, at_least, some_of  # noqa: E402
-from reproducible import same_addresses  # noqa: E402
-from tuning.works import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
+from common.cli_types import DTYPES, at_least, some_of  # noqa: E402
+from common.deterministic_build import same_addresses  # noqa: E402
+from tuning.records.problems import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 

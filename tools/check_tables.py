@@ -24,23 +24,23 @@ from pathlib import Path
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
 if __name__ == "__main__":
-    from needed import needs
+    from common.require_packages import needs
 
     needs("check_tables", "torch", "triton", "numpy")
 
-from asked import at_least  # noqa: E402
-from reproducible import same_addresses  # noqa: E402
-from tuning.matrix import read_matrices  # noqa: E402
+from common.cli_types import at_least  # noqa: E402
+from common.deterministic_build import same_addresses  # noqa: E402
+from tuning.records.measurement_store import read_matrices  # noqa: E402
 
+from dtkernels.codegen.emit.module import emit  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
-from dtkernels.codegen.triton_module import emit  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.ops.registry import shipped, shipped_names  # noqa: E402
-from dtkernels.runtime.decide import scheduled, target_for  # noqa: E402
-from dtkernels.runtime.host import host_text  # noqa: E402
-from dtkernels.runtime.prebuild import BuildError, build_row, variant_of, widest_of  # noqa: E402
-from dtkernels.runtime.store import Entry, Store, StoreError, digest  # noqa: E402
-from dtkernels.runtime.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash  # noqa: E402
+from dtkernels.runtime.aot_build import BuildError, build_row, variant_of, widest_of  # noqa: E402
+from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
+from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
+from dtkernels.runtime.tables.kernel_store import Entry, Store, StoreError, digest  # noqa: E402
+from dtkernels.runtime.tables.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 30 << 20  #: bytes of all tables and kernels together

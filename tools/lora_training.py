@@ -17,14 +17,14 @@ from importlib.util import find_spec
 from pathlib import Path
 
 if __name__ == "__main__":
-    from needed import needs
+    from common.require_packages import needs
 
     needs("lora_training", "torch", "transformers", "peft")
 
 import peft
 import torch
 import transformers
-from asked import at_least, device, file_to_write, share, within
+from common.cli_types import at_least, device, file_to_write, share, within
 from dtkernels.integrations.huggingface import patched
 
 import dtkernels

@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path]
 
-from asked import DTYPES, some_of  # noqa: E402
+from common.cli_types import DTYPES, some_of  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     from reporting.page import page
     from reporting.study import measured_on, read
 
-    from dtkernels.runtime.table import read_gpu
+    from dtkernels.runtime.tables.table import read_gpu
 
     for table in tables:
         try:

@@ -38,32 +38,43 @@ def _too_early(*_) -> None:
 
 if __name__ == "__main__":  # what is imported below takes seconds; main() takes over then
     signal.signal(signal.SIGINT, _too_early)
-    from needed import needs
+    from common.require_packages import needs
 
     needs("tune", "torch", "triton", "numpy")
 
-from asked import DTYPES, at_least, some_of, within  # noqa: E402
-from tuning.choosing import choose_group  # noqa: E402
-from tuning.compiling import make_cpu_worker  # noqa: E402
-from tuning.crew import Crew  # noqa: E402
-from tuning.earlier import Earlier, rows_in  # noqa: E402
-from tuning.finals import Finals  # noqa: E402
-from tuning.journal import Journal  # noqa: E402
-from tuning.measuring import make_gpu_worker  # noqa: E402
-from tuning.progress import Progress  # noqa: E402
-from tuning.ray_crew import RayCrew  # noqa: E402
-from tuning.search import Search  # noqa: E402
-from tuning.spots import Knowledge  # noqa: E402
-from tuning.standing_in import make_stand_in, make_troubled  # noqa: E402
-from tuning.works import Work, op_names, operator_of, shipped_names, works_of  # noqa: E402
-from tuning.writing import conclude, entrants, gpu_named, kept_rows, rows_of, run_at, set_aside, settled, write_measurements, write_tables  # noqa: E402
+from common.cli_types import DTYPES, at_least, some_of, within  # noqa: E402
+from tuning.records.journal import Journal  # noqa: E402
+from tuning.records.problems import Work, op_names, operator_of, shipped_names, works_of  # noqa: E402
+from tuning.records.write_table import (  # noqa: E402
+    conclude,
+    entrants,
+    gpu_named,
+    kept_rows,
+    rows_of,
+    run_at,
+    set_aside,
+    settled,
+    write_measurements,
+    write_tables,
+)
+from tuning.search.playoffs import Finals  # noqa: E402
+from tuning.search.portfolio import choose_group  # noqa: E402
+from tuning.search.progress import Progress  # noqa: E402
+from tuning.search.search import Search  # noqa: E402
+from tuning.search.search_state import Knowledge  # noqa: E402
+from tuning.search.warm_start import Earlier, rows_in  # noqa: E402
+from tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
+from tuning.workers.compile_worker import make_cpu_worker  # noqa: E402
+from tuning.workers.ray_worker_pool import RayCrew  # noqa: E402
+from tuning.workers.simulated_worker import make_stand_in, make_troubled  # noqa: E402
+from tuning.workers.worker_pool import Crew  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, Target, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
-from dtkernels.lang.families import read_shapes  # noqa: E402
+from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
 from dtkernels.lang.yaml_text import read_text, read_yaml  # noqa: E402
-from dtkernels.runtime.decide import target_for  # noqa: E402
-from dtkernels.runtime.table import Gpu, TableError  # noqa: E402
+from dtkernels.runtime.select.schedule_selection import target_for  # noqa: E402
+from dtkernels.runtime.tables.table import Gpu, TableError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)  #: what a disk may say

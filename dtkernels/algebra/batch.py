@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
-from .normalize import fresh_name
+from .rules.canonicalize import fresh_name
 
 
 def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algorithm:

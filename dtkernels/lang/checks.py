@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, Definition
 from .errors import DTError, Position
-from .names import check_names
+from .reserved_names import check_names
 from .schedule import Program
 from .schedule_checks import check_schedule
 

@@ -10,7 +10,7 @@ from .algorithm import Algorithm, Definition
 from .checks import check_program
 from .errors import DTError, Position
 from .lexer import Token, tokens
-from .resolve import resolve_names
+from .name_resolution import resolve_names
 from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Share, Sized
 
 _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars", "RVar": "rvars"}

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from .algorithm import Algorithm
 from .errors import DTError
-from .families import DTYPES, Family, Shapes, among, read_families, read_shapes
 from .parser import parse
 from .schedule import Program
+from .tuning_space import DTYPES, Family, Shapes, among, read_families, read_shapes
 from .yaml_text import read_text, read_yaml
 
 REQUIRED = ("op", "doc", "algorithm")

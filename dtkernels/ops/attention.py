@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from .public import compiling, only_tensors, op
+from .op_decorator import compiling, only_tensors, op
 
 LOWEST = -2.3e38  #: scores times log2(e) stay in float32's range above it
 EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next

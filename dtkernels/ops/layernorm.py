@@ -1,6 +1,6 @@
 import torch
 
-from .public import op
+from .op_decorator import op
 
 
 @op

@@ -7,7 +7,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ..lang.errors import DTError
-from ..runtime.operator import Operator
+from ..runtime.bind.operator import Operator
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 _registered: dict[str, Operator] = {}

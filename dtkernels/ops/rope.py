@@ -1,6 +1,6 @@
 import torch
 
-from .public import only_tensors, op
+from .op_decorator import only_tensors, op
 
 
 @op

@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .choice import Candidate
-from .decide import Choice
-from .dispatch import DTYPE_NAMES
-from .operator import BoundCall, Operator, Pair, Variant, choose_path, device_target
-from .reference import result_dtype
+from .bind.operator import BoundCall, Operator, Pair, Variant, choose_path, device_target
+from .dispatch.dispatcher import DTYPE_NAMES
+from .reference.evaluator import result_dtype
+from .select.row_ranking import Candidate
+from .select.schedule_selection import Choice
 
 SHOWN = 5  #: alternatives
 

@@ -11,12 +11,12 @@ Importing this package also makes `attn_implementation="dtkernels"` known to tra
 `AutoModel.from_pretrained(name, attn_implementation="dtkernels")`. Without transformers, plain `nn.Module` models still work.
 """
 
-from .patch import OPS, PatchError, apply_to, patched
-from .record import NAME, CallRecord, unpatched_calls
-from .report import PatchReport, Row
+from .apply import OPS, PatchError, apply_to, patched
+from .patching.call_stats import NAME, CallRecord, unpatched_calls
+from .patching.report import PatchReport, Row
 
 try:
-    from .attention import register
+    from .attention.attention_function import register
 except ImportError:  # transformers is absent, or too old to have an attention interface: activations are still patched
     HAVE_TRANSFORMERS = False
 else:

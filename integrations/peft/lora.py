@@ -8,9 +8,17 @@ from functools import partial
 import torch
 from torch import nn
 
-from ..huggingface.forwards import in_autocast, plain, replace_forward, simple_linear, taken, unsupported_rows, without_autocast
-from ..huggingface.record import CallRecord
-from ..huggingface.report import PatchReport
+from ..huggingface.patching.call_stats import CallRecord
+from ..huggingface.patching.forward_patching import (
+    in_autocast,
+    plain,
+    replace_forward,
+    simple_linear,
+    taken,
+    unsupported_rows,
+    without_autocast,
+)
+from ..huggingface.patching.report import PatchReport
 
 
 class _AddedTo(torch.autograd.Function):

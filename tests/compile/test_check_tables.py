@@ -12,14 +12,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import check_tables
 
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.decide import scheduled
-from dtkernels.runtime.host import host_text
-from dtkernels.runtime.prebuild import variant_of
-from dtkernels.runtime.store import Entry, Store, digest, write_store
-from dtkernels.runtime.table import Gpu, Row, read_rows, rows_text, spec_hash, write_gpu
+from dtkernels.runtime.aot_build import variant_of
+from dtkernels.runtime.launch.wrapper_recorder import host_text
+from dtkernels.runtime.select.schedule_selection import scheduled
+from dtkernels.runtime.tables.kernel_store import Entry, Store, digest, write_store
+from dtkernels.runtime.tables.table import Gpu, Row, read_rows, rows_text, spec_hash, write_gpu
 
 SCHEDULE = "relu.block(x:{});\nrelu.tensorize(x:{});\nrelu.compile();"
 

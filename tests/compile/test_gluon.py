@@ -11,16 +11,16 @@ import pytest
 import torch
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
-from dtkernels.algebra.prepare import prepare
-from dtkernels.codegen.backend import backend
-from dtkernels.codegen.lower import lower
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
+from dtkernels.codegen.transforms.warp_specialize.backend_select import backend
 from dtkernels.lang import parse
-from dtkernels.runtime.build import build, compile_kernel, plain_types, record_launches
-from dtkernels.runtime.cache import load_module
-from dtkernels.runtime.host import host_text, record
-from dtkernels.runtime.match import builds
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.specialization import builds
+from dtkernels.runtime.build.triton_compile import build, compile_kernel, plain_types, record_launches
+from dtkernels.runtime.launch.wrapper_recorder import host_text, record
 
 H200 = target("h200")
 

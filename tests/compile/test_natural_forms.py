@@ -9,12 +9,12 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 from natural_forms import FORMS
-from tuning.rank import _work, blocks
+from tuning.search.cost import _work, blocks
 
-from dtkernels.algebra.gradient import gradient
-from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm
-from dtkernels.codegen.formula import formula
-from dtkernels.codegen.lower import lower
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse

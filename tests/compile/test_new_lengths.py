@@ -7,29 +7,32 @@ import pytest
 import stand_in_gpu
 import torch
 
-from dtkernels.codegen import formula as formulas
+from dtkernels.autoschedule import default_schedule as formulas
 from dtkernels.ops.registry import SPECS
-from dtkernels.runtime import compiled, dispatch, launch, library
-from dtkernels.runtime.match import shared_build
-from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.build import jit_kernels
+from dtkernels.runtime.build.specialization import shared_build
+from dtkernels.runtime.dispatch import dispatcher
+from dtkernels.runtime.launch import bound_launch
+from dtkernels.runtime.select import table_loader
 
 
 @pytest.fixture
 def builds(monkeypatch, tmp_path):
     """(kernel, multiples) of each compilation, None for the formula; there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
-    library.forget()
+    table_loader.forget()
     driver = SimpleNamespace(launch=lambda *args: 0, function=lambda *args: ctypes.c_void_p(1), overlaps=True)
-    for module in (dispatch, launch):
+    for module in (dispatcher, bound_launch):
         monkeypatch.setattr(module, "driver", lambda: driver)
-    monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(bound_launch, "raw_stream", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     stand_in_gpu.tensors_on_it(monkeypatch)
-    found, formula, build = [], formulas.formula, compiled.compile_kernel
+    found, formula, build = [], formulas.formula, jit_kernels.compile_kernel
     monkeypatch.setattr(formulas, "formula", lambda *args: found.append(None) or formula(*args))
-    monkeypatch.setattr(compiled, "compile_kernel", lambda kernel, types, constants, multiples, *rest: found.append((kernel.__name__, multiples)) or build(kernel, types, constants, multiples, *rest))
+    monkeypatch.setattr(jit_kernels, "compile_kernel", lambda kernel, types, constants, multiples, *rest: found.append((kernel.__name__, multiples)) or build(kernel, types, constants, multiples, *rest))
     yield found
-    library.forget()
+    table_loader.forget()
 
 
 def grow(lengths, found: list) -> list[str]:
@@ -39,7 +42,7 @@ def grow(lengths, found: list) -> list[str]:
         k = torch.empty(1, 2, length, 64, dtype=torch.bfloat16)
         op(q, k, k, scale=0.125, group=4)
     routes = [r for v in op._variants.values() for r in v.dispatch._routes.values()]
-    assert len(routes) == len(lengths) and all(r.kind == "compiled" and isinstance(r.launch, launch.Bound) for r in routes)
+    assert len(routes) == len(lengths) and all(r.kind == "compiled" and isinstance(r.launch, bound_launch.Bound) for r in routes)
     return sorted(name for name, _ in filter(None, found))
 
 

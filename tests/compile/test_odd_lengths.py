@@ -7,16 +7,16 @@ import pytest
 import torch
 import triton.language as tl
 
-from dtkernels.algebra.prepare import prepare_algorithm
-from dtkernels.codegen.formula import formula
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.build import compile_kernel, plain_types, record_launches
-from dtkernels.runtime.cache import load_module
-from dtkernels.runtime.match import builds
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.specialization import builds
+from dtkernels.runtime.build.triton_compile import compile_kernel, plain_types, record_launches
 
 ODD, EIGHTH, EVEN = 4099 * 4097, 10007 * 1000, 4096 * 4096
 

@@ -14,8 +14,8 @@ import build as build_tool
 from dtkernels import ops
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import register
-from dtkernels.runtime.store import Store
-from dtkernels.runtime.table import read_rows
+from dtkernels.runtime.tables.kernel_store import Store
+from dtkernels.runtime.tables.table import read_rows
 
 SPEC = """
 op: own_squares

@@ -16,23 +16,25 @@ import stand_in_gpu
 import torch
 import triton.language as tl
 
-from dtkernels.algebra.prepare import prepare
-from dtkernels.codegen.formula import formula
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.parser import parse
 from dtkernels.ops.registry import register, shipped
-from dtkernels.runtime import dispatch, launch, prebuild
-from dtkernels.runtime.build import compile_kernel, entry_of, plain, plain_types, record_launches, split_multiples
-from dtkernels.runtime.cache import load_module
-from dtkernels.runtime.choice import Candidate
-from dtkernels.runtime.decide import gpu_of
-from dtkernels.runtime.driver import LaunchConfig
-from dtkernels.runtime.library import op_table
-from dtkernels.runtime.match import builds, fits, loses_alignment, specialized
-from dtkernels.runtime.prebuild import known_labels
-from dtkernels.runtime.store import Entry, Store
-from dtkernels.runtime.table import Row, read_rows, spec_hash, write_gpu, write_rows
+from dtkernels.runtime import aot_build
+from dtkernels.runtime.aot_build import known_labels
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.specialization import builds, fits, loses_alignment, specialized
+from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain, plain_types, record_launches, split_multiples
+from dtkernels.runtime.dispatch import dispatcher
+from dtkernels.runtime.launch import bound_launch
+from dtkernels.runtime.launch.cuda_driver import LaunchConfig
+from dtkernels.runtime.select.row_ranking import Candidate
+from dtkernels.runtime.select.schedule_selection import gpu_of
+from dtkernels.runtime.select.table_loader import op_table
+from dtkernels.runtime.tables.kernel_store import Entry, Store
+from dtkernels.runtime.tables.table import Row, read_rows, spec_hash, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
 H200 = target("h200")
@@ -77,15 +79,15 @@ def test_the_same_tables_build_to_the_same_bytes(tables, tmp_path):
 
 @pytest.mark.parametrize("changed", [False, True])
 def test_a_kernel_is_taken_from_the_store_if_its_ir_is_what_it_was(tables, monkeypatch, changed):
-    monkeypatch.setattr(prebuild, "_known", {})
+    monkeypatch.setattr(aot_build, "_known", {})
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")  # as tools/build.py does
     path = tables / "nvidia_h200" / "dyt.yaml"
     row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == "forward")
-    earlier = prebuild.Earlier(Store(path.with_suffix(".safetensors")))
+    earlier = aot_build.Earlier(Store(path.with_suffix(".safetensors")))
     if changed:
         earlier.found = {kind: [replace(e, ir="x" + "0" * 16) for e in entries] for kind, entries in earlier.found.items()}
     monkeypatch.setattr(earlier.store, "code", lambda name: b"kept")
-    built = prebuild.build_row(shipped("dyt"), row, H200, earlier=earlier)
+    built = aot_build.build_row(shipped("dyt"), row, H200, earlier=earlier)
     assert {e.name for e in built.entries} == set(row.binaries)
     assert {code == b"kept" for code in built.codes.values()} == {not changed}
 
@@ -96,7 +98,7 @@ def test_kernels_that_differ_are_not_one_because_their_wrappers_are(tmp_path):
     spec.write_text("op: either\ndoc: One of two.\nalgorithm: |\n  Func either;\n  In A;\n  Var x;\n  Param up = false;\n  either[x] = where(up, exp(A[x]), A[x] * 3);\n")
     operator = register(str(spec))
     row = Row("either", "forward", "fp32", {"x": 4096}, "either.block(x:512); either.tensorize(x:512); either.compile();", spec_hash(operator.spec.algorithm))
-    one, other = (prebuild.build_row(operator, replace(row, params=params), H200, widest=False) for params in ({}, {"up": True}))
+    one, other = (aot_build.build_row(operator, replace(row, params=params), H200, widest=False) for params in ({}, {"up": True}))
     assert one.hosts == other.hosts, "else nothing is asked here"
     assert {e.ir for e in one.entries}.isdisjoint(e.ir for e in other.entries)
 
@@ -126,18 +128,18 @@ f.block(x:1, y:1024); f.tensorize(y:1024); f.compile();
 def test_rows_of_1000_elements_are_loaded_16_bytes_at_once(dtype, step):
     """1000 is no multiple of 16, which is all that Triton looks for; but of 8."""
     module = load_module(emit(prepare(parse(ROWS)), "call", H200), "rows")
-    (launch,) = record_launches(module, "call", (torch.empty(512, 1000, dtype=dtype, device="meta"),))
-    names = tuple(launch.kernel.arg_names)
-    found = builds(names, launch.args, launch.constants, plain_types(launch), tl.int64)
+    (bound_launch,) = record_launches(module, "call", (torch.empty(512, 1000, dtype=dtype, device="meta"),))
+    names = tuple(bound_launch.kernel.arg_names)
+    found = builds(names, bound_launch.args, bound_launch.constants, plain_types(bound_launch), tl.int64)
     known = [{n: s for n, s in b.multiples.items() if not n.endswith(("_ptr", "_out"))} for b in found]
     pitches = ("size_y", "A_stride_x", "f_stride_x")
     assert known[0] == dict.fromkeys(pitches, 8) and dict.fromkeys(pitches, step) in known and known[-2:] == [{}, {}]
-    wide = [len(re.findall(r"(?:ld|st)\.global\S*\.v4\.b32", compile_kernel(launch.kernel, b.types, b.constants, b.multiples, launch.options, H200).asm["ptx"])) for b in found]
+    wide = [len(re.findall(r"(?:ld|st)\.global\S*\.v4\.b32", compile_kernel(bound_launch.kernel, b.types, b.constants, b.multiples, bound_launch.options, H200).asm["ptx"])) for b in found]
     assert wide[: known.index({})] == [2 * 8 // step] * known.index({}) and wide[-1] == 0
-    entry = entry_of(specialized(launch, H200), "", 90)
+    entry = entry_of(specialized(bound_launch, H200), "", 90)
     for columns, fitting in ((1000, True), (1004, False), (2048, True)):
-        args = (*launch.args[:2], columns, columns, 1, columns, 1)
-        assert fits(entry, tuple(entry.types), args, launch.constants) == fitting, columns
+        args = (*bound_launch.args[:2], columns, columns, 1, columns, 1)
+        assert fits(entry, tuple(entry.types), args, bound_launch.constants) == fitting, columns
 
 
 ODD = """
@@ -250,9 +252,9 @@ class Noting:
 @pytest.fixture
 def noting(monkeypatch):
     found = Noting()
-    for module in (dispatch, launch):
+    for module in (dispatcher, bound_launch):
         monkeypatch.setattr(module, "driver", lambda: found)
-    monkeypatch.setattr(launch, "raw_stream", lambda device: 0)
+    monkeypatch.setattr(bound_launch, "raw_stream", lambda device: 0)
     stand_in_gpu.tensors_on_it(monkeypatch)
     return found
 

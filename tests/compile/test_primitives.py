@@ -4,12 +4,12 @@
 import pytest
 import torch
 
-from dtkernels.algebra.prepare import prepare
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
-from dtkernels.runtime.build import build, record_launches
-from dtkernels.runtime.cache import load_module
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.triton_compile import build, record_launches
 
 GPUS = ("h200", "a100", "mi300x")
 MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); mm.block(x:64, y:64); mm.tensorize(x:64, y:64, k:32); "

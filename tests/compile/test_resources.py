@@ -9,15 +9,15 @@ import tempfile
 import pytest
 import torch
 
-from dtkernels.algebra.prepare import prepare
-from dtkernels.codegen.descriptors import described
-from dtkernels.codegen.lower import lower
-from dtkernels.codegen.resources import resources
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.analysis.resources import resources
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
+from dtkernels.codegen.transforms.memory.tensor_descriptors import described
 from dtkernels.lang import parse
-from dtkernels.runtime.build import build, record_launches
-from dtkernels.runtime.cache import load_module
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.triton_compile import build, record_launches
 
 MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); mm.block(x:{0}, y:{1}); mm.tensorize(x:{0}, y:{1}, k:{2}); mm.num_warps({3}); mm.num_stages({4}); "
 ATT = """Func s, e, total, att; In Q, K, V; Var m, n; RVar l, d;

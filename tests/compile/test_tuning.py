@@ -16,25 +16,25 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import tuning_workers  # noqa: E402
-from tuning.choosing import choose, dispatched, summary  # noqa: E402
-from tuning.compiling import CpuWorker, completed, family_texts  # noqa: E402
-from tuning.crew import Crew  # noqa: E402
-from tuning.data import make, wrong  # noqa: E402
-from tuning.journal import Journal, Time  # noqa: E402
-from tuning.matrix import read_matrices  # noqa: E402
-from tuning.measuring import GpuWorker  # noqa: E402
-from tuning.neighbours import Surroundings, Tiling, neighbours  # noqa: E402
-from tuning.plans import Cut, Plan, cut  # noqa: E402
-from tuning.works import row_of, variants_of, works_of  # noqa: E402
+from tuning.records.inputs_and_reference import make, wrong  # noqa: E402
+from tuning.records.journal import Journal, Time  # noqa: E402
+from tuning.records.measurement_store import read_matrices  # noqa: E402
+from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
+from tuning.search.candidates import Cut, Plan, cut  # noqa: E402
+from tuning.search.mutations import Surroundings, Tiling, neighbours  # noqa: E402
+from tuning.search.portfolio import choose, dispatched, summary  # noqa: E402
+from tuning.workers.benchmark_worker import GpuWorker  # noqa: E402
+from tuning.workers.compile_worker import CpuWorker, completed, family_texts  # noqa: E402
+from tuning.workers.worker_pool import Crew  # noqa: E402
 
-from dtkernels.codegen.formula import formula  # noqa: E402
+from dtkernels.autoschedule.default_schedule import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
-from dtkernels.lang.families import read_shapes  # noqa: E402
 from dtkernels.lang.parser import parse_schedule  # noqa: E402
-from dtkernels.runtime.host import record  # noqa: E402
-from dtkernels.runtime.match import fits  # noqa: E402
-from dtkernels.runtime.table import read_gpu, read_rows  # noqa: E402
+from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
+from dtkernels.runtime.build.specialization import fits  # noqa: E402
+from dtkernels.runtime.launch.wrapper_recorder import record  # noqa: E402
+from dtkernels.runtime.tables.table import read_gpu, read_rows  # noqa: E402
 
 H200 = target("h200")
 SMALL = {
@@ -195,7 +195,7 @@ def test_a_worker_that_hangs_or_dies_is_replaced_and_a_failure_is_told():
 
 def test_the_same_on_a_ray_cluster(monkeypatch):
     pytest.importorskip("ray", reason="ray is an optional extra and is not installed")
-    from tuning.ray_crew import RayCrew
+    from tuning.workers.ray_worker_pool import RayCrew
 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tools'}:{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
     crew = RayCrew("local", 3, 0, 0.1, tuning_workers.make)

@@ -14,20 +14,20 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools")]
 
 import tune as tune_tool  # noqa: E402
-from tuning.choosing import choose_group, dispatched  # noqa: E402
-from tuning.compiling import CpuWorker  # noqa: E402
-from tuning.earlier import Earlier  # noqa: E402
-from tuning.journal import Journal, Time  # noqa: E402
-from tuning.matrix import Matrix, joined, read_matrices, write_matrices  # noqa: E402
-from tuning.plans import cut  # noqa: E402
-from tuning.search import Search  # noqa: E402
-from tuning.spots import Knowledge  # noqa: E402
-from tuning.works import row_of, variants_of, works_of  # noqa: E402
-from tuning.writing import entrants, kept_rows, rows_of, run_at, settled  # noqa: E402
+from tuning.records.journal import Journal, Time  # noqa: E402
+from tuning.records.measurement_store import Matrix, joined, read_matrices, write_matrices  # noqa: E402
+from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
+from tuning.records.write_table import entrants, kept_rows, rows_of, run_at, settled  # noqa: E402
+from tuning.search.candidates import cut  # noqa: E402
+from tuning.search.portfolio import choose_group, dispatched  # noqa: E402
+from tuning.search.search import Search  # noqa: E402
+from tuning.search.search_state import Knowledge  # noqa: E402
+from tuning.search.warm_start import Earlier  # noqa: E402
+from tuning.workers.compile_worker import CpuWorker  # noqa: E402
 
 from dtkernels.codegen.target import target  # noqa: E402
-from dtkernels.lang.families import read_shapes  # noqa: E402
-from dtkernels.runtime.table import read_rows, write_rows  # noqa: E402
+from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
+from dtkernels.runtime.tables.table import read_rows, write_rows  # noqa: E402
 
 H200 = target("h200")
 HAND = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);\nsoftmax.block(x:{0});\nsoftmax.tensorize(x:{0}, y:0);\nsoftmax.num_warps({1});"

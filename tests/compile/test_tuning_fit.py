@@ -8,22 +8,22 @@ import pytest
 
 sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
 
-from tuning.compiling import CpuWorker  # noqa: E402
-from tuning.crew import Done  # noqa: E402
-from tuning.data import itemsizes, meta_arguments  # noqa: E402
-from tuning.finals import Finals  # noqa: E402
-from tuning.measuring import build_for  # noqa: E402
-from tuning.neighbours import Surroundings, neighbours  # noqa: E402
-from tuning.plans import Plan, cut, kernels_of  # noqa: E402
-from tuning.search import Job, Search  # noqa: E402
-from tuning.works import variants_of, works_of  # noqa: E402
+from tuning.records.inputs_and_reference import itemsizes, meta_arguments  # noqa: E402
+from tuning.records.problems import variants_of, works_of  # noqa: E402
+from tuning.search.candidates import Plan, cut, kernels_of  # noqa: E402
+from tuning.search.mutations import Surroundings, neighbours  # noqa: E402
+from tuning.search.playoffs import Finals  # noqa: E402
+from tuning.search.search import Job, Search  # noqa: E402
+from tuning.workers.benchmark_worker import build_for  # noqa: E402
+from tuning.workers.compile_worker import CpuWorker  # noqa: E402
+from tuning.workers.worker_pool import Done  # noqa: E402
 
-from dtkernels.codegen.formula import formula  # noqa: E402
+from dtkernels.autoschedule.default_schedule import formula  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
-from dtkernels.lang.families import read_shapes  # noqa: E402
 from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
-from dtkernels.runtime.host import record  # noqa: E402
-from dtkernels.runtime.match import fits  # noqa: E402
+from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
+from dtkernels.runtime.build.specialization import fits  # noqa: E402
+from dtkernels.runtime.launch.wrapper_recorder import record  # noqa: E402
 
 
 def works(op, direction="backward", **sizes):

@@ -11,13 +11,13 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dtkernels.algebra.fold import bind_parameters, drop_unused
-from dtkernels.algebra.normalize import mean_to_sum
-from dtkernels.algebra.prepare import stages
+from dtkernels.algebra.pipeline import stages
+from dtkernels.algebra.rules.canonicalize import mean_to_sum
+from dtkernels.algebra.rules.constant_folding import bind_parameters, drop_unused
 from dtkernels.lang import Algorithm, Program, Schedule, parse
 from dtkernels.lang.spec import Spec
-from dtkernels.runtime.operator import Operator
-from dtkernels.runtime.reference import evaluate
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.reference.evaluator import evaluate
 
 CASES = 250
 LABELS = ("x", "y", "z")

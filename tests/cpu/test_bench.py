@@ -14,9 +14,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import bench
-import peers
-import timing
-import workloads
+from common import baselines, timing, workloads
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +47,14 @@ WORKS = [
 def test_every_workload_is_right_in_every_direction(work, direction):
     figures = bench.bench(work, ["eager", "sdpa"], direction, HALF, host=True)
     for f in figures:
-        assert f.note == "" and (f.who in peers.REFERENCES or 0 <= f.error < 0.02), f
+        assert f.note == "" and (f.who in baselines.REFERENCES or 0 <= f.error < 0.02), f
     moved, flops = (sum(v) if direction == "both" else v[bench.DIRECTIONS.index(direction)] for v in (work.bytes, work.flops))
     assert figures[-1].limit == max(moved / 1e3, flops / 1e9 * 1e6) and figures[-1].fraction == figures[-1].limit / 10.0
 
 
 def test_a_wrong_result_shows_and_a_peer_that_fails_is_named(monkeypatch):
-    monkeypatch.setitem(peers.PEERS, "wrong", lambda work: lambda x: work.eager(x) * 1.5)
-    monkeypatch.setitem(peers.PEERS, "broken", lambda work: lambda x: x.no_such_thing)
+    monkeypatch.setitem(baselines.PEERS, "wrong", lambda work: lambda x: work.eager(x) * 1.5)
+    monkeypatch.setitem(baselines.PEERS, "broken", lambda work: lambda x: x.no_such_thing)
     found = {f.who: f for f in bench.bench(workloads.row_op("relu", 8, 16), ["wrong", "broken"], "forward", torch.bfloat16, host=False)}
     assert abs(found["wrong"].error - 0.5) < 0.01 and found["dtkernels"].error == 0
     assert math.isnan(found["broken"].microseconds) and "no_such_thing" in found["broken"].note
@@ -71,7 +69,7 @@ def test_a_peer_that_is_not_installed_is_said():
 
 
 def test_a_peer_that_writes_into_its_inputs_disturbs_no_other(monkeypatch):
-    monkeypatch.setitem(peers.PEERS, "writer", lambda work: lambda x: x.relu_())
+    monkeypatch.setitem(baselines.PEERS, "writer", lambda work: lambda x: x.relu_())
     figures = bench.bench(workloads.row_op("relu", 8, 16), ["writer", "eager"], "forward", torch.bfloat16, host=False)
     assert [f.error for f in figures] == [0, 0, 0]
 

@@ -8,9 +8,9 @@ import torch
 from pytest import mark
 
 import dtkernels
-from dtkernels.ops import public
+from dtkernels.ops import op_decorator
 from dtkernels.ops.registry import SPECS
-from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.bind.operator import Operator
 
 CALLS = 200
 MODES = (torch.enable_grad, torch.enable_grad, torch.no_grad, torch.inference_mode)
@@ -96,7 +96,7 @@ def agree(ours: object, wanted: object, what: str) -> None:
 def test_every_call_is_as_if_it_were_the_first(seed, monkeypatch):
     stand_in_gpu.use(monkeypatch)
     operators: dict[str, Operator] = {}
-    monkeypatch.setattr(public, "shipped", lambda name: operators.setdefault(name, Operator(SPECS / f"{name}.yaml")))
+    monkeypatch.setattr(op_decorator, "shipped", lambda name: operators.setdefault(name, Operator(SPECS / f"{name}.yaml")))
     torch.manual_seed(seed)
     rng, drawn = random.Random(seed), []
     draw = Draw(rng)

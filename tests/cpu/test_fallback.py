@@ -8,8 +8,8 @@ import torch
 
 import dtkernels
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime import library
-from dtkernels.runtime.table import Gpu, Row, rows_text, spec_hash, write_gpu
+from dtkernels.runtime.select import table_loader
+from dtkernels.runtime.tables.table import Gpu, Row, rows_text, spec_hash, write_gpu
 
 GOOD = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);\nsoftmax.block(x:2);\nsoftmax.tensorize(x:2, y:0);\nsoftmax.compile();"
 
@@ -24,7 +24,7 @@ def folder(tmp_path, monkeypatch):
     """An H200's table, which the interpreter stands in for; ops forget what they ran before and after."""
 
     def forget():
-        library.forget()
+        table_loader.forget()
         shipped.cache_clear()
 
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path / "tables"))

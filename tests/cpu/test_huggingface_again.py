@@ -8,25 +8,25 @@ import torch
 
 pytest.importorskip("transformers")
 
-from dtkernels.integrations.huggingface import attention, masks, seen
-from dtkernels.integrations.huggingface.attention import dtkernels_attention
-from dtkernels.integrations.huggingface.masks import dtkernels_mask
+from dtkernels.integrations.huggingface.attention import attention_call_cache, attention_function, masks
+from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from dtkernels import ops
-from dtkernels.ops import public
+from dtkernels.ops import op_decorator
 from dtkernels.ops.registry import SPECS
-from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.bind.operator import Operator
 
 
 @pytest.fixture
 def gpu(monkeypatch):
     stand_in_gpu.use(monkeypatch)
     op = Operator(SPECS / "attention.yaml")
-    monkeypatch.setattr(public, "shipped", lambda name: op)
-    monkeypatch.setattr(seen, "_seen", ())
-    monkeypatch.setattr(seen, "_named", {})
+    monkeypatch.setattr(op_decorator, "shipped", lambda name: op)
+    monkeypatch.setattr(attention_call_cache, "_seen", ())
+    monkeypatch.setattr(attention_call_cache, "_named", {})
 
 
 def decoding(padded=True, **sizes):
@@ -53,7 +53,7 @@ KNOWN_AGAIN = {
 def test_one_query_is_not_looked_at_again_in_the_next_layer(gpu, name, kv_heads, monkeypatch):
     mask, given = KNOWN_AGAIN[name]
     dtkernels_attention(Attention(groups=4 // kv_heads), *inputs(queries=1, keys=9, kv_heads=kv_heads), mask, **given)
-    monkeypatch.setattr(attention, "_unsupported", lambda *args: 1 / 0)
+    monkeypatch.setattr(attention_function, "_unsupported", lambda *args: 1 / 0)
     monkeypatch.setattr(ops, "attention", lambda *args, **kwargs: 1 / 0)
     for layer in range(3):
         qkv = [x + layer for x in inputs(queries=1, keys=9, kv_heads=kv_heads)]
@@ -62,11 +62,11 @@ def test_one_query_is_not_looked_at_again_in_the_next_layer(gpu, name, kv_heads,
 
 
 def test_sinks_are_those_of_each_layer(gpu, monkeypatch):
-    qkv, seen = inputs(queries=1, keys=9), torch.ones(2, 1, 1, 9, dtype=torch.bool)
+    qkv, attention_call_cache = inputs(queries=1, keys=9), torch.ones(2, 1, 1, 9, dtype=torch.bool)
     for layer in range(3):
         ours, _ = dtkernels_attention(Attention(), *qkv, None, s_aux=SINKS + layer)
-        torch.testing.assert_close(ours, written_out(*qkv, seen, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
-        monkeypatch.setattr(attention, "_unsupported", lambda *args: 1 / 0)
+        torch.testing.assert_close(ours, written_out(*qkv, attention_call_cache, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
+        monkeypatch.setattr(attention_function, "_unsupported", lambda *args: 1 / 0)
 
 
 def test_another_step_or_another_mask_is_looked_at(gpu):
@@ -165,19 +165,19 @@ def test_a_length_of_a_generation_before_is_known_in_the_next_one_with_its_new_m
             mask = dtkernels_mask(batch_size=2, q_length=1, kv_length=keys, q_offset=keys - 1, attention_mask=flags, allow_is_causal_skip=False)
             for given in (None, mask):
                 agrees_with_sdpa(Attention(), inputs(queries=1, keys=keys), given, scaling=0.3)
-        assert len(seen._named) == 20 and len(seen._seen) == seen.KEPT, expected
+        assert len(attention_call_cache._named) == 20 and len(attention_call_cache._seen) == attention_call_cache.KEPT, expected
 
     generation("learned")
     with monkeypatch.context() as patch:
-        patch.setattr(attention, "_unsupported", lambda *args: 1 / 0)
+        patch.setattr(attention_function, "_unsupported", lambda *args: 1 / 0)
         generation("known")
         with pytest.raises(ZeroDivisionError):  # an offset of its own
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), decoding(q_offset=4))
         with pytest.raises(ZeroDivisionError):
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), None, scaling=torch.tensor(0.3))
-    monkeypatch.setattr(seen, "REMEMBERED", 20)
+    monkeypatch.setattr(attention_call_cache, "REMEMBERED", 20)
     agrees_with_sdpa(Attention(), inputs(queries=1, keys=5), None)
-    assert len(seen._named) == 20
+    assert len(attention_call_cache._named) == 20
 
 
 @pytest.mark.parametrize("queries", [1, 9])

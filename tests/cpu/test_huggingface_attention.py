@@ -6,10 +6,10 @@ import torch
 pytest.importorskip("transformers")
 
 from dtkernels.integrations import huggingface
-from dtkernels.integrations.huggingface import attention
-from dtkernels.integrations.huggingface.attention import dtkernels_attention
-from dtkernels.integrations.huggingface.masks import dtkernels_mask, reach_of
-from dtkernels.integrations.huggingface.record import ATTRIBUTE, CallRecord
+from dtkernels.integrations.huggingface.attention import attention_function
+from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask, reach_of
+from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
 from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -83,8 +83,8 @@ def test_gradients_agree_with_sdpa():
 
 def test_autocast_casts_as_torch_attention_does(monkeypatch):
     seen = []
-    attention = ops.attention
-    monkeypatch.setattr(ops, "attention", lambda q, *rest, **kw: seen.append(q.dtype) or attention(q, *rest, **kw))
+    attention_function = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda q, *rest, **kw: seen.append(q.dtype) or attention_function(q, *rest, **kw))
     with torch.autocast("cpu", dtype=torch.float16):
         output = dtkernels_attention(Attention(), *inputs(), None)[0]
     assert seen == [torch.float16] and output.dtype == torch.float16
@@ -207,8 +207,8 @@ def test_windows_offsets_and_padding_reach_the_kernel_as_such(sizes, padded, mon
     queries, keys = sizes["q_length"], sizes["kv_length"]
     assert reach_of(mask, queries, keys) is not None
     seen = []
-    attention = ops.attention
-    monkeypatch.setattr(ops, "attention", lambda q, k, v, m=None, **kw: seen.append(m) or attention(q, k, v, m, **kw))
+    attention_function = ops.attention
+    monkeypatch.setattr(ops, "attention", lambda q, k, v, m=None, **kw: seen.append(m) or attention_function(q, k, v, m, **kw))
     agrees_with_sdpa(Attention(), inputs(queries=queries, keys=keys), mask)
     assert seen[0] is None if not padded else seen[0].shape == (2, 1, 1, keys)
 
@@ -300,7 +300,7 @@ def test_ever_new_reasons_are_lumped_together():
 def test_calls_go_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
     reason, mask = "gradients without a mask: sdpa is faster", torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
     matrix, noted = "a mask without a note of what it says: sdpa is faster", dtkernels_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=False)
-    monkeypatch.setattr(attention, "_on_gpu", lambda tensor: True)
+    monkeypatch.setattr(attention_function, "_on_gpu", lambda tensor: True)
     cases = [
         ("sdpa", True, True, None, {}, [reason]),
         ("sdpa", True, False, None, {}, []),  # no gradients

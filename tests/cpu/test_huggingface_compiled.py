@@ -10,9 +10,10 @@ import torch
 pytest.importorskip("transformers")
 
 import transformers
-from dtkernels.integrations.huggingface import masks, patched
-from dtkernels.integrations.huggingface.conventions import writes_masks
-from dtkernels.integrations.huggingface.masks import dtkernels_mask
+from dtkernels.integrations.huggingface import patched
+from dtkernels.integrations.huggingface.attention import masks
+from dtkernels.integrations.huggingface.attention.mask_conventions import writes_masks
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 from functorch.compile import make_boxed_func
 from torch._dynamo.backends.common import aot_autograd
 from transformers.masking_utils import bidirectional_mask_function

@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import transformers
 from dtkernels.integrations.huggingface import patched
-from dtkernels.integrations.huggingface.masks import dtkernels_mask
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 
 TOKENS = 97
 SCRIPT = """

@@ -134,7 +134,7 @@ def test_generation_is_identical(name):
 
 
 def test_auto_takes_what_is_measured_and_all_takes_everything():
-    from dtkernels.integrations.huggingface.patch import DEFAULTS
+    from dtkernels.integrations.huggingface.apply import DEFAULTS
 
     model = MODELS["llama"][0]()
     assert {row.op for row in apply_to(model, dry_run=True).rows} == set(DEFAULTS) & {"attention", *MODELS["llama"][1]}

@@ -7,8 +7,8 @@ from pytest import fixture, mark, raises
 
 import dtkernels
 from dtkernels.ops.registry import SPECS
-from dtkernels.runtime import precision
-from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.torch_support import tf32
 
 CHOSEN = """op: chosen
 doc: one of two
@@ -171,10 +171,10 @@ def test_the_precision_of_products_may_be_set_by_either_name(monkeypatch, interp
         for name, values in (("allow_tf32", (True, False)), ("fp32_precision", ("tf32", "ieee"))):
             for value, wanted in zip(values, ("tf32", "ieee")):
                 setattr(torch.backends.cuda.matmul, name, value)
-                assert precision.dot_precision() == wanted
+                assert tf32.dot_precision() == wanted
                 for _ in range(2):
                     torch.testing.assert_close(op(a, a), torch.sigmoid(a @ a), atol=1e-5, rtol=1e-5)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
     product = dtkernels.compile("Func y; In A, B; Var i, j; RVar k; y[i, j] = rdot(A[i, k], B[k, j], k); y.block(i:16, j:16); y.tensorize(i:16, j:16, k:16);")
-    assert product.module.dot_precision is precision.dot_precision
+    assert product.module.dot_precision is tf32.dot_precision

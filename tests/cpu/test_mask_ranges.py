@@ -7,12 +7,12 @@ from oracle import check
 from small_programs import MASKED, random
 
 import dtkernels
-from dtkernels.codegen.formula import formula
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang.schedule import Program
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.prebuild import known_labels
+from dtkernels.runtime.aot_build import known_labels
 
 
 def source(text):

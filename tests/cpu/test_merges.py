@@ -6,9 +6,9 @@ from oracle import check
 from small_programs import random
 
 import dtkernels
-from dtkernels.codegen.lower import lower
-from dtkernels.codegen.nest import Loop, statements
-from dtkernels.codegen.spread import ELEMENTS
+from dtkernels.codegen.ir.nest import Loop, statements
+from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.transforms.loops.split_k_merge import ELEMENTS
 from dtkernels.lang.parser import parse
 
 MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); "

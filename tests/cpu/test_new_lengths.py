@@ -8,14 +8,15 @@ import stand_in_gpu
 import torch
 
 import dtkernels
-from dtkernels.codegen import formula as formulas
+from dtkernels.autoschedule import default_schedule as formulas
 from dtkernels.codegen.target import target
 from dtkernels.ops.registry import SPECS, shipped
-from dtkernels.runtime import dispatch, library, programs, quick
-from dtkernels.runtime.decide import Choice
-from dtkernels.runtime.library import OpTable
-from dtkernels.runtime.operator import Operator
-from dtkernels.runtime.programs import Programs, anchor
+from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.dispatch import call_cache, dispatcher
+from dtkernels.runtime.select import shape_buckets, table_loader
+from dtkernels.runtime.select.schedule_selection import Choice
+from dtkernels.runtime.select.shape_buckets import Programs, anchor
+from dtkernels.runtime.select.table_loader import OpTable
 
 H200 = target("h200")
 
@@ -24,11 +25,11 @@ H200 = target("h200")
 def asked(monkeypatch, tmp_path):
     """The sizes that the formula is asked for, where there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
-    library.forget()
+    table_loader.forget()
     found, formula = [], formulas.formula
     monkeypatch.setattr(formulas, "formula", lambda algorithm, outputs, sizes, *rest: found.append(dict(sizes)) or formula(algorithm, outputs, sizes, *rest))
     yield found
-    library.forget()
+    table_loader.forget()
 
 
 def made(op: str) -> Programs:
@@ -71,7 +72,7 @@ def test_lengths_that_nothing_divides_are_right(asked):
 
 
 def test_a_schedule_that_is_not_legal_at_the_sizes_themselves_gives_way_to_theirs(asked, monkeypatch):
-    monkeypatch.setattr(programs, "anchor", lambda n: 16)
+    monkeypatch.setattr(shape_buckets, "anchor", lambda n: 16)
     own, large = made("softmax"), {"x": 64, "y": 1 << 21}
     assert own.formula(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
     planned = own.formula(choice(**large), 2, H200)
@@ -101,7 +102,7 @@ def test_explain_says_at_which_sizes_the_formula_was_asked(asked):
 
 def test_ever_new_lengths_do_not_fill_memory(monkeypatch):
     stand_in_gpu.use(monkeypatch)
-    for module in (dispatch, quick):
+    for module in (dispatcher, call_cache):
         monkeypatch.setattr(module, "REMEMBERED", 4)
     op = Operator(SPECS / "softmax.yaml")
     for length in (*range(20, 32), 20, 31):

@@ -7,8 +7,8 @@ import torch
 from op_cases import MAKERS, normal
 
 import dtkernels
-from dtkernels.algebra.prepare import prepare_algorithm
-from dtkernels.codegen.formula import formula
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import formula
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 

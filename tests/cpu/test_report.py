@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import report  # noqa: E402
 from reporting import study  # noqa: E402
-from tuning.matrix import Matrix, write_matrices  # noqa: E402
+from tuning.records.measurement_store import Matrix, write_matrices  # noqa: E402
 
 HALF = "\x1f"
 ROW = """- op: softmax
@@ -39,9 +39,9 @@ def plan(fused: str, root: str, tiles: str) -> str:
 @pytest.fixture
 def table(tmp_path) -> Path:
     """Softmax at two sizes: three fused schedules, and one way of three kernels with 1 x 1 x 2 plans."""
-    from tuning.works import operator_of
+    from tuning.records.problems import operator_of
 
-    from dtkernels.runtime.table import spec_hash
+    from dtkernels.runtime.tables.table import spec_hash
 
     fused = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);"
     own = [plan(fused, "softmax", f"softmax.block(x:1);\nsoftmax.tensorize(y:0, x:1);\nsoftmax.num_warps({w});") for w in (2, 4, 8)]
@@ -119,7 +119,7 @@ def test_parameters_of_the_benchmark():
     assert study.params_of("attention", "B1H8M3S4D5") == study.params_of("rope", "B1H8/2S4D6") == ()
 
 
-@pytest.mark.parametrize("changed, taken", [({}, True), ({"gpu": "GPU Y"}, False), ({"command": "tools/host_time.py"}, False), ({"figures": []}, False),
+@pytest.mark.parametrize("changed, taken", [({}, True), ({"gpu": "GPU Y"}, False), ({"command": "tools/bench_host_overhead.py"}, False), ({"figures": []}, False),
                                             ({"figures": [{"op": "softmax"}]}, False)])  # fmt: skip
 def test_peers_are_those_of_runs_on_the_same_gpu(bench, changed, taken):
     data = json.loads(bench.read_text())

@@ -7,7 +7,7 @@ from dtkernels.lang import Program, Schedule, parse
 from dtkernels.lang.expr import Dot
 from dtkernels.lang.spec import Spec
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime.operator import Operator
+from dtkernels.runtime.bind.operator import Operator
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 #: program -> what backward reads besides the gradient that arrives

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from dtkernels.runtime.decide import choose, nearest, target_for
-from dtkernels.runtime.library import forget, op_table
-from dtkernels.runtime.table import Row, read_gpu, read_rows
+from dtkernels.runtime.select.schedule_selection import choose, nearest, target_for
+from dtkernels.runtime.select.table_loader import forget, op_table
+from dtkernels.runtime.tables.table import Row, read_gpu, read_rows
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tuning.works import Group, variants_of  # noqa: E402
+from tuning.records.problems import Group, variants_of  # noqa: E402
 
 TABLES = sorted(p for p in (ROOT / "schedule_tables").glob("*/*.yaml") if p.stem != "gpu")
 

@@ -70,7 +70,7 @@ def test_what_is_stored_in_a_loop_without_steps_is_refused():
 
 def test_an_op_of_several_outputs_of_which_one_has_no_elements(monkeypatch):
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
-    from dtkernels.runtime.operator import Operator
+    from dtkernels.runtime.bind.operator import Operator
 
     op = Operator(parse_spec("op: scaled\ndoc: x\nalgorithm: |\n  " + NORM.split("n.block")[0].replace("\n", "\n  ") + "\n  n.compile(); r.compile();\n"))
     n, r = op(torch.empty(7, 0))

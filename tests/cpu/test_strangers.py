@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dtkernels
-from dtkernels.runtime.torch_ops import known
+from dtkernels.runtime.bind.library_ops import known
 
 SPEC = """op: {op}
 doc: {times} * A.
@@ -206,7 +206,7 @@ def test_a_transformers_that_lacks_the_interface_is_told_of(monkeypatch):
     config = transformers.OPTConfig(vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32)
     model = transformers.OPTModel(config)
     monkeypatch.delattr(huggingface, "attention", raising=False)
-    monkeypatch.setitem(sys.modules, "dtkernels.integrations.huggingface.attention", None)
+    monkeypatch.setitem(sys.modules, "dtkernels.integrations.huggingface.attention.attention_function", None)
     report = dtkernels.apply_to(model, "attention")
     assert report.rows and all(row.state == "skipped" and "this transformers lacks what is needed" in row.reason for row in report.rows)
 

@@ -1,12 +1,12 @@
-"""One pass for two products (formula_streams.py), odd sizes and few rows: the numbers of the schedules that the formula makes."""
+"""One pass for two products (skinny_gemm_pair.py), odd sizes and few rows: the numbers of the schedules that the formula makes."""
 
 import pytest
 from oracle import check
 from small_programs import random
 
-from dtkernels.algebra.prepare import prepare_algorithm
-from dtkernels.codegen import formula_products, formula_streams
-from dtkernels.codegen.formula import formula
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.rules import gemm, skinny_gemm_pair
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -24,7 +24,7 @@ def made(text, outputs, sizes):
 
 @pytest.mark.parametrize("l", [8, 40, 128])
 def test_both_products_of_a_narrow_operand_and_both_of_a_large_one(monkeypatch, l):  # noqa: E741
-    monkeypatch.setattr(formula_streams, "STREAMED", 1)
+    monkeypatch.setattr(skinny_gemm_pair, "STREAMED", 1)
     m, n, k = 300, 264, 136
     text = made(BACKWARD, ("d", "e", "f"), {"m": m, "n": n, "k": k, "l": l})
     assert "d.fuse_at(e, m);" in text and ("s.parts_at(f, n);" in text) == (l <= 64)
@@ -40,7 +40,7 @@ def test_blocks_of_columns_of_few_rows(sizes):
 
 
 def test_a_chain_whose_large_operand_is_not_aligned(monkeypatch):
-    monkeypatch.setattr(formula_products, "MERGED", 1)  # so that short sums count as long ones
+    monkeypatch.setattr(gemm, "MERGED", 1)  # so that short sums count as long ones
     m, n, k, r = 300, 331, 333, 17
     text = made(CHAIN, ("f",), {"m": m, "n": n, "k": k, "l": r})
     assert "f.stage(B, C);" in text and "f.descriptor(B, C);" in text

@@ -11,7 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-import timing
+from common import timing
 
 
 class Cuda:
@@ -50,7 +50,7 @@ class Generator:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    """Stands for torch.cuda in tools/timing.py."""
+    """Stands for torch.cuda in tools/common/timing.py."""
     found = Cuda()
     found.generator, found.spoiled = Generator(), False
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch_entries import entry_of, gradients, leaves
 
 import dtkernels
-from dtkernels.runtime import torch_ops
+from dtkernels.runtime.bind import library_ops
 
 CASES = SMALL | {
     "relu": (3, 7),
@@ -335,7 +335,7 @@ def test_an_op_registered_anew_leaves_those_who_hold_the_one_before_what_they_ho
     ways = lambda f, given: [f(*given), torch.func.grad(lambda a: f(a, *given[1:]).sum())(given[0])]  # noqa: E731
     wanted = [held(*arguments), by_name(*arguments), *ways(lambda *given: mine(*given, level=0.5)[0], arguments)]
     new = dtkernels.register(path)
-    assert new is not mine and torch_ops.known[new.entry] is new and torch_ops.known[mine.entry] is mine
+    assert new is not mine and library_ops.known[new.entry] is new and library_ops.known[mine.entry] is mine
     torch.testing.assert_close([held(*arguments), held(*arguments), *ways(lambda *given: mine(*given, level=0.5)[0], arguments)], wanted)
     fewer = arguments[: len(new.outline.inputs) - 1]
     anew = by_name(*fewer)

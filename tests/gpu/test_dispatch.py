@@ -16,11 +16,11 @@ from op_cases import MAKERS, check
 
 import dtkernels
 from dtkernels.ops.registry import shipped
-from dtkernels.runtime import driver as driver_module
-from dtkernels.runtime import library
-from dtkernels.runtime.decide import gpu_of
-from dtkernels.runtime.operator import device_target
-from dtkernels.runtime.table import Row, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.bind.operator import device_target
+from dtkernels.runtime.launch import cuda_driver as driver_module
+from dtkernels.runtime.select import table_loader
+from dtkernels.runtime.select.schedule_selection import gpu_of
+from dtkernels.runtime.tables.table import Row, spec_hash, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
 SHAPES = {"softmax": (512, 2048), "dyt": (512, 2048), "mmsigmoid": (512, 512, 512)}
@@ -42,10 +42,10 @@ def built(tmp_path_factory):
 @pytest.fixture
 def tables(built, monkeypatch):
     monkeypatch.setenv("DTKERNELS_TABLES", str(built))
-    library.forget()
+    table_loader.forget()
     shipped.cache_clear()
     yield built
-    library.forget()
+    table_loader.forget()
     shipped.cache_clear()
 
 
@@ -177,7 +177,7 @@ def test_a_damaged_store_warns_once_and_the_result_is_right(tables, tmp_path, mo
     data[start:] = bytes(len(data) - start)
     (folder / "softmax.safetensors").write_bytes(data)
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
-    library.forget()
+    table_loader.forget()
     monkeypatch.setattr(driver_module, "_driver", None)  # what is loaded stays loaded: this one has loaded nothing
     x = torch.randn(504, 2048, device="cuda")  # no other test calls this shape, so that nothing about it is remembered
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
@@ -194,7 +194,7 @@ def test_a_schedule_too_large_for_the_gpu_gives_way_to_the_formula(tables, tmp_p
     write_gpu(tmp_path / source.name, replace(gpu_of(device_target(torch.device("cuda", 0)))))
     write_rows(tmp_path / source.name / "mmsigmoid.yaml", [row])
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
-    library.forget()
+    table_loader.forget()
     a = torch.randn(512, 512, device="cuda")
     for _ in range(2):
         torch.testing.assert_close(dtkernels.ops.mmsigmoid(a, a), torch.sigmoid(a @ a), rtol=1e-3, atol=1e-3)

@@ -4,11 +4,11 @@ import pytest
 import torch
 from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
-from dtkernels.algebra.prepare import prepare
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
-from dtkernels.runtime.cache import load_module
+from dtkernels.runtime.build.source_cache import load_module
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0), reason="Gluon is printed for compute capability 9.0 alone"

@@ -14,11 +14,11 @@ from filelock import FileLock  # torch needs it too
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tuning import data  # noqa: E402
-from tuning.works import Group, Work, variants_of  # noqa: E402
+from tuning.records import inputs_and_reference  # noqa: E402
+from tuning.records.problems import Group, Work, variants_of  # noqa: E402
 
-from dtkernels.runtime.operator import Variant  # noqa: E402
-from dtkernels.runtime.table import Row, read_rows  # noqa: E402
+from dtkernels.runtime.bind.operator import Variant  # noqa: E402
+from dtkernels.runtime.tables.table import Row, read_rows  # noqa: E402
 
 TABLE = ROOT / "schedule_tables" / "nvidia_h200"
 DEVICE = "cuda"
@@ -48,16 +48,16 @@ def fault(row: Row) -> str:
     """What is wrong with a call of a row's sizes."""
     group = Group(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
     _, variant = variants_of(group)
-    with alone() if data.largest(variant.algorithm, row.sizes) > SHARED else nullcontext():
+    with alone() if inputs_and_reference.largest(variant.algorithm, row.sizes) > SHARED else nullcontext():
         return compared(row, group, variant)
 
 
 def compared(row: Row, group: Group, variant: Variant) -> str:
-    made = data.make(Work(group, tuple(row.sizes.items())), tuple(variant.outputs), DEVICE)
+    made = inputs_and_reference.make(Work(group, tuple(row.sizes.items())), tuple(variant.outputs), DEVICE)
     inputs, scalars = variant.algorithm.inputs, variant.algorithm.scalars
     given = dict(zip((*inputs, *scalars), made.values))
     route, results = variant.dispatch.bind({n: given[n] for n in inputs}, {n: given[n] for n in scalars})
-    told = [f"{name}: {why}" for name, got in zip(variant.outputs, results) if (why := data.wrong(got, made.right[name], group.torch_dtype))]
+    told = [f"{name}: {why}" for name, got in zip(variant.outputs, results) if (why := inputs_and_reference.wrong(got, made.right[name], group.torch_dtype))]
     if DEVICE == "cuda" and (route.kind != "prebuilt" or route.candidate is None or dict(route.candidate.row.sizes) != dict(row.sizes)):
         told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the formula'}")
     del made, given, results

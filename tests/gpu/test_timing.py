@@ -8,7 +8,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
-import timing
+from common import timing
 
 
 @pytest.mark.parametrize("foreseen", [True, False])

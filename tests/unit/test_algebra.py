@@ -9,19 +9,19 @@ from pathlib import Path
 import pytest
 
 import dtkernels.algebra as algebra
-from dtkernels.algebra.addends import name_addends
+from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.batch import add_batch
-from dtkernels.algebra.build import simplify
-from dtkernels.algebra.degree import FREE, Degree, degree
-from dtkernels.algebra.fold import bind_parameters, fold_constants
-from dtkernels.algebra.gradient import gradient
-from dtkernels.algebra.logistic import tanh_to_sigmoid
-from dtkernels.algebra.moments import center_moments
-from dtkernels.algebra.normalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
-from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm, stages
-from dtkernels.algebra.pull_out import pull_out
-from dtkernels.algebra.share_labels import share_labels
-from dtkernels.algebra.stability import masked_exponents, stabilize
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm, stages
+from dtkernels.algebra.rules.canonicalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
+from dtkernels.algebra.rules.center_moments import center_moments
+from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
+from dtkernels.algebra.rules.factor_hoisting import pull_out
+from dtkernels.algebra.rules.label_unification import share_labels
+from dtkernels.algebra.rules.max_subtraction import masked_exponents, stabilize
+from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
+from dtkernels.algebra.rules.sum_exp_addends import name_addends
+from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
+from dtkernels.algebra.smart_constructors import simplify
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import load_spec

@@ -15,7 +15,7 @@ from dtkernels import doctor
 from dtkernels.cli import main
 from dtkernels.codegen.target import TARGETS
 from dtkernels.lang import parse, parse_schedule
-from dtkernels.runtime.paths import interpreting
+from dtkernels.runtime.path_counters import interpreting
 from dtkernels.show import STAGES, Subject, input_shapes, read, scalar_values, shipped
 
 DOUBLE = "Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);"

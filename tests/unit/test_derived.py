@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtkernels.algebra.gradient import gradient
-from dtkernels.algebra.prepare import differentiable_form
-from dtkernels.algebra.share_equal import share_equal
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form
+from dtkernels.algebra.rules.func_cse import share_equal
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.algorithm import Algorithm

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dtkernels.codegen.target import Target, target
-from dtkernels.runtime.variant import device_target
+from dtkernels.runtime.bind.variant import device_target
 
 
 @pytest.fixture

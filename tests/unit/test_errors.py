@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from dtkernels.algebra.prepare import prepare
-from dtkernels.codegen.triton_module import emit
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
 from dtkernels.lang import DTError, parse
 
 ONE = "Func f; In A; Var x;\n"
@@ -240,9 +240,9 @@ def test_no_text_makes_the_parser_fail_otherwise():
 
 
 def test_names_of_the_emitted_file_are_those_that_are_refused():
-    from dtkernels.codegen.triton_expr import HELPERS
-    from dtkernels.codegen.triton_support import SUPPORT
-    from dtkernels.lang.names import TAKEN
+    from dtkernels.codegen.emit.host_helpers import SUPPORT
+    from dtkernels.codegen.emit.triton.expr import HELPERS
+    from dtkernels.lang.reserved_names import TAKEN
 
     ours = {n for n in HELPERS if n not in ("tanh", "sigmoid")}  # words of the language, which are refused for that
     assert {*SUPPORT, *ours} <= TAKEN
@@ -261,6 +261,6 @@ def test_a_kernel_may_tile_the_labels_of_what_it_computes_once_more():
 
 
 def test_a_program_that_is_no_text_is_refused():
-    compile_program = pytest.importorskip("dtkernels.runtime.program").compile
+    compile_program = pytest.importorskip("dtkernels.runtime.bind.compiled_program").compile
     with pytest.raises(TypeError, match="a program is DT text; found int"):
         compile_program(3)

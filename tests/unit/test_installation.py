@@ -11,9 +11,10 @@ import pytest
 
 from dtkernels import doctor, show
 from dtkernels.cli import main
-from dtkernels.runtime import cache, library
-from dtkernels.runtime.notes import forget
-from dtkernels.runtime.table import Gpu
+from dtkernels.runtime.build import source_cache
+from dtkernels.runtime.log import forget
+from dtkernels.runtime.select import table_loader
+from dtkernels.runtime.tables.table import Gpu
 
 ROOT = Path(__file__).parents[2]
 H200 = Gpu("NVIDIA H200", 90, 132, 4.8e12)
@@ -21,11 +22,11 @@ H200 = Gpu("NVIDIA H200", 90, 132, 4.8e12)
 
 @pytest.fixture(autouse=True)
 def anew():
-    library.forget()
-    cache.told_folder.cache_clear()
+    table_loader.forget()
+    source_cache.told_folder.cache_clear()
     yield
-    library.forget()
-    cache.told_folder.cache_clear()
+    table_loader.forget()
+    source_cache.told_folder.cache_clear()
 
 
 def bare(*argv) -> subprocess.CompletedProcess:
@@ -57,9 +58,9 @@ def test_the_doctor_gets_by_without_any_folder_that_can_be_written(monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    cache._temporary.cache_clear()
+    source_cache._temporary.cache_clear()
     assert any(line.startswith("WARN cache folder: none can be written") for line in doctor.report())
-    cache._temporary.cache_clear()
+    source_cache._temporary.cache_clear()
 
 
 def test_a_folder_that_triton_cannot_write_is_named_with_the_variable_that_moves_it(monkeypatch, capsys):
@@ -75,14 +76,14 @@ def test_a_folder_that_triton_cannot_write_is_named_with_the_variable_that_moves
 def test_a_kernel_that_lacks_triton_says_so(monkeypatch, tmp_path):
     monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path))
     with pytest.raises(ModuleNotFoundError, match=r"^f: a kernel cannot run: Triton .*, and needs no_such_module: pip install no_such_module$"):
-        cache.load_module("import no_such_module\n", "f")
+        source_cache.load_module("import no_such_module\n", "f")
 
 
 # -- folders that the environment names --------------------------------------------------------------------------------------
 
 
 def rows(op: str) -> int:
-    return len(library.op_table(op, H200).rows)
+    return len(table_loader.op_table(op, H200).rows)
 
 
 def test_tables_named_from_here_are_found_after_the_process_goes_elsewhere(monkeypatch, tmp_path):
@@ -96,7 +97,7 @@ def test_tables_named_from_here_are_found_after_the_process_goes_elsewhere(monke
 def test_a_folder_under_home_is_named_as_a_shell_would(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("DTKERNELS_CACHE", "~/some/cache")
-    assert cache.cache_dir() == tmp_path / "some" / "cache"
+    assert source_cache.cache_dir() == tmp_path / "some" / "cache"
 
 
 @pytest.mark.parametrize("inside, said", [("", "no folder in it has a gpu.yaml"), ("nvidia_h200", "it is one table; name the folder that it lies in")])

@@ -2,11 +2,11 @@
 
 import pytest
 
-from dtkernels.algebra.gradient import gradient
-from dtkernels.algebra.prepare import differentiable_form, prepare_algorithm
-from dtkernels.codegen.fit import first_too_large
-from dtkernels.codegen.formula import formula
-from dtkernels.codegen.lower import lower
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
+from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.fit_resources import first_too_large
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program

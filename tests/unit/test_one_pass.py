@@ -6,11 +6,11 @@ import re
 import pytest
 from command_line import run
 
-from dtkernels.algebra.gradient import gradient
-from dtkernels.algebra.prepare import differentiable_form
-from dtkernels.codegen.lower import lower
-from dtkernels.codegen.nest import Loop, statements
-from dtkernels.codegen.triton_module import emit
+from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.pipeline import differentiable_form
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.ir.nest import Loop, statements
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.lang import parse
 
 COLUMNS = """Func f, g; In A, w; Var x, y; f[y] = rsum(A[x, y], x); g[x, y] = A[x, y] * w[y];

@@ -5,9 +5,9 @@ import weakref
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dtkernels.algebra.prepare import prepare_algorithm
+from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.lang import parse
-from dtkernels.runtime.reference import evaluate
+from dtkernels.runtime.reference.evaluator import evaluate
 
 
 class LiveBytes(TorchDispatchMode):

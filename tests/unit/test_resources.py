@@ -3,11 +3,11 @@
 
 import pytest
 
-from dtkernels.algebra.prepare import prepare
-from dtkernels.codegen.lower import lower
-from dtkernels.codegen.resources import check_resources
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.analysis.resources import check_resources
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.lower.lowering import lower
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import DTError, parse
 
 MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); mm.block(x:{0}, y:{1}); mm.tensorize(x:{0}, y:{1}, k:{2}); mm.num_warps({3}); mm.num_stages({4}); "
@@ -41,24 +41,24 @@ def test_what_does_not_fit_is_refused(text, gpu, message):
 
 def test_a_products_loop_unrolled_more_than_old_triton_compiles(monkeypatch):
     unrolled = MM.format(64, 64, 32, 4, 3) + "mm.unroll(k:8);"
-    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: (3, 6))
+    monkeypatch.setattr("dtkernels.codegen.analysis.resources.triton_version", lambda: (3, 6))
     with pytest.raises(DTError, match="mm on b200: a product's loop unrolled: found 8 times by Triton 3.6; allowed: 4, or Triton 3.9"):
         check(unrolled, "b200")
     check(unrolled, "h200")
     check(unrolled.replace("k:8", "k:4"), "b200")
     assert "**unrolled(8)" in emit(prepare(parse(unrolled)))  # the file that runs alone asks for itself
     assert "unrolled" not in emit(prepare(parse(unrolled.replace("k:8", "k:4"))))
-    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: (3, 9))
+    monkeypatch.setattr("dtkernels.codegen.analysis.resources.triton_version", lambda: (3, 9))
     check(unrolled, "b200")
 
 
 def test_clusters_are_refused_by_triton_that_has_none(monkeypatch):
     clusters = "Func f; In A; Var x; f[x] = A[x]; f.block(x:1024); f.tensorize(x:1024); f.cluster({});"
-    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: (3, 6))
+    monkeypatch.setattr("dtkernels.codegen.analysis.resources.triton_version", lambda: (3, 6))
     with pytest.raises(DTError, match="f: clusters: found Triton 3.6; allowed: Triton 3.8 or newer"):
         check(clusters.format(2))
     check(clusters.format(1), "a100")  # one block is no cluster
-    monkeypatch.setattr("dtkernels.codegen.resources.triton_version", lambda: None)
+    monkeypatch.setattr("dtkernels.codegen.analysis.resources.triton_version", lambda: None)
     check(clusters.format(2))
 
 

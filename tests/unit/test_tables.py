@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from some_rows import BLOCKS, ROWS_HELD, SPEC, row, take
 
-from dtkernels.runtime import library
-from dtkernels.runtime.choice import candidates, distance, nearest_gpu, whole_labels
-from dtkernels.runtime.store import Entry, Store, StoreError, digest, write_store
-from dtkernels.runtime.table import Gpu, TableError, read_gpu, read_rows, rows_text, write_gpu, write_rows
+from dtkernels.runtime.select import table_loader
+from dtkernels.runtime.select.row_ranking import candidates, distance, nearest_gpu, whole_labels
+from dtkernels.runtime.tables.kernel_store import Entry, Store, StoreError, digest, write_store
+from dtkernels.runtime.tables.table import Gpu, TableError, read_gpu, read_rows, rows_text, write_gpu, write_rows
 
 H200, H100, A100 = Gpu("NVIDIA H200", 90, 132, 4.8e12), Gpu("NVIDIA H100 80GB HBM3", 90, 132, 3.35e12), Gpu("NVIDIA A100-SXM4-80GB", 80, 108)
 
@@ -242,11 +242,11 @@ def test_a_header_of_one_offset_is_damaged(tmp_path):
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
-    library.forget()
+    table_loader.forget()
     write_gpu(tmp_path / "nvidia_h200", H200)
     write_rows(tmp_path / "nvidia_h200" / "f.yaml", [row()])
     yield tmp_path
-    library.forget()
+    table_loader.forget()
 
 
 def messages(caplog):
@@ -254,16 +254,16 @@ def messages(caplog):
 
 
 def test_rows_of_the_gpu_and_of_one_like_it(tables):
-    assert library.op_table("f", H200).rows == library.op_table("f", H100).rows == (row(),)
-    assert library.op_table("f", A100).gpu is None and library.op_table("g", H200).rows == ()
+    assert table_loader.op_table("f", H200).rows == table_loader.op_table("f", H100).rows == (row(),)
+    assert table_loader.op_table("f", A100).gpu is None and table_loader.op_table("g", H200).rows == ()
 
 
 @pytest.mark.parametrize("text", ["{", "- 3", "[{op: f}]", "\x00", "a: &a [*a]", "- !!python/object/apply:os.system [ls]"])
 def test_a_corrupt_table_warns_once_and_has_no_rows(tables, caplog, text):
     (tables / "nvidia_h200" / "f.yaml").write_text(text)
     for _ in range(3):
-        assert library.op_table("f", H200).rows == ()
-        assert library.op_table("f", H100).rows == ()
+        assert table_loader.op_table("f", H200).rows == ()
+        assert table_loader.op_table("f", H100).rows == ()
     (said,) = messages(caplog)
     assert str(tables / "nvidia_h200" / "f.yaml") in said and "formula" in said and "\n" not in said
 
@@ -271,14 +271,14 @@ def test_a_corrupt_table_warns_once_and_has_no_rows(tables, caplog, text):
 def test_a_corrupt_store_warns_once_and_leaves_the_rows(tables, caplog):
     (tables / "nvidia_h200" / "f.safetensors").write_bytes(b"\xff" * 50)
     for gpu in (H200, H100, H200):
-        assert library.op_table("f", gpu) == library.OpTable("nvidia_h200", (row(),), None)
+        assert table_loader.op_table("f", gpu) == table_loader.OpTable("nvidia_h200", (row(),), None)
     (said,) = messages(caplog)
     assert "f.safetensors" in said
 
 
 def test_a_missing_folder_warns_once(tables, monkeypatch, caplog):
     monkeypatch.setenv("DTKERNELS_TABLES", str(tables / "nothing"))
-    assert library.op_table("f", H200).gpu is None and library.op_table("g", H200).gpu is None
+    assert table_loader.op_table("f", H200).gpu is None and table_loader.op_table("g", H200).gpu is None
     assert len(messages(caplog)) == 1
 
 
@@ -286,7 +286,7 @@ def test_an_unreadable_table_warns_once(tables, caplog):
     path = tables / "nvidia_h200" / "f.yaml"
     path.unlink()
     path.mkdir()
-    assert library.op_table("f", H200).rows == ()
+    assert table_loader.op_table("f", H200).rows == ()
     assert len(messages(caplog)) == 1
 
 
@@ -294,10 +294,10 @@ def test_a_store_of_an_older_table_lends_no_rows(tables):
     path = tables / "nvidia_h200" / "f.yaml"
     old = [replace(row(), sizes={"x": 1}, schedule="")]
     write_store(path.with_suffix(".safetensors"), [], {}, {}, old, digest(b"another table"))
-    assert library.op_table("f", H200).rows == (row(),)
+    assert table_loader.op_table("f", H200).rows == (row(),)
     write_store(path.with_suffix(".safetensors"), [], {}, {}, old, digest(path.read_bytes()))
-    library.forget()
-    assert library.op_table("f", H200).rows == (replace(row(), sizes={"x": 1}, schedule=""),)
+    table_loader.forget()
+    assert table_loader.op_table("f", H200).rows == (replace(row(), sizes={"x": 1}, schedule=""),)
 
 
 def test_a_call_reads_the_copied_rows_of_its_kind_alone(tables, monkeypatch):
@@ -306,10 +306,10 @@ def test_a_call_reads_the_copied_rows_of_its_kind_alone(tables, monkeypatch):
     write_rows(path, many)
     ordered = read_rows(path.read_text(), str(path))
     write_store(path.with_suffix(".safetensors"), [], {}, {}, ordered, digest(path.read_bytes()))
-    library.forget()
-    table = library.op_table("f", H200)
+    table_loader.forget()
+    table = table_loader.op_table("f", H200)
     assert table.rows == ordered
-    monkeypatch.setattr(library, "read_rows", lambda *args: 1 / 0)
+    monkeypatch.setattr(table_loader, "read_rows", lambda *args: 1 / 0)
     for wanted in ordered:
         like = [r for r in ordered if r.dtype == wanted.dtype and r.params.get("causal") == wanted.params.get("causal")]
         assert list(table.like(wanted.key)) == like
@@ -325,8 +325,8 @@ def test_copied_rows_that_are_damaged_are_read_from_the_table(tables, caplog):
     whole = store.read_bytes()
     at = whole.index(b"[[0,{") + 2
     store.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
-    library.forget()
-    assert library.op_table("f", H200).like(row().key) == library.op_table("f", H200).rows == (row(),)
+    table_loader.forget()
+    assert table_loader.op_table("f", H200).like(row().key) == table_loader.op_table("f", H200).rows == (row(),)
     (said,) = messages(caplog)
     assert "f.safetensors" in said and "\n" not in said
 
@@ -353,7 +353,7 @@ def test_a_row_that_changed_after_its_kernels_were_built_has_none(tables, caplog
     write_rows(path, built)
     write_store(path.with_suffix(".safetensors"), [], {}, {}, read_rows(path.read_text(), "f"), digest(path.read_bytes()))
     path.write_text(path.read_text().replace("  params: {causal: true}\n", ""))
-    library.forget()
-    assert {r.binaries for r in library.op_table("f", H200).rows} == {("xa",), ()}
+    table_loader.forget()
+    assert {r.binaries for r in table_loader.op_table("f", H200).rows} == {("xa",), ()}
     (said,) = messages(caplog)
     assert "1 rows name kernels that were built for others" in said and "tools/build.py" in said

@@ -2,9 +2,9 @@
 
 import pytest
 
-from dtkernels.algebra.prepare import prepare
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import parse
 
 CUBE = "f.block(h:4, s:8, d:16); f.tensorize(h:4, s:8, d:16);"

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from tuning.choosing import Regret, dispatched, summary
-from tuning.journal import HALF
-from tuning.matrix import read_matrices
-from tuning.plans import cut
-from tuning.works import Group, Work, variants_of
+from tuning.records.journal import HALF
+from tuning.records.measurement_store import read_matrices
+from tuning.records.problems import Group, Work, variants_of
+from tuning.search.candidates import cut
+from tuning.search.portfolio import Regret, dispatched, summary
 
 from dtkernels.lang import expr as ex
 from dtkernels.lang.errors import DTError
-from dtkernels.runtime.prebuild import meta_tensors
-from dtkernels.runtime.table import Row, read_rows
+from dtkernels.runtime.aot_build import meta_tensors
+from dtkernels.runtime.tables.table import Row, read_rows
 
 COMPETITIVE = 1.05  #: a schedule within 5% of the best peer is competitive; where no peer was timed, of the best schedule
 MOST = 4000  #: sums of kernels' times that a distribution is drawn from

@@ -1,0 +1,124 @@
+"""Derivatives of expressions: what each accessed element contributes, given the adjoint of the whole."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...lang import expr as ex
+from ...lang.errors import DTError
+from ..smart_constructors import ONE, ZERO, add, divide, is_constant, is_length, is_zero, multiply, negate, where
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """``adjoint``, summed over every label of ``labels`` that ``index`` does not name, belongs to ``tensor[index]``."""
+
+    tensor: str
+    index: tuple[ex.Expr, ...]
+    adjoint: ex.Expr
+    labels: tuple[str, ...]
+
+
+def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], value: ex.Expr | None = None) -> Iterator[Contribution]:
+    """What each access and scalar in ``expr`` receives when ``expr``, over ``labels``, has ``adjoint``.
+
+    ``value`` names the value of ``expr`` where it is at hand, so that ``tanh(a)`` gives ``(1 - value * value)``.
+    A scalar is a tensor without index. Ties: a maximum against a constant gives the constant; between two values it is
+    halved; a maximum over a row is split evenly. floor and comparisons give nothing.
+    """
+    if is_zero(adjoint):
+        return
+    match expr:
+        case ex.Access(tensor, index):
+            yield Contribution(tensor, index, adjoint, labels)
+        case ex.Scalar(name):
+            yield Contribution(name, (), adjoint, labels)
+        case ex.Unary("-", arg):
+            yield from contributions(arg, negate(adjoint), labels, value and negate(value))
+        case ex.Binary(op, left, right) if op in "+-*/":
+            for side, part, known in _arithmetic(op, left, right, adjoint, value):
+                yield from contributions(side, part, labels, known)
+        case ex.Call("where", (ex.Binary("==", empty, ex.Const(0)), ex.Const(0), kept)) if is_length(empty):
+            yield from contributions(kept, adjoint, labels, value)  # over nothing there is nothing to contribute
+        case ex.Call(fn, args):
+            for arg, part in zip(args, _function(fn, args, adjoint, expr if value is None else value)):
+                yield from contributions(arg, part, labels)
+        case ex.Cast(arg, _) | ex.Reshape(arg, _):
+            yield from contributions(arg, adjoint, labels)
+        case ex.Reduce("sum", arg, over):
+            yield from contributions(arg, adjoint, labels + over)
+        case ex.Reduce("max" | "min", arg, over):
+            yield from contributions(arg, _extremum(expr, adjoint, expr if value is None else value), labels + over)
+        case ex.Dot(left, right, over):
+            yield from contributions(left, multiply(adjoint, right), labels + over)
+            yield from contributions(right, multiply(adjoint, left), labels + over)
+        case ex.Const() | ex.Label() | ex.Len() | ex.Param() | ex.Binary() | ex.Unary():
+            return
+        case _:
+            raise DTError("no derivative", found=str(expr), at=expr.pos)
+
+
+def _arithmetic(op: str, left: ex.Expr, right: ex.Expr, adjoint: ex.Expr, value: ex.Expr | None):
+    """(operand, its adjoint, its value if known) of a sum, difference, product or quotient."""
+    if op in "+-":
+        return (left, adjoint, None), (right, adjoint if op == "+" else negate(adjoint), None)
+    if op == "*":
+        return (left, multiply(adjoint, right), None), (right, multiply(adjoint, left), None)
+    quotient = value if value is not None else ex.Binary("/", left, right)
+    return (left, divide(adjoint, right), None), (right, negate(divide(multiply(adjoint, quotient), right)), None)
+
+
+def _function(fn: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr, value: ex.Expr) -> tuple[ex.Expr, ...]:
+    """The adjoint of each argument of ``fn(args) = value``."""
+    a = args[0]
+    match fn:
+        case "exp":
+            factor: ex.Expr = value
+        case "exp2":
+            factor = multiply(ex.Const(math.log(2)), value)
+        case "log":
+            return (divide(adjoint, a),)
+        case "log2":
+            return (divide(adjoint, multiply(ex.Const(math.log(2)), a)),)
+        case "sqrt":
+            return (divide(multiply(ex.Const(0.5), adjoint), value),)
+        case "rsqrt":
+            factor = negate(multiply(ex.Const(0.5), multiply(value, multiply(value, value))))
+        case "sigmoid":
+            factor = multiply(value, ex.Binary("-", ONE, value))
+        case "tanh":
+            factor = ex.Binary("-", ONE, multiply(value, value))
+        case "erf":
+            factor = multiply(ex.Const(2 / math.sqrt(math.pi)), ex.Call("exp", (negate(multiply(a, a)),)))
+        case "abs":
+            return (where(ex.Binary(">", a, ZERO), adjoint, where(ex.Binary("<", a, ZERO), negate(adjoint), ZERO)),)
+        case "floor":
+            return (ZERO,)
+        case "maximum" | "minimum":
+            return _larger(">" if fn == "maximum" else "<", args, adjoint)
+        case "where":
+            return ZERO, where(a, adjoint, ZERO), where(a, ZERO, adjoint)
+        case _:
+            raise DTError("no derivative", found=fn)
+    return (multiply(adjoint, factor),)
+
+
+def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.Expr, ...]:
+    a, b = args
+    if is_constant(a) or is_constant(b):
+        return where(ex.Binary(wins, a, b), adjoint, ZERO), where(ex.Binary(wins, b, a), adjoint, ZERO)
+    half = multiply(ex.Const(0.5), adjoint)
+    tie = ex.Binary("==", a, b)
+    return tuple(where(ex.Binary(wins, x, y), adjoint, where(tie, half, ZERO)) for x, y in ((a, b), (b, a)))
+
+
+def _extremum(reduction: ex.Reduce, adjoint: ex.Expr, value: ex.Expr) -> ex.Expr:
+    """The row's maximum passes its adjoint to the elements that equal it, in even parts."""
+    is_it = ex.Binary("==", reduction.arg, value)
+    count = ex.Reduce("sum", where(is_it, ONE, ZERO), reduction.labels)
+    return where(is_it, divide(adjoint, count), ZERO)
+
+
+__all__ = ["Contribution", "add", "contributions"]

@@ -1,0 +1,313 @@
+"""The gradient of an algorithm, as Funcs.
+
+Reverse accumulation over the Funcs: the adjoint of a Func is the sum of what its uses contribute. A contribution is
+summed over the labels of the use that the accessed element does not have; where such a sum is over a product it is a
+matrix product again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ..rules.canonicalize import fresh_name, rename_bound
+from ..rules.center_moments import cancel_deviations
+from ..rules.condition_folding import decided
+from ..rules.func_cse import share_equal
+from ..rules.index_inversion import Inverse, solve, unknown
+from ..rules.operand_cse import share_operands
+from ..smart_constructors import ZERO, add_alike, is_zero, negate, simplify, where
+from .derivative import Contribution, contributions
+from .saved_tensors import Saved, choose_saved
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """Forward that also returns what backward needs, and backward.
+
+    ``forward`` computes ``forward_outputs``: the outputs, then the saved extras. ``backward`` takes the inputs and saved
+    values it mentions and the adjoint of each output (``adjoints``: output -> input name); it computes ``grads``
+    (input or scalar -> Func). ``products``: those of ``forward_outputs`` that are products, see chained_products.py.
+    """
+
+    forward: Algorithm
+    forward_outputs: tuple[str, ...]
+    backward: Algorithm
+    adjoints: dict[str, str]
+    grads: dict[str, str]
+    products: tuple[str, ...] = ()
+
+
+def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = ()) -> Gradient:
+    """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
+
+    Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
+    Forward hands over those of the Funcs ``products`` that backward would compute again. What does not enter the outputs
+    differentiably is left out of ``grads``. Raises DTError for what has no derivative.
+    """
+    r = _Reverse(algorithm, outputs)
+    r.run()
+    grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
+    backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
+    saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()), products)
+    single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
+    backward = in_float32(saved.backward, single | set(saved.extra))
+    returned = outputs + saved.extra + saved.products
+    backward = share_operands(share_equal(backward, tuple(grads.values())))
+    return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
+
+
+def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
+    """Say of inputs that are float32 whatever the others are that they are, so that they do not make results float32.
+
+    Before: ``d_A[x, y] = d_f[x, y] * s[x];``  After: ``d_A[x, y] = d_f[x, y] * cast(s[x], fp32);``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Access(tensor, _) if tensor in names:
+                return ex.Cast(node, "fp32")
+            case ex.Cast(ex.Cast(_, "fp32") as inner, "fp32"):
+                return inner
+        return node
+
+    return algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+class _Reverse:
+    def __init__(self, algorithm: Algorithm, outputs: tuple[str, ...]):
+        self.algorithm, self.outputs = algorithm, outputs
+        self.taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+        self.received: dict[str, list[Contribution]] = {}
+        self.adjoint_inputs = {o: fresh_name(f"d_{o}", self.taken) for o in outputs}
+        self.new: list[Definition] = []
+        self.new_labels: list[str] = []
+        self.new_extents: list[tuple[str, str, int]] = []
+        self.shared: dict[object, str] = {}  #: labels made so far, by what they stand for
+
+    def run(self) -> None:
+        """Visit Funcs last to first; each passes its adjoint to what it accesses."""
+        for d in reversed(self.algorithm.definitions):
+            if d.name not in self.algorithm.needed_by(self.outputs):
+                continue
+            adjoint = self._adjoint(d)
+            if adjoint is None:
+                continue
+            value = ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
+            for c in contributions(d.expr, adjoint, d.labels, value):
+                self.received.setdefault(c.tensor, []).append(c)
+
+    def _adjoint(self, d: Definition) -> ex.Expr | None:
+        """The adjoint of a Func over its own labels: an input, a new Func, or both."""
+        own = tuple(ex.Label(label) for label in d.labels)
+        total: ex.Expr = ex.Access(self.adjoint_inputs[d.name], own) if d.name in self.adjoint_inputs else ZERO
+        for c in self.received.get(d.name, []):
+            total = add_alike(total, self._gathered(c, d.labels))
+        if is_zero(total):
+            return None
+        if isinstance(total, ex.Access):
+            return total
+        name = fresh_name(f"d_{d.name}", self.taken)
+        self.new.append(Definition(name, d.labels, simplify(decided(total)), d.pos))
+        return ex.Access(name, own)
+
+    def collect(self, name: str) -> str | None:
+        """The Func that is the gradient of input or scalar ``name``; None where it does not enter differentiably."""
+        found = self.received.get(name, [])
+        labels = self._labels_of(name, found)
+        total: ex.Expr = ZERO
+        for c in found:
+            total = add_alike(total, self._gathered(c, labels))
+        if is_zero(total):
+            return None
+        func = fresh_name(f"d_{name}", self.taken)
+        self.new.append(Definition(func, labels, simplify(decided(total))))
+        return func
+
+    def _labels_of(self, name: str, found: list[Contribution]) -> tuple[str, ...]:
+        """A label for each dimension of an input: the one that indexes it by itself, else a new one of that extent."""
+        rank = len(found[0].index) if found else 0
+        labels: list[str] = []
+        for dim in range(rank):
+            plain = [i.name for c in found if isinstance(i := c.index[dim], ex.Label)]
+            label = next((p for p in plain if p not in labels), None)
+            if label is None:
+                index: object = found[0].index[dim]
+                twice = self.shared.get(index) in labels  # two dimensions that one expression indexes
+                label = self._label((name, dim) if twice else index, f"{name}_{dim}", name, dim)
+            labels.append(label)
+        return tuple(labels)
+
+    def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
+        """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
+        names = {label: f"{label}'" for label in sorted((set(c.labels) | _bound(c.adjoint)) & set(target))}  # out of the target's way
+        rename = {label: ex.Label(name) for label, name in names.items()}
+        adjoint = ex.substitute(rename_bound(c.adjoint, names), rename)
+        over = [names.get(label, label) for label in c.labels]
+        solved: dict[str, ex.Expr] = {}
+        conditions: list[ex.Expr] = []
+        divides: list[tuple[str, ex.Expr]] = []
+        at = [(ex.substitute(i, rename, index=True), label, dim) for dim, (label, i) in enumerate(zip(target, c.index))]
+        for i, label, dim in sorted(at, key=lambda a: len(ex.free_labels(a[0])) > 1):  # what a sum of labels leaves free is known last
+            i = ex.substitute(i, solved, index=True)
+            found = self._solve(i, ex.Label(label), [o for o in over if o not in solved], (c.tensor, dim), names)
+            if found is None:
+                conditions.append(ex.Binary("==", ex.as_value(i), ex.Label(label)))
+                continue
+            name, value = found[0], found[1].value
+            over += found[1].new
+            divides += [(name, when) for when in found[1].when]
+            solved = {k: ex.substitute(v, {name: value}, index=True) for k, v in solved.items()} | {name: value}
+            if not isinstance(value, ex.Label) and not _is_remainder(value) and not _vanishes_outside(adjoint, name):
+                place = ex.as_value(value)
+                inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
+                conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
+        for name, condition in divides:
+            adjoint = _only_where(condition, adjoint, name)
+        inner = {label.rstrip("'"): f"{label}'" for label in _bound(adjoint) & set().union(*map(ex.free_labels, solved.values()))}
+        adjoint = ex.substitute(rename_bound(adjoint, {twin[:-1]: twin for twin in inner.values()}), solved)
+        for condition in conditions:
+            adjoint = where(ex.substitute(condition, solved), adjoint, ZERO)
+        left = tuple(label for label in over if label not in solved)
+        return self._restore(self._restore(self._summed(adjoint, left), inner), names)
+
+    def _solve(
+        self, index: ex.Expr, target: ex.Label, over: list[str], dimension: tuple[str, int], names: dict[str, str]
+    ) -> tuple[str, Inverse] | None:
+        """A label in ``index``, of the ``dimension`` of a tensor, and what it is where ``index = target``; None if none has one answer.
+
+        ``names``: label -> the name it goes by while ``target`` bears its own.
+        """
+        match index:
+            case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
+                name = unknown(moved, over)
+                own = next((label for label, twin in names.items() if twin == name), name)
+                alike = self.algorithm.tied_labels(round_)
+                if name is None or own not in alike or target.name not in alike and dimension not in self.algorithm.extent_sources(round_):
+                    return None
+                found = solve(moved, target, name, self._rest)
+                return None if found.new or found.when else (name, Inverse(ex.Binary("%", found.value, ex.Len(round_))))
+        name = unknown(index, over)
+        return None if name is None else (name, solve(index, target, name, self._rest))
+
+    def _rest(self, division: ex.Binary, name: str) -> str:
+        """The label of what ``division`` drops of ``name``."""
+        size = division.right.value  # type: ignore[attr-defined]
+        within = sum(isinstance(n, ex.Binary) and n.op == "/" for n in division.left.walk())
+        return self._label((name, size, within), f"{name}_in".replace("'", ""), "", int(size))
+
+    def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
+        """A new label with the extent of a dimension (or a constant one), the same for all that stand for the same thing."""
+        if stands_for not in self.shared:
+            self.shared[stands_for] = fresh_name(wish, self.taken)
+            self.new_labels.append(self.shared[stands_for])
+        self.new_extents.append((self.shared[stands_for], tensor, size))
+        return self.shared[stands_for]
+
+    def _restore(self, e: ex.Expr, names: dict[str, str]) -> ex.Expr:
+        """Give renamed labels that are still summed a declared name of the same extent."""
+        back = {}
+        for label, twin in names.items():
+            if any(isinstance(n, ex.Label) and n.name == twin or isinstance(n, (ex.Reduce, ex.Dot)) and twin in n.labels for n in e.walk()):
+                back[twin] = fresh_name(f"{label}_", self.taken)
+                self.new_labels.append(back[twin])
+                source = self.algorithm.extent_source(label) or ("", self.algorithm.constant_extent(label))
+                self.new_extents.append((back[twin], *source))  # type: ignore[arg-type]  # a label has one of the two
+        return rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
+
+    def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """The sum over ``labels``: of each addend alone; of a product of two that both have the label, as a rdot."""
+        if not labels:
+            return e
+        match e:
+            case ex.Unary("-", arg):
+                return negate(self._summed(arg, labels))
+            case ex.Call("where", (c, a, b)) if is_zero(b) and not ex.free_labels(c) & set(labels):
+                return where(c, self._summed(a, labels), ZERO)
+            case ex.Binary("*", a, b):
+                if not ex.free_labels(a) & set(labels):
+                    return ex.Binary("*", a, self._summed(b, labels))
+                if not ex.free_labels(b) & set(labels):
+                    return ex.Binary("*", self._summed(a, labels), b)
+                for one, other in ((a, b), (b, a)):  # over what one side alone has, that side is summed first
+                    if alone := tuple(label for label in labels if label not in ex.free_labels(other)):
+                        sides = (self._summed(one, alone), other) if one is a else (other, self._summed(one, alone))
+                        return self._summed(ex.Binary("*", *sides), tuple(label for label in labels if label not in alone))
+                return self._product(a, b, labels)
+            case ex.Binary("/", a, b) if not ex.free_labels(b) & set(labels):
+                return ex.Binary("/", self._summed(a, labels), b)
+        return self._plain_sum(e, labels)
+
+    def _plain_sum(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """A sum in one go; down to a single number, columns first and then their sums, so that many programs share the work.
+
+        Columns, because the gradients of what broadcasts along rows are sums down columns too, and can share a loop.
+        """
+        if len(labels) > 1 and not ex.free_labels(e) - set(labels):
+            return ex.Reduce("sum", ex.Reduce("sum", e, labels[:-1]), labels[-1:])
+        return ex.Reduce("sum", e, labels)
+
+    def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
+        """A sum of products is a matrix product if each side has a label that the other lacks."""
+        left, right = ex.free_labels(a), ex.free_labels(b)
+        inner = tuple(label for label in labels if label in left and label in right)
+        if inner and left - right and right - left and not (set(labels) - set(inner)):
+            return ex.Dot(a, b, labels)
+        return self._plain_sum(ex.Binary("*", a, b), labels)
+
+    def algorithm_of(self, grads: tuple[str, ...]) -> Algorithm:
+        """Forward and backward Funcs together, of which only what the gradients need stays."""
+        a = self.algorithm
+        adjoints = tuple(self.adjoint_inputs.values())
+        definitions = a.definitions + tuple(self.new)
+        extents = a.extents + tuple(dict.fromkeys(self.new_extents))
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents)
+        whole = whole.with_definitions(definitions)
+        needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
+        return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def _bound(e: ex.Expr) -> set[str]:
+    """Labels that reductions inside ``e`` run over."""
+    return {label for n in e.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+
+
+def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
+    """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product of an element that reads 0 there and what is finite."""
+    match adjoint:
+        case ex.Access(_, index):
+            return any(isinstance(i, ex.Label) and i.name == label for i in index)
+        case ex.Binary("*", a, b):
+            return any(_vanishes_outside(x, label) and _finite_outside(y, label) for x, y in ((a, b), (b, a)))
+        case ex.Binary("/", a, b):
+            return _vanishes_outside(a, label) and label not in ex.free_labels(b)
+        case ex.Unary("-", a):
+            return _vanishes_outside(a, label)
+    return False
+
+
+def _finite_outside(e: ex.Expr, label: str) -> bool:
+    """Whether ``e`` surely is a number where ``label`` is outside its extent, and what it accesses there is 0."""
+    match e:
+        case ex.Call("where", (ex.Binary("==", ex.Access() as tested, ex.Const(0)), other, _)) if _vanishes_outside(tested, label):
+            return _finite_outside(other, label)
+        case ex.Binary("/", _, b) if label in ex.free_labels(b):
+            return False
+        case ex.Call("exp" | "exp2" | "log" | "log2" | "rsqrt" | "sqrt", _) if label in ex.free_labels(e):
+            return False
+    return all(_finite_outside(child, label) for child in e.children())
+
+
+def _only_where(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
+    """``e`` where ``condition`` holds, else 0: asked of the factor that varies with ``label``, so that a product stays one."""
+    match e:
+        case ex.Binary("*", a, b) if (label in ex.free_labels(a)) != (label in ex.free_labels(b)):
+            return ex.Binary("*", *(_only_where(condition, x, label) if label in ex.free_labels(x) else x for x in (a, b)))
+        case ex.Unary("-", a):
+            return negate(_only_where(condition, a, label))
+    return where(condition, e, ZERO)
+
+
+def _is_remainder(e: ex.Expr) -> bool:
+    return isinstance(e, ex.Binary) and e.op == "%"

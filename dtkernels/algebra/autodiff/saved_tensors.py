@@ -1,0 +1,326 @@
+"""What the forward saves for the backward.
+
+Outputs are at hand anyway: a test is asked of the output that what is tested went into, where it is the same test. So that
+no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used
+as the shift of those exponentials: by the degree argument of shift_degree.py any shift leaves the gradients unchanged, and under this
+one the sum itself is 1. An expression that then equals an output is read instead of computed again. Products that enter further
+products are outputs too where the caller, who knows the sizes, asks for it: see chained_products.py.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ..rules.canonicalize import fresh_name, matches, written_out
+from ..rules.constant_folding import drop_unused, keep_extents, with_plain_vars, written_out_copies
+from ..rules.max_subtraction import shift_exponent
+from ..rules.shift_degree import Degree, degree_of, moved_terms
+from ..rules.sum_exp_addends import addends, shifted_alike
+from ..smart_constructors import ONE, ZERO, is_zero, simplify
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The two programs, and the Funcs that forward returns besides its outputs: numbers of rows in float32, products as results are."""
+
+    forward: Algorithm
+    backward: Algorithm
+    extra: tuple[str, ...]
+    products: tuple[str, ...] = ()
+
+
+def choose_saved(
+    forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = ()
+) -> Saved:
+    """Replace in ``backward`` what forward can hand over: log-sum-exps, then outputs, then the Funcs ``products``."""
+    extra: list[Definition] = []
+    for d in forward.definitions:
+        if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
+            name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
+            uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
+            inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
+            alike = shifted_alike(d, forward)
+            ways = (_shift_by(backward, d, argument, name, grads, alike, by_term) for by_term in (False, True)) if inside else iter(())
+            shifted = next((way for way in ways if way is not None), None)
+            if shifted is not None:
+                backward = shifted
+                logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
+                extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
+    for output in outputs:
+        backward = _tested_by_output(backward, output, grads)
+    backward = _needed(_read_outputs(backward, outputs), grads)
+    small = [d for d in forward.definitions if d.name in backward and backward[d.name] == d and _is_small(d, forward)]
+    small = [d for d in small if not _compared(d.name, backward)]
+    for d in small:
+        if d.name in backward:
+            name = fresh_name(f"{d.name}_kept", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
+            extra.append(Definition(name, d.labels, ex.Cast(ex.Access(d.name, tuple(map(ex.Label, d.labels))), "fp32")))
+            backward = replace(_renamed(backward, d.name, name), inputs=(*backward.inputs, name))
+    backward = _needed(_read_outputs(backward, outputs), grads)
+    kept = tuple(p for p in products if p in backward and backward[p] == forward[p] and not _compared(p, backward))
+    backward = _needed(_read_outputs(backward, kept), grads)
+    kept = tuple(p for p in kept if p in backward.inputs)
+    backward = keep_extents(with_plain_vars(backward) if kept else backward, forward)
+    used = tuple(e for e in extra if e.name in backward.inputs)
+    with_extra = forward.with_definitions(forward.definitions + used) if used else forward
+    return Saved(with_extra, backward, tuple(e.name for e in used), kept)
+
+
+def _is_small(d: Definition, algorithm: Algorithm) -> bool:
+    """Whether ``d`` is a reduction of what has more dimensions, and no stability shift could be inserted into it were it an output."""
+    parts = [algorithm[f].expr for f in algorithm.needed_by((d.name,))]
+    nodes = [n for e in parts for n in e.walk()]
+    reduces = any(isinstance(n, (ex.Reduce, ex.Dot)) for n in d.expr.walk())
+    larger = any(isinstance(n, ex.Access) and len(n.index) > len(d.labels) for n in nodes)
+    return reduces and larger and not any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+
+
+def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
+    """The argument if ``d`` is a sum of exponentials, the exponential possibly a Func of its own, and of what is shifted alike."""
+    alike = shifted_alike(d, algorithm)
+    parts = [a for a in addends(d.expr) if not (isinstance(a, ex.Access) and a.tensor in alike)]
+    if len(parts) != 1 or not (isinstance(parts[0], ex.Reduce) and parts[0].kind == "sum"):
+        return None
+    term: ex.Expr | None = parts[0].arg
+    while isinstance(term, ex.Access) and term.tensor in algorithm:
+        term = written_out(term, algorithm)
+    return term.args[0] if isinstance(term, ex.Call) and term.fn == "exp" else None
+
+
+def _shift_by(
+    backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], alike: tuple[str, ...], by_term: bool
+) -> Algorithm | None:
+    """``backward`` with exp(argument) shifted by the saved logarithm and the sum itself 1; None if gradients would change.
+
+    ``alike`` are shifted too, see sum_exp_addends.py. ``by_term``: only in terms that the sum enters, as where another sum of the
+    same exponentials is there too.
+    """
+
+    def shifted(e: ex.Expr) -> ex.Expr:
+        return _shifted(e, argument, name, total.labels)
+
+    known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+    definitions = []
+    for d in backward.definitions:
+        if d.name == total.name:
+            known[d.name] = Degree(times=Fraction(-1))
+            continue
+        if d.name in alike:
+            expr = shift_exponent(d.expr, ex.Cast(ex.Access(name, tuple(map(ex.Label, d.labels))), "fp32"))
+        else:
+            expr = moved_terms(d.expr, known, shifted) if by_term else shifted(d.expr)
+        definition = replace(d, expr=expr)
+        known[d.name] = degree_of(definition, known)
+        definitions.append(definition)
+    if any(known[g] is None or not known[g].free for g in grads):  # type: ignore[union-attr]
+        return None
+    vanish = _rows_vanish(list(backward.definitions), total.name, argument, grads)
+    kept = tuple(replace(d, expr=simplify(_with_unit_sum(d.expr, total.name, name, rows_vanish=vanish))) for d in definitions)
+    changed = replace(backward, inputs=(*backward.inputs, name)).with_definitions(kept)
+    return _inline_copies(changed, grads)
+
+
+def _with_unit_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
+    """``expr`` where ``total`` is 1, but 0 where ``log`` is -inf. If such rows vanish, only comparisons tell the two apart."""
+    match expr:
+        case ex.Access(tensor, index) if tensor == total:
+            return ONE if rows_vanish else _one_or_zero(log, index)
+        case ex.Call("where", (_, _, kept)) if rows_vanish and _is_guard(expr, total):
+            return _with_unit_sum(kept, total, log, rows_vanish=True)
+        case ex.Binary("==" | "!=" as op, ex.Access(tensor, index), ex.Const(0)) if tensor == total:
+            return ex.Binary(op, ex.Access(log, index), ex.NEG_INF)
+        case ex.Binary(op, _, _) if op in ex.COMPARISONS:
+            return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=False))
+    return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=rows_vanish))
+
+
+def _one_or_zero(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
+    return ex.Call("where", (ex.Binary("==", ex.Access(log, index), ex.NEG_INF), ZERO, ONE))
+
+
+def _is_guard(expr: ex.Expr, total: str) -> bool:
+    """Whether ``expr`` is ``where(total == 0, 0, ...)``."""
+    match expr:
+        case ex.Call("where", (ex.Binary("==", ex.Access(tensor, _), ex.Const(0)), ex.Const(0), _)):
+            return tensor == total
+    return False
+
+
+def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, grads: tuple[str, ...]) -> bool:
+    """Whether a row whose ``total`` is 0, all its exponentials being 0, enters ``grads`` through nothing but factors of those.
+
+    Then it does not matter what ``total`` and the values it guards are taken for in that row.
+    """
+    known: dict[str, str] = {total: "any"}
+
+    def kind(e: ex.Expr) -> str:
+        """Of the value in such a row: it is 0, it stays the same, or it is any."""
+        match e:
+            case ex.Access(tensor, _):
+                return known.get(tensor, "same")
+            case ex.Call("exp", (arg,)) if matches(argument, arg) is not None:
+                return "zero"
+            case ex.Call("where", (condition, a, b)):
+                if _is_guard(e, total):
+                    return "zero" if kind(b) == "zero" else "any"
+                below = {kind(a), kind(b)}
+                return "any" if kind(condition) == "any" or "any" in below else "zero" if below == {"zero"} else "same"
+            case ex.Binary("*", a, b) | ex.Dot(a, b, _):
+                below = {kind(a), kind(b)}
+                return "zero" if "zero" in below else "any" if "any" in below else "same"
+            case ex.Binary("/", a, _) if kind(a) == "zero":
+                return "zero"
+            case ex.Binary(op, ex.Access(tensor, _), ex.Const(0)) if op in ex.COMPARISONS and tensor == total:
+                return "same"
+            case ex.Const(0):
+                return "zero"
+            case ex.Binary("+" | "-", _, _) | ex.Unary("-", _) | ex.Reduce("sum", _, _) | ex.Cast() | ex.Reshape():
+                below = {kind(c) for c in e.children()}
+                return "any" if "any" in below else "zero" if below == {"zero"} else "same"
+        return "any" if "any" in {kind(c) for c in e.children()} else "same"
+
+    for d in definitions:
+        if d.name != total:
+            known[d.name] = kind(d.expr)
+    return "any" not in {known[g] for g in grads}
+
+
+def _shifted(expr: ex.Expr, argument: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Call) and node.fn == "exp" and (names := matches(argument, node.args[0])) is not None:
+            index = tuple(ex.Label(names.get(label, label)) for label in labels)
+            return shift_exponent(node, ex.Cast(ex.Access(name, index), "fp32"))
+        return node
+
+    return expr.transform(change)
+
+
+def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
+    """Drop Funcs that only rename another or a constant."""
+    simple = (ex.Access, ex.Const, ex.Scalar)
+    copies = tuple(d.name for d in algorithm.definitions if isinstance(d.expr, simple) and d.name not in keep)
+    changed = written_out_copies(algorithm, copies)
+    used = {a.tensor for d in changed.definitions for a in ex.accesses(d.expr)}
+    kept = (replace(d, expr=simplify(d.expr)) for d in changed.definitions if d.name not in copies or d.name in used)
+    return algorithm.with_definitions(tuple(kept))
+
+
+def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) -> Algorithm:
+    """Tests against a bound asked of the output that is bounded so, if then ``grads`` read the input no more that was tested, or make
+    fewer products and sums.
+
+    Before: ``y[x] = maximum(A[x], 0); d_A[x] = where(A[x] > 0, d_y[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);``
+    An output has the dtype of an input that it picks, and a NaN is neither above nor below. What is computed is rounded to it, and
+    stays on its side of 0 but for what is too small for the dtype, which torch's results have lost too. What comes behind keeps the
+    output in memory anyway, while nothing may keep the input.
+    """
+    test = _test(backward[output].expr) if output in backward else None
+    if test is None:
+        return backward
+    own = tuple(map(ex.Label, backward[output].labels))
+    tested, bound = test.left, test.right
+    picked = isinstance(tested, ex.Access) and tested.tensor in backward.inputs
+    same = set(own) <= set(tested.index) and _in_every_dtype(bound.value) if picked else is_zero(bound)  # type: ignore[attr-defined]
+    if not same:
+        return backward
+    changed = _replaced(backward, output, test, replace(test, left=ex.Access(output, own)))
+    if not picked:
+        return changed if _reductions(changed, output, grads) < _reductions(backward, output, grads) else backward
+    read = {a.tensor for f in changed.needed_by(grads) if f != output for a in ex.accesses(changed[f].expr)}
+    return changed if output in read and tested.tensor not in read else backward  # type: ignore[attr-defined]
+
+
+def _test(e: ex.Expr) -> ex.Binary | None:
+    """The comparison of what ``e`` is made of with a constant that ``e``, a maximum or a choice, answers alike."""
+    match e:
+        case ex.Call("maximum" | "minimum" as fn, (tested, ex.Const() as bound) | (ex.Const() as bound, tested)):
+            return ex.Binary(">" if fn == "maximum" else "<", tested, bound)
+        case ex.Call("where", (ex.Binary(">" | "<=" as op, tested, bound) as test, a, b)) if is_zero(bound):  # else what rounds to 0 is no longer below it
+            kept, other = (a, b) if op == ">" else (b, a)
+            if kept == tested and (is_zero(other) or _slopes(other, tested)):
+                return test
+    return None
+
+
+def _slopes(e: ex.Expr, tested: ex.Expr) -> bool:
+    """Whether ``e`` is ``tested`` times a positive number."""
+    match e:
+        case ex.Binary("*", ex.Const(times), arg) | ex.Binary("*" | "/", arg, ex.Const(times)):
+            return arg == tested and 0 < times < math.inf
+    return False
+
+
+def _reductions(backward: Algorithm, output: str, grads: tuple[str, ...]) -> int:
+    """How many sums and products ``grads`` take where ``output`` is at hand."""
+    rest = backward.with_definitions(tuple(d for d in backward.definitions if d.name != output))
+    return sum(isinstance(n, (ex.Reduce, ex.Dot)) for f in rest.needed_by(grads) for n in rest[f].expr.walk())
+
+
+def _in_every_dtype(value: float) -> bool:
+    """Whether a number is the same in float32, float16 and bfloat16."""
+    significand, exponent = math.frexp(value)
+    return value == 0 or (significand * 256).is_integer() and -13 <= exponent <= 16
+
+
+def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Outputs that backward mentions become inputs, and so does any Func or expression that equals one."""
+    for output in outputs:
+        if output not in backward or _compared(output, backward):
+            continue
+        d = backward[output]
+        own = tuple(map(ex.Label, d.labels))
+        if isinstance(d.expr, ex.Access) and d.expr.tensor in backward and d.expr.index == own:
+            backward = _renamed(backward, d.expr.tensor, output)  # the output is that Func
+        else:
+            backward = _replaced(backward, output, d.expr, ex.Access(output, own))
+        others = tuple(x for x in backward.definitions if x.name != output)
+        backward = replace(backward, inputs=(*backward.inputs, output)).with_definitions(others)
+    return backward
+
+
+def _compared(func: str, backward: Algorithm) -> bool:
+    """Whether ``backward`` asks what equals ``func``, a value that is computed: as forward returns it, it may be rounded otherwise."""
+    d = backward[func]
+    if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
+        return _compared(d.expr.tensor, backward)
+    parts = [n for f in backward.needed_by((func,)) for n in backward[f].expr.walk()]
+    if all(_picks(n) for n in parts):
+        return False
+    tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
+    read = [[a.tensor for a in sides if isinstance(a, ex.Access)] for sides in tests]
+    return any(func in names for names in read if len(names) == 2)
+
+
+def _picks(node: ex.Expr) -> bool:
+    """Whether ``node`` gives one of the values in it as it is."""
+    return (
+        isinstance(node, (ex.Access, ex.Const, ex.Label, ex.Len))
+        or isinstance(node, ex.Reduce) and node.kind in ("max", "min")
+        or isinstance(node, ex.Call) and node.fn in ("maximum", "minimum", "where")
+        or isinstance(node, ex.Binary) and node.op in ex.COMPARISONS
+        or isinstance(node, ex.Unary) and node.op == "-"
+    )  # fmt: skip
+
+
+def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:
+    def change(node: ex.Expr) -> ex.Expr:
+        return replace(node, tensor=output) if isinstance(node, ex.Access) and node.tensor == func else node
+
+    return backward.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in backward.definitions if d.name != func))
+
+
+def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -> Algorithm:
+    def change(node: ex.Expr) -> ex.Expr:
+        return value if node == body else node
+
+    changed = (d if d.name == output else replace(d, expr=d.expr.transform(change)) for d in backward.definitions)
+    return backward.with_definitions(tuple(changed))
+
+
+def _needed(backward: Algorithm, grads: tuple[str, ...]) -> Algorithm:
+    needed = backward.needed_by(grads)
+    return drop_unused(backward.with_definitions(tuple(d for d in backward.definitions if d.name in needed)))

@@ -1,0 +1,173 @@
+"""The rules in the order they are applied, and where the Funcs they derive are computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.schedule import Fused, Primitive, Program, Schedule, host
+from .rules.canonicalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
+from .rules.center_moments import center_moments
+from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
+from .rules.factor_hoisting import pull_out
+from .rules.label_unification import share_labels
+from .rules.max_subtraction import masked_exponents, stabilize
+from .rules.shift_degree import Degree, degree
+from .rules.sum_exp_addends import name_addends
+from .rules.tanh_to_sigmoid import tanh_to_sigmoid
+
+
+def stages(
+    algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
+) -> Iterator[tuple[str, Algorithm]]:
+    """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
+    algorithm = written = bind_parameters(algorithm, params)
+    yield "bind_parameters", algorithm
+    if inline is None:  # no schedule names the labels
+        algorithm = share_labels(algorithm)
+        yield "share_labels", algorithm
+    algorithm = mean_to_sum(algorithm)
+    yield "mean_to_sum", algorithm
+    algorithm = tanh_to_sigmoid(algorithm)
+    yield "tanh_to_sigmoid", algorithm
+    algorithm = center_moments(algorithm, outputs, inline)
+    yield "center_moments", algorithm
+    algorithm = pull_out(algorithm, outputs, inline)
+    yield "pull_out", algorithm
+    algorithm = reduce_invariants(algorithm)
+    yield "reduce_invariants", algorithm
+    if inline is None:
+        algorithm = sums_to_products(algorithm)
+        yield "sums_to_products", algorithm
+    algorithm = hoist_reductions(algorithm)
+    yield "hoist_reductions", algorithm
+    if inline is None:
+        algorithm = share_labels(algorithm)
+        yield "share_labels", algorithm
+        algorithm = hoist_reductions(algorithm)
+        yield "hoist_reductions", algorithm
+    algorithm = name_addends(algorithm)
+    yield "name_addends", algorithm
+    algorithm = masked_exponents(algorithm, outputs)
+    yield "masked_exponents", algorithm
+    algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
+    yield "stabilize", algorithm
+    needed = algorithm.needed_by(outputs)
+    algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
+    yield "fold_constants", keep_extents(drop_unused(fold_constants(algorithm)), written)
+
+
+def prepare_algorithm(
+    algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
+) -> Algorithm:
+    """The algorithm as it is lowered: the last of ``stages``."""
+    return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
+
+
+def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
+    algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(share_labels(bind_parameters(algorithm)))), outputs)
+    algorithm = share_labels(hoist_reductions(sums_to_products(reduce_invariants(pull_out(algorithm, outputs)))))
+    return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
+
+
+def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
+    """Apply every rule to a program and carry its schedule over to the Funcs that result."""
+    schedule, outputs = program.schedule, program.outputs()
+    inline = frozenset(schedule.fused()) - frozenset(outputs)
+    algorithm = prepare_algorithm(program.algorithm, outputs, params, inline)
+    schedule = _without_removed(schedule, algorithm)
+    return Program(algorithm, schedule + place_derived(program.algorithm, algorithm, schedule))
+
+
+def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
+    """Drop statements on Funcs that the algebra removed; what was fused into one goes where that one was."""
+    fused = schedule.fused()
+    kept = []
+    for p in schedule.primitives:
+        if p.func not in algorithm:
+            continue
+        if p.name == "fuse_at":
+            consumer, label = p.args
+            while consumer not in algorithm and consumer in fused:
+                consumer, label = fused[consumer]
+            p = Primitive(p.func, p.name, (consumer, label), p.pos)
+        kept.append(p)
+    return Schedule(tuple(kept))
+
+
+def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Schedule:
+    """fuse_at for each Func that the algebra made: with the reduction it serves, which is where it is needed first.
+
+    One that several kernels read is cut as the reduction it serves is; if it stands in the loop of each, each computes it.
+    """
+    fused = schedule.fused()
+    new: list[Primitive] = []
+    for d in reversed(after.definitions):
+        if d.name in before.funcs:
+            continue
+        users = [u for u in after.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
+        held = _held(d.name, users, fused, after, schedule)
+        place = _place(d.name, [held] if held else users, fused, after)
+        if place is not None:
+            fused[d.name] = place
+            new += [Primitive(d.name, "fuse_at", place), *([Primitive(d.name, "store")] if held else [])]
+        elif like := next((u.name for u in users if _alike(u, d)), None):
+            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _CUTS]
+    return Schedule(tuple(new))
+
+
+_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: how a kernel is cut, whatever it computes
+
+
+def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
+    """The one of several users, each with a kernel of its own, whose kernel writes what ``func`` is made from: a kernel before it is none."""
+    if len(users) < 2 or any(u.name in fused for u in users):
+        return None
+    written = schedule.written()
+    hosts = {host(f, fused) for f in algorithm.needed_by((func,)) if f in fused and f in written}
+    return next((u for u in users if u.name in hosts), None)
+
+
+def _alike(user: Definition, d: Definition) -> bool:
+    """Whether both reduce over the same labels for each element of the same ones."""
+    over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
+    return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
+
+
+def _place(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
+    placed = [u for u in users if u.name in fused]
+    if placed:
+        first = next((u for u in placed if _reduces(u.expr)), placed[0])
+        return fused[first.name]
+    if len(users) > 1:
+        loops = [(u.name, r.labels[-1]) for u in users if (r := _around(func, u))]
+        again = _reduces(algorithm[func].expr) and all(loop in algorithm[func].labels for _, loop in loops)
+        return loops[0] if loops and again else None
+    (user,) = users
+    inside = _around(func, user)
+    if inside and _fits_inside(inside, algorithm[func]):
+        return (user.name, inside.labels[-1])
+    shared = [label for label in user.labels if label in algorithm[func].labels]
+    return (user.name, shared[-1]) if shared else None
+
+
+def _around(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
+    """The reduction of ``user`` in whose terms ``func`` stands."""
+    reductions = (r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)))
+    return next((r for r in reductions if any(a.tensor == func for a in ex.accesses(r))), None)
+
+
+def _fits_inside(reduction: ex.Reduce | ex.Dot, d: Definition) -> bool:
+    """Whether ``d`` can be computed in the loop of ``reduction``: it varies there, or the sum is repaired when it moves."""
+    if reduction.labels[-1] in d.labels:
+        return True
+    found = degree(reduction, {d.name: Degree(plus=Fraction(1))})
+    return found is not None and found.times < 0
+
+
+def _reduces(expr: ex.Expr) -> bool:
+    return any(isinstance(n, (ex.Reduce, ex.Dot)) for n in expr.walk())

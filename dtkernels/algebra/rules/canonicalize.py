@@ -1,0 +1,226 @@
+"""One shape for all programs: means as sums, no reduction inside another's argument."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+
+
+def mean_to_sum(algorithm: Algorithm) -> Algorithm:
+    """Before: ``rmean(A[x, y], y)``  After: ``rsum(A[x, y], y) / len(y)``"""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Reduce) and node.kind == "mean":
+            total: ex.Expr = ex.Reduce("sum", node.arg, node.labels, pos=node.pos)
+            for label in node.labels:
+                total = ex.Binary("/", total, ex.Len(label))
+            return total
+        return node
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def reduce_invariants(algorithm: Algorithm) -> Algorithm:
+    """A reduction over a label its terms do not have: the extent times the term, or the term itself.
+
+    Before: ``rsum(A[x], y)``, ``rmax(A[x], y)``, ``rdot(A[x], B[x], y)``
+    After:  ``A[x] * len(y)``, ``where(len(y) > 0, A[x], -inf)``, ``A[x] * B[x] * len(y)``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not isinstance(node, (ex.Reduce, ex.Dot)):
+            return node
+        terms = node.arg if isinstance(node, ex.Reduce) else ex.Binary("*", node.left, node.right, pos=node.pos)
+        absent = tuple(label for label in node.labels if label not in ex.free_labels(terms))
+        present = tuple(label for label in node.labels if label not in absent)
+        if not absent:
+            return node
+        kept = replace(node, labels=present) if present else terms
+        for label in absent:
+            if isinstance(node, ex.Reduce) and node.kind != "sum":
+                empty = ex.NEG_INF if node.kind == "max" else ex.INF
+                kept = ex.Call("where", (ex.Binary(">", ex.Len(label), ex.Const(0)), kept, empty))
+            else:
+                kept = ex.Binary("*", kept, ex.Len(label))
+        return kept
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def sums_to_products(algorithm: Algorithm) -> Algorithm:
+    """A sum of products of two inputs, each with a label that the other has not, is a matrix product.
+
+    Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
+
+    Of inputs alone: a matrix product rounds what is computed to the inputs' dtype.
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Reduce("sum", ex.Binary("*", ex.Access() as a, ex.Access() as b), labels):
+                left, right = ex.free_labels(a), ex.free_labels(b)
+                if {a.tensor, b.tensor} <= floating and set(labels) <= left & right and left - right and right - left:
+                    return ex.Dot(a, b, labels, pos=node.pos)
+        return node
+
+    floating = set(algorithm.inputs) - algorithm.integer_inputs()
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def hoist_reductions(algorithm: Algorithm) -> Algorithm:
+    """Give a reduction its own Func where it stands inside another's argument or runs over a label of its Func.
+
+    Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
+    After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
+
+    One that a Func is made from already is that Func's, so that rules which compare what is computed see that it is the same.
+
+    Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);  z[x, l] = exp(rdot(A[x, k], B[k, l], k)) / y[x];``
+    After:  ``y_dot[x, l] = ...;  y[x] = rsum(exp(y_dot[x, l]), l);  z[x, l] = exp(y_dot[x, l]) / y[x];``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
+        hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm)
+        expr = hoisting.of(d.expr, whole=True)
+        hoisting.below += hoisting.made
+        expr = hoisting.of(expr, whole=True)  # what stood before the one that was hoisted
+        definitions += [*hoisting.made, replace(d, expr=expr)]
+    return algorithm.with_definitions(tuple(definitions))
+
+
+def name_reductions(algorithm: Algorithm) -> Algorithm:
+    """Give a reduction its own Func where something else than sums and products is made of it, so that derivatives can name it.
+
+    Not where the result itself is a function of it whose derivative is told by its value, as is that of sigmoid. What a
+    maximum is taken of gets one too: its derivative asks which terms equal it, so that both must be one computation.
+
+    Before: ``y[x] = rsum(A[x, c], c) * rsqrt(rsum(A[x, c] * A[x, c], c));``
+    After:  ``y_sum[x] = rsum(A[x, c] * A[x, c], c);  y[x] = rsum(A[x, c], c) * rsqrt(y_sum[x]);``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        naming = _Naming(d, taken, algorithm.labels)
+        by_value = isinstance(d.expr, ex.Call) and d.expr.fn in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid", "tanh")
+        expr = d.expr.rebuild(naming.of) if by_value else naming.of(d.expr, whole=True)
+        definitions += [*naming.made, replace(d, expr=expr)]
+    return algorithm.with_definitions(tuple(definitions))
+
+
+class _Naming:
+    """The Funcs that ``name_reductions`` makes for one definition."""
+
+    def __init__(self, owner: Definition, taken: set[str], order: tuple[str, ...]):
+        self.owner, self.taken, self.order = owner, taken, order
+        self.made: list[Definition] = []
+
+    def of(self, node: ex.Expr, linear: bool = True, whole: bool = False) -> ex.Expr:
+        """``node`` with reductions named; ``linear`` where it is part of sums and products only."""
+        match node:
+            case ex.Reduce("max" | "min", arg, _):
+                if not isinstance(arg, ex.Access):
+                    node = replace(node, arg=self._own(arg, "term"))
+                return node if whole else self._own(node, node.kind)
+            case ex.Reduce("sum", _, _) | ex.Dot():
+                return node if linear else self._own(node, "dot" if isinstance(node, ex.Dot) else "sum")
+            case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
+                return node.rebuild(lambda child: self.of(child, linear))
+            case ex.Binary("/", left, right):
+                return replace(node, left=self.of(left, linear), right=self.of(right, False))
+            case ex.Call("where", (condition, a, b)):
+                return replace(node, args=(self.of(condition, False), self.of(a, linear), self.of(b, linear)))
+        return node.rebuild(lambda child: self.of(child, False))
+
+    def _own(self, node: ex.Expr, kind: str) -> ex.Expr:
+        return _own_func(node, kind, self.owner, self.made, self.taken, self.order)
+
+
+class _Hoisting:
+    """The Funcs that ``hoist_reductions`` makes for one definition, and those that it finds among the Funcs ``below``."""
+
+    def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
+        self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
+        self.made: list[Definition] = []
+
+    def of(self, node: ex.Expr, inside: bool = False, whole: bool = False) -> ex.Expr:
+        """``node`` with reductions hoisted; ``inside`` another's argument, or the ``whole`` definition."""
+        reduces = isinstance(node, (ex.Reduce, ex.Dot))
+        over = node.labels if isinstance(node, (ex.Reduce, ex.Dot)) else ()
+        node = node.rebuild(lambda child: self.of(child, inside or reduces))
+        if not reduces:
+            return node
+        if not whole and (same := self._computed(node)):
+            return same
+        if not inside and not set(over) & set(self.owner.labels):
+            return node
+        return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
+
+    def _computed(self, node: ex.Expr) -> ex.Expr | None:
+        """The element of a Func below that is this reduction and nothing else, at other labels perhaps."""
+        for d in self.below:
+            names = matches(d.expr, node) if isinstance(d.expr, type(node)) else None
+            if names is not None and set(d.labels) == set(names) and all(new == old or new in self.tied(old) for old, new in names.items()):
+                return ex.Access(d.name, tuple(ex.Label(names[label]) for label in d.labels), pos=node.pos)  # type: ignore[attr-defined]
+        return None
+
+
+def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+    """The element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after its ``kind``."""
+    for d in made:
+        if d.expr == node:
+            return ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
+    labels = tuple(label for label in order if label in ex.free_labels(node))
+    name = fresh_name(f"{owner.name}_{kind}", taken)
+    made.append(Definition(name, labels, node, owner.pos))
+    return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
+
+
+def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
+    """What an element of a Func is, in place of the element; None where the two differ.
+
+    They do where the index may lie outside, which reads 0, and where a reduction inside binds a label of the index.
+    """
+    d = algorithm[access.tensor]
+    bound = {label for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    if any(not isinstance(i, ex.Label) or i.name in bound for i in access.index):
+        return None
+    return ex.substitute(d.expr, dict(zip(d.labels, access.index)))
+
+
+def fresh_name(wish: str, taken: set[str]) -> str:
+    """``wish``, numbered if it is taken; marks the result as taken."""
+    name, count = wish, 1
+    while name in taken:
+        count += 1
+        name = f"{wish}{count}"
+    taken.add(name)
+    return name
+
+
+def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
+    """The renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
+    ours, theirs = ([n.name for n in e.walk() if isinstance(n, ex.Label)] for e in (pattern, node))
+    if len(ours) != len(theirs):
+        return None
+    names = {a: b for a, b in zip(ours, theirs) if a in ex.free_labels(pattern)}
+    renamed = ex.substitute(pattern, {a: ex.Label(b) for a, b in names.items()})
+    return names if renamed == node and len(set(names.values())) == len(names) else None
+
+
+def rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
+    """Labels bound by reductions inside ``e`` under their new names, with their uses."""
+    if not names:
+        return e
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, (ex.Reduce, ex.Dot)) and set(node.labels) & set(names):
+            inside = {label: ex.Label(names[label]) for label in node.labels if label in names}
+            renamed = tuple(names.get(label, label) for label in node.labels)
+            return replace(node.rebuild(lambda child: ex.substitute(child, inside)), labels=renamed)  # type: ignore[call-arg]
+        return node
+
+    return e.transform(change)

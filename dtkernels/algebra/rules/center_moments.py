@@ -1,0 +1,170 @@
+"""Moments: a mean of products less the product of the means, as the mean of products of deviations, which sum to 0."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ..smart_constructors import ZERO, simplify
+from .canonicalize import written_out
+
+
+def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+    """Take variances and covariances from deviations, so that they are not lost beside the square of a large mean.
+
+    Before: ``m[x] = rsum(A[x, c], c) / len(c);  v[x] = rsum(A[x, c] * A[x, c], c) / len(c) - m[x] * m[x];``
+    After:  ``m[x] = rsum(A[x, c], c) / len(c);  v[x] = rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c);``
+
+    Exact: ``E[f * g] - E[f] * E[g] = E[(f - E[f]) * (g - E[g])]`` for means over the same labels, and any multiple of it;
+    ``rsum(f * g, c) - rsum(f, c) * rsum(g, c) / len(c)`` is one. In floating point the left side has the rounding errors of
+    ``E[f * g]``, however small the difference is. Funcs in ``inline`` (all, if None) are looked through where the mean of
+    products stands in one; those that nothing uses any more go.
+    """
+    definitions = tuple(replace(d, expr=d.expr.transform(lambda node: _centered(node, algorithm, inline))) for d in algorithm.definitions)
+    if definitions == algorithm.definitions:
+        return algorithm
+    changed = replace(algorithm, definitions=definitions)
+    needed = changed.needed_by(outputs)
+    return changed.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def cancel_deviations(algorithm: Algorithm) -> Algorithm:
+    """Leave out sums of deviations from the mean.
+
+    Before: ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x] - rsum(A[x, c] - m[x], c);``
+    After:  ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x];``
+
+    The gradient of a variance has such a sum, from the mean in it. In floating point it is the rounding error of ``m``.
+    """
+    changed = {d.name: d.expr.transform(lambda node: ZERO if _sums_to_nothing(node, algorithm) else node) for d in algorithm.definitions}
+    return algorithm.with_definitions(
+        tuple(d if changed[d.name] == d.expr else replace(d, expr=simplify(changed[d.name])) for d in algorithm.definitions)
+    )
+
+
+def _sums_to_nothing(node: ex.Expr, algorithm: Algorithm) -> bool:
+    match node:
+        case ex.Reduce("sum", ex.Binary("-", terms, ex.Access(tensor, _) as mean), over) if tensor in algorithm:
+            found = _monomial(mean, algorithm)
+            one = _Monomial(lengths=tuple(sorted((label, -1) for label in over)))
+            alike = found is not None and len(found.sums) == 1 and not ex.free_labels(mean) & set(over)
+            return alike and _same_multiple(found, one, algorithm) and _is_sum_of(found.sums[0], terms, over)  # type: ignore[union-attr, arg-type]
+    return False
+
+
+@dataclass(frozen=True)
+class _Monomial:
+    """``factor``, a power of each length, and sums, multiplied."""
+
+    factor: Fraction = Fraction(1)
+    lengths: tuple[tuple[str, int], ...] = ()
+    sums: tuple[ex.Expr, ...] = ()
+
+    def times(self, other: _Monomial, power: int = 1) -> _Monomial:
+        lengths = Counter(dict(self.lengths))
+        lengths.update({label: n * power for label, n in other.lengths})
+        kept = tuple(sorted((label, n) for label, n in lengths.items() if n))
+        return _Monomial(self.factor * other.factor**power, kept, self.sums + other.sums)
+
+
+def _monomial(e: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None = None) -> _Monomial | None:
+    """``e`` as a monomial, Funcs looked through; None if it is none."""
+    match e:
+        case ex.Const(value) if not isinstance(value, bool) and value and math.isfinite(value):
+            return _Monomial(Fraction(value))
+        case ex.Len(label):
+            return _Monomial(lengths=((label, 1),))
+        case ex.Reduce("sum", _, _) | ex.Dot():
+            return _Monomial(sums=(e,))
+        case ex.Access(tensor, _) if tensor in algorithm and (inline is None or tensor in inline):
+            body = written_out(e, algorithm)
+            return None if body is None else _monomial(body, algorithm, inline)
+        case ex.Binary("*" | "/" as op, left, right):
+            a, b = _monomial(left, algorithm, inline), _monomial(right, algorithm, inline)
+            if a is None or b is None or op == "/" and b.sums:
+                return None
+            return a.times(b, 1 if op == "*" else -1)
+    return None
+
+
+def _centered(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
+    if not (isinstance(node, ex.Binary) and node.op == "-"):
+        return node
+    products, means = _monomial(node.left, algorithm, inline), _monomial(node.right, algorithm)
+    if products is None or means is None or len(products.sums) != 1 or len(means.sums) != 2:
+        return node
+    moment, over = products.sums[0], products.sums[0].labels  # type: ignore[attr-defined]
+    count = _Monomial(lengths=tuple((label, 1) for label in over))
+    if not _same_multiple(products.times(count, -1), means, algorithm):
+        return node
+    for f, g in _factors(moment, algorithm, inline):
+        for first, second in (means.sums, means.sums[::-1]):
+            if _is_sum_of(first, f, over) and _is_sum_of(second, g, over):
+                means_of = [_mean(s, over, node.right, algorithm) for s in (first, second)]  # type: ignore[arg-type]
+                return _of_deviations(products, moment, (f, g), means_of)  # type: ignore[arg-type]
+    return node
+
+
+def _same_multiple(a: _Monomial, b: _Monomial, algorithm: Algorithm) -> bool:
+    """Whether the same number and the same lengths stand before the sums; labels of one dimension have one length."""
+
+    def powers(m: _Monomial) -> dict[str, int]:
+        found: Counter[str] = Counter()
+        for label, n in m.lengths:
+            found[min(algorithm.tied_labels(label))] += n
+        return {label: n for label, n in found.items() if n}
+
+    return a.factor == b.factor and powers(a) == powers(b)
+
+
+def _factors(moment: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> Iterator[tuple[ex.Expr, ex.Expr]]:
+    """The two factors of the terms of a sum."""
+    if isinstance(moment, ex.Dot):
+        yield moment.left, moment.right
+    elif isinstance(moment, ex.Reduce):
+        terms: ex.Expr | None = moment.arg
+        while isinstance(terms, ex.Access) and terms.tensor in algorithm and (inline is None or terms.tensor in inline):
+            terms = written_out(terms, algorithm)
+        if isinstance(terms, ex.Binary) and terms.op == "*":
+            yield terms.left, terms.right
+
+
+def _is_sum_of(total: ex.Expr, terms: ex.Expr, over: tuple[str, ...]) -> bool:
+    """Whether ``total`` is the sum of ``terms`` over ``over``, whatever it calls those labels."""
+    if not isinstance(total, ex.Reduce) or len(total.labels) != len(over) or ex.free_labels(total) & set(over):
+        return False
+    return ex.substitute(total.arg, dict(zip(total.labels, map(ex.Label, over)))) == terms
+
+
+def _mean(total: ex.Reduce, over: tuple[str, ...], text: ex.Expr, algorithm: Algorithm) -> ex.Expr:
+    """The mean as a Func that ``text`` reads, if it does."""
+    mean = _Monomial(lengths=tuple(sorted((label, -1) for label in over)), sums=(total,))
+    for access in ex.accesses(text):
+        if access.tensor in algorithm and _monomial(access, algorithm) == mean:
+            return access
+    found: ex.Expr = total
+    for label in over:
+        found = ex.Binary("/", found, ex.Len(label))
+    return found
+
+
+def _of_deviations(products: _Monomial, moment: ex.Reduce | ex.Dot, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
+    """The multiple of a sum that ``products`` is, of the deviations of ``terms`` from ``means``."""
+    left, right = (ex.Binary("-", term, mean) for term, mean in zip(terms, means))
+    if isinstance(moment, ex.Dot):
+        result: ex.Expr = replace(moment, left=left, right=right)
+    else:
+        result = replace(moment, arg=ex.Binary("*", left, right))
+    top, bottom = products.factor.numerator, products.factor.denominator
+    for op, power, number in (("*", 1, top), ("/", -1, bottom)):
+        if number != 1:
+            result = ex.Binary(op, result, ex.Const(number))
+        for label, n in products.lengths:
+            for _ in range(n * power):
+                result = ex.Binary(op, result, ex.Len(label))
+    return result

@@ -1,0 +1,99 @@
+"""Conditions on indices that hold for every element, or for none.
+
+Before: ``d_A[d] = where(d - 4 < len(d), where(d >= 0, d_y[d - 4], 0), 0);``  After: ``d_A[d] = d_y[d - 4];``
+
+A comparison is decided where both sides are sums of labels, extents and their halves, thirds and so on, each times a number:
+a label is at least 0 and less than its extent, which is then at least 1; other extents may be 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+from ...lang import expr as ex
+from ..smart_constructors import where
+from .constant_folding import fold_logic
+
+_Form = dict[ex.Expr | None, Fraction]  #: what each atom is multiplied by; None stands for 1
+
+
+def decided(e: ex.Expr) -> ex.Expr:
+    """``e`` without what conditions that are decided leave out."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Binary("<" | "<=" | ">" | ">=", left, right) if (known := _holds(node.op, left, right)) is not None:
+                return ex.Const(known)
+            case ex.Binary("and" | "or" as op, left, right):
+                return fold_logic(op, left, right, node)
+            case ex.Call("where", (condition, a, b)):
+                return where(condition, a, b)
+        return node
+
+    return e.transform(change)
+
+
+def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
+    """Whether the comparison holds always (True) or never (False)."""
+    if op in (">", ">="):
+        return _holds(op.replace(">", "<"), right, left)
+    form: _Form = {}
+    for side, sign in ((left, 1), (right, -1)):
+        for atom, times in _terms(side, Fraction(sign)):
+            if times is None:
+                return None
+            form[atom] = form.get(atom, Fraction(0)) + times
+    if not any(isinstance(atom, (ex.Label, ex.Call)) for atom in form):
+        return None  # of extents alone: decided at the call
+    most, least = _largest(form), _largest({atom: -times for atom, times in form.items()})
+    if most is not None and (most < 0 or most == 0 and op == "<="):
+        return True
+    return False if least is not None and (least < 0 or least == 0 and op == "<") else None
+
+
+def _terms(e: ex.Expr, times: Fraction) -> Iterator[tuple[ex.Expr | None, Fraction | None]]:
+    """The addends of ``e``, as (atom, its factor); a factor of None where it is no such sum."""
+    match e:
+        case ex.Const(value) if type(value) is int:
+            yield None, times * value
+        case ex.Label() | ex.Len():
+            yield e, times
+        case ex.Call("floor", (ex.Binary("/", ex.Len(), ex.Const(size)),)) if type(size) is int and size > 0:
+            yield e, times
+        case ex.Unary("-", a):
+            yield from _terms(a, -times)
+        case ex.Binary("+" | "-" as op, a, b):
+            yield from _terms(a, times)
+            yield from _terms(b, times if op == "+" else -times)
+        case ex.Binary("*", ex.Const(value), a) | ex.Binary("*", a, ex.Const(value)) if type(value) is int:
+            yield from _terms(a, times * value)
+        case ex.Binary("/", a, ex.Const(value)) if type(value) is int and value:
+            yield from _terms(a, times / value)
+        case _:
+            yield None, None
+
+
+def _largest(form: _Form) -> Fraction | None:
+    """An upper bound of a form; None where there is none."""
+    extents: dict[str, Fraction] = {}
+    constant, own = Fraction(0), {atom.name.rstrip("'") for atom in form if isinstance(atom, ex.Label)}
+    for atom, times in form.items():
+        match atom:
+            case None:
+                constant += times
+            case ex.Len(label):
+                extents[label] = extents.get(label, Fraction(0)) + times
+            case ex.Label(name) if times > 0:
+                label = name.rstrip("'")
+                extents[label] = extents.get(label, Fraction(0)) + times
+                constant -= times
+            case ex.Call(_, (ex.Binary(_, ex.Len(label), ex.Const(value)),)):
+                size = Fraction(value)
+                extents[label] = extents.get(label, Fraction(0)) + times / size
+                constant -= min(times, Fraction(0)) * (size - 1) / size
+    if any(times > 0 for times in extents.values()):
+        return None
+    bound = constant + sum(extents[label] for label in own & set(extents))
+    return Fraction(math.floor(bound)) if all(times.denominator == 1 for times in form.values()) else bound  # of whole numbers it is one

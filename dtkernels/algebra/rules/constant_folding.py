@@ -1,0 +1,190 @@
+"""Constants: parameters bound to values, arithmetic on constants done, branches that cannot be taken removed."""
+
+from __future__ import annotations
+
+import math
+import operator
+from dataclasses import replace
+from typing import Any
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ...lang.errors import DTError
+
+_FOLD = {
+    "+": operator.add, "-": operator.sub, "*": operator.mul,
+    "<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne,
+}  # fmt: skip
+
+
+def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None = None) -> Algorithm:
+    """Replace each parameter by its value (its default where none is given), then fold.
+
+    Before: ``Param causal = false; s[m, l] = where(not causal or l <= m, q[m, l], -inf);``
+    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are no longer inputs, and a Func
+    that has become a mere name of another, or a constant, is not used any more.
+    """
+    defaults = dict(algorithm.params)
+    values = dict(values or {})
+    for name, value in values.items():
+        if name not in defaults:
+            raise DTError("unknown parameter", found=repr(name), allowed=", ".join(defaults) or "none")
+        if isinstance(value, bool) != isinstance(defaults[name], bool) or not isinstance(value, int):
+            raise DTError(f"parameter {name} is {type(defaults[name]).__name__}", found=repr(value))
+        if abs(value) >= 10**18:
+            raise DTError("a whole number has at most 18 digits", found=f"{name} of {abs(value).bit_length()} bits")
+    bound = {**defaults, **values}
+
+    def bind(node: ex.Expr) -> ex.Expr:
+        return replace(constant(bound[node.name]), pos=node.pos) if isinstance(node, ex.Param) else node
+
+    definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
+    folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
+    _check_divisors(folded)
+    simple = (ex.Access, ex.Const, ex.Scalar)
+    reduced_to_names = {d.name for d in folded.definitions if isinstance(d.expr, simple)}
+    emptied = tuple(d.name for d in algorithm.definitions if d.name in reduced_to_names and not isinstance(d.expr, simple))
+    return keep_extents(drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded), algorithm)
+
+
+def _check_divisors(algorithm: Algorithm) -> None:
+    """Raise DTError for a whole number divided by 0."""
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    inside = {id(n) for a in nodes if isinstance(a, ex.Access) for i in a.index for n in i.walk()}
+    for n in nodes:
+        if isinstance(n, ex.Binary) and n.right == ex.Const(0) and (n.op == "%" or n.op == "/" and id(n) in inside):
+            raise DTError("a whole number is divided by something", found=str(n), allowed="a divisor that is not 0", at=n.pos)
+
+
+def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
+    """Uses of the Funcs ``names``, each another's element, an input's, a scalar or a constant, replaced by what they are.
+
+    Not of one that some use shifts: outside its extent it reads 0, what it stands for may not.
+    """
+    shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
+    copies = {d.name: d for d in algorithm.definitions if d.name in names and d.name not in shifted}
+
+    def change(node: ex.Expr) -> ex.Expr:
+        while isinstance(node, ex.Access) and node.tensor in copies:
+            d = copies[node.tensor]
+            node = ex.substitute(d.expr, dict(zip(d.labels, node.index)))
+        return node
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
+def fold_constants(algorithm: Algorithm) -> Algorithm:
+    """Do arithmetic on constants and drop branches never taken; reshape, which labels make needless, goes too.
+
+    Before: ``y[x] = where(true, 2 * 3 * A[x], 0);``  After: ``y[x] = 6 * A[x];``
+    """
+    return replace(algorithm, definitions=tuple(replace(d, expr=_folded(d.expr)) for d in algorithm.definitions))
+
+
+def _folded(node: ex.Expr, is_index: bool = False) -> ex.Expr:
+    """``node`` folded; ``A[x + 0]`` stays: by itself ``x`` would have the extent of that dimension."""
+    node = node.rebuild(lambda child: _folded(child, isinstance(node, ex.Access)))
+    folded = _fold(node)
+    return node if is_index and isinstance(folded, ex.Label) and isinstance(node, ex.Binary) and node.op in "+-" else folded
+
+
+def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
+    """Remove inputs, scalars and labels that no definition mentions any more; a Var that is no dimension now is an RVar."""
+    nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+    reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    own = {label for d in algorithm.definitions for label in d.labels}
+    used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
+    used |= {n.label for n in nodes if isinstance(n, ex.Len)} | reduced | own | set(keep)
+    used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
+    kept: dict[str, Any] = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
+    kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
+    kept["vars"] = tuple(v for v in algorithm.vars if v in own)
+    kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])
+    return replace(algorithm, **kept)
+
+
+def with_plain_vars(algorithm: Algorithm) -> Algorithm:
+    """An RVar that nothing reduces any more, and that is a dimension, as a Var.
+
+    Before: ``RVar k; d_A[m, k] = d_y[m] * B[k];``  After: ``Var k; d_A[m, k] = d_y[m] * B[k];``
+    """
+    reduced = {label for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    plain = tuple(label for label in algorithm.rvars if label not in reduced)
+    return replace(algorithm, vars=algorithm.vars + plain, rvars=tuple(label for label in algorithm.rvars if label in reduced))
+
+
+def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
+    """``after``, with an ``Extent`` for each label whose length only a removed access told.
+
+    Before: ``f[x] = rsum(where(false, A[x, y], B[x]), y);``  After: ``Extent y = A[1]; f[x] = rsum(B[x], y);``
+    """
+    lost = [label for label in after.labels if after.extent_source(label) is None and after.constant_extent(label) is None]
+    sources = {label: source for label in lost if (source := before.extent_source(label)) is not None}
+    told = {tensor for tensor, _ in sources.values()}
+    inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
+    inputs += tuple(t for t in after.inputs if t not in inputs)
+    return (
+        replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items()))
+        if sources
+        else after
+    )
+
+
+def _fold(node: ex.Expr) -> ex.Expr:
+    match node:
+        case ex.Reshape(arg, _):
+            return arg
+        case ex.Unary("-", ex.Const(value)) if not isinstance(value, bool) and not math.isinf(value):
+            return ex.Const(-value) if value < 0 else node  # negative literals print as unary minus
+        case ex.Unary("-", ex.Unary("-", arg)):
+            return arg
+        case ex.Unary("not", ex.Const(value)):
+            return ex.Const(not value)
+        case ex.Binary("and" | "or" as op, left, right):
+            return fold_logic(op, left, right, node)
+        case ex.Binary(op, left, right):
+            return _fold_arithmetic(op, left, right, node)
+        case ex.Call("where", (ex.Const(value), a, b)):
+            return a if value else b
+    return node
+
+
+def fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+    """``node``, an and or an or, without a side that is known."""
+    decides = op == "or"  # true decides an or, false an and
+    for one, other in ((left, right), (right, left)):
+        if isinstance(one, ex.Const):
+            return one if bool(one.value) is decides else other
+    return node
+
+
+def _fold_arithmetic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
+    a, b = _value(left), _value(right)
+    if a is not None and b is not None and not (math.isinf(a) or math.isinf(b)):
+        if op in _FOLD:
+            return constant(_FOLD[op](a, b))
+        if op == "%" and b > 0 and isinstance(a, int) and isinstance(b, int):
+            return constant(a % b)
+        if op == "/" and b != 0 and a % b == 0:
+            return constant(a // b) if isinstance(a, int) and isinstance(b, int) else constant(a / b)
+    if b == 1 and op in "*/" or b == 0 and op in "+-":
+        return left
+    if a == 1 and op == "*" or a == 0 and op == "+":
+        return right
+    return node
+
+
+def _value(node: ex.Expr) -> int | float | None:
+    match node:
+        case ex.Const(value) if not isinstance(value, bool):
+            return value
+        case ex.Unary("-", ex.Const(value)) if not isinstance(value, bool):
+            return -value
+    return None
+
+
+def constant(value: int | float | bool) -> ex.Expr:
+    """The expression that prints and parses back as ``value``."""
+    if not isinstance(value, bool) and value < 0:
+        return ex.Unary("-", ex.Const(-value))
+    return ex.Const(value)

@@ -1,0 +1,82 @@
+"""Pull-out: a factor that does not depend on the summed label leaves the sum."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ..smart_constructors import is_length
+from .canonicalize import written_out
+
+
+def pull_out(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+    """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
+
+    Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through, so that
+    ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum to leave it. Funcs that nothing uses any more go.
+    A sum over nothing stays 0 whatever it is divided by; where ``d[m] == 0`` is asked anyway, that is enough.
+    """
+
+    def pull(node: ex.Expr) -> ex.Expr:
+        return _needless(node) if isinstance(node, ex.Call) else _pull(node, algorithm, inline)
+
+    definitions = tuple(replace(d, expr=d.expr.transform(pull)) for d in algorithm.definitions)
+    changed = replace(algorithm, definitions=definitions)
+    needed = changed.needed_by(outputs)
+    return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
+
+
+def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
+    if isinstance(node, ex.Dot):
+        left, left_out = _split(node.left, node.labels, algorithm, inline)
+        right, right_out = _split(node.right, node.labels, algorithm, inline)
+        outside = left_out + right_out
+        kept: ex.Expr = replace(node, left=left, right=right)
+    elif isinstance(node, ex.Reduce) and node.kind == "sum":
+        arg, outside = _split(node.arg, node.labels, algorithm, inline)
+        kept = replace(node, arg=arg)
+    else:
+        return node
+    for op, factor in outside:
+        kept = ex.Binary(op, kept, factor)
+    if any(op == "/" and any(ex.accesses(factor)) for op, factor in outside):
+        empty: ex.Expr = ex.Len(node.labels[0])
+        for label in node.labels[1:]:
+            empty = ex.Binary("*", empty, ex.Len(label))
+        return ex.Call("where", (ex.Binary("==", empty, ex.Const(0)), ex.Const(0), kept))
+    return kept
+
+
+def _needless(node: ex.Expr) -> ex.Expr:
+    """``where(d == 0, 0, x / d)`` without the guard of ``x`` over nothing, which it is too."""
+    match node:
+        case ex.Call("where", (ex.Binary("==", d, ex.Const(0)) as none, ex.Const(0) as zero, ex.Call("where", (empty, _, kept)))):
+            ours = isinstance(empty, ex.Binary) and empty.op == "==" and is_length(empty.left)
+            if ours and isinstance(kept, ex.Binary) and kept.op == "/" and kept.right == d:
+                return ex.Call(node.fn, (none, zero, kept), pos=node.pos)
+    return node
+
+
+def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
+    """``node`` as (part that depends on labels, [(op, factor that does not)])."""
+    if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
+        body = written_out(node, algorithm)
+        if isinstance(body, ex.Binary) and body.op in "*/":
+            inner, outside = _split(body, labels, algorithm, inline)
+            if outside:
+                return inner, outside
+        return node, []
+    if isinstance(node, ex.Binary) and node.op in "*/":
+        depends = bool(ex.free_labels(node.left) & set(labels)), bool(ex.free_labels(node.right) & set(labels))
+        if depends[0] and not depends[1]:
+            inner, outside = _split(node.left, labels, algorithm, inline)
+            return inner, [*outside, (node.op, node.right)]
+        if depends[1] and not depends[0] and node.op == "*":
+            inner, outside = _split(node.right, labels, algorithm, inline)
+            return inner, [*outside, ("*", node.left)]
+        left, left_out = _split(node.left, labels, algorithm, inline)
+        right, right_out = _split(node.right, labels, algorithm, inline) if node.op == "*" else (node.right, [])
+        if left_out or right_out:
+            return replace(node, left=left, right=right), left_out + right_out
+    return node, []

@@ -1,0 +1,86 @@
+"""What several derived Funcs compute is computed by one: Funcs that are equal, and products inside sums, whatever their labels are called.
+
+Before::
+
+    d_a[x] = rsum(d_y[x, y] * rdot(A[x, k], B[y, k], k), y);    d_b[y] = rsum(d_y[x, y] * rdot(A[x, j], B[y, j], j), x);
+
+After::
+
+    product[x, y] = rdot(A[x, k], B[y, k], k);
+    d_a[x] = rsum(d_y[x, y] * product[x, y], y);                d_b[y] = rsum(d_y[x, y] * product[x, y], x);
+
+A product inside a sum becomes a Func anyway; each sum would get one of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from .canonicalize import fresh_name, matches, rename_bound
+
+
+def share_equal(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
+    """The algorithm with one Func for what was computed by several; the Funcs ``keep`` stay."""
+    while (changed := _one_func(algorithm, keep) or _one_product(algorithm, keep)) is not None:
+        algorithm = changed
+    return algorithm
+
+
+def _one_func(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
+    """Without one of two Funcs that are equal, if there are such. A result of its own is rounded, and no other Func is made of it."""
+    seen: dict[object, str] = {}
+    for d in (d for d in algorithm.definitions if d.name not in keep):
+        first = seen.setdefault((d.labels, _canonical(d.expr, algorithm)), d.name)
+        if first != d.name:
+            left = (x for x in algorithm.definitions if x is not d)
+            return algorithm.with_definitions(tuple(replace(x, expr=_renamed(x.expr, d.name, first)) for x in left))
+    return None
+
+
+def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
+    """With one product inside a sum as an element of the Func that it is, of a new one where several such products are equal."""
+    for at, d in enumerate(algorithm.definitions):
+        nested = _nested(d.expr)
+        for node in nested:
+            for known in (x for x in algorithm.definitions[:at] if isinstance(x.expr, ex.Dot) and x.name not in keep):
+                if (access := _element(known, node, algorithm)) is not None:
+                    changed = replace(d, expr=d.expr.transform(lambda n, node=node, access=access: access if n == node else n))  # type: ignore[misc]
+                    return algorithm.with_definitions(tuple(changed if x is d else x for x in algorithm.definitions))
+            labels = tuple(label for label in algorithm.labels if label in ex.free_labels(node))
+            product = Definition("product", labels, node, d.pos)
+            others = [n for n in nested if n != node] + [n for later in algorithm.definitions[at + 1 :] for n in _nested(later.expr)]
+            if any(_element(product, n, algorithm) is not None for n in others):
+                name = fresh_name("product", {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels})
+                return algorithm.with_definitions((*algorithm.definitions[:at], replace(product, name=name), *algorithm.definitions[at:]))
+    return None
+
+
+def _nested(e: ex.Expr) -> list[ex.Dot]:
+    """Products inside other reductions of ``e``, the outer ones first."""
+    return [n for r in e.walk() if isinstance(r, (ex.Reduce, ex.Dot)) for c in r.children() for n in c.walk() if isinstance(n, ex.Dot)]
+
+
+def _element(func: Definition, node: ex.Dot, algorithm: Algorithm) -> ex.Access | None:
+    """The element of ``func`` that ``node`` is; None if it is none."""
+    names = matches(_canonical(func.expr, algorithm), _canonical(node, algorithm))
+    if names is None or set(names) != set(func.labels) or any(new not in algorithm.tied_labels(label) for label, new in names.items()):
+        return None
+    return ex.Access(func.name, tuple(ex.Label(names[label]) for label in func.labels), pos=node.pos)
+
+
+def _canonical(e: ex.Expr, algorithm: Algorithm) -> ex.Expr:
+    """``e`` with the labels of its reductions called by what has their extent and by how deep they stand."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not isinstance(node, (ex.Reduce, ex.Dot)):
+            return node
+        depth = sum(isinstance(n, (ex.Reduce, ex.Dot)) for n in node.walk())
+        return rename_bound(node, {label: f"{min(algorithm.tied_labels(label))}#{at}#{depth}" for at, label in enumerate(node.labels)})
+
+    return e.transform(change)
+
+
+def _renamed(e: ex.Expr, func: str, other: str) -> ex.Expr:
+    return e.transform(lambda n: replace(n, tensor=other) if isinstance(n, ex.Access) and n.tensor == func else n)

@@ -1,0 +1,101 @@
+"""Index arithmetic undone: which of its labels an index can be solved for, and what that label then is.
+
+Before: ``s + k - 3 == t``  After: ``s == t - k + 3``; a factor divides: ``2 * s + k == t`` is ``s == (t - k) / 2`` where ``(t - k) % 2 == 0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ...lang import expr as ex
+from ..smart_constructors import ZERO, add, negate
+
+_Form = dict[ex.Expr | None, int]  #: what each addend is multiplied by, in the order of the text; None stands for 1
+
+
+@dataclass(frozen=True)
+class Inverse:
+    """``value``, where the conditions ``when`` hold; the labels ``new`` vary freely in it."""
+
+    value: ex.Expr
+    new: tuple[str, ...] = ()
+    when: tuple[ex.Expr, ...] = ()
+
+
+def unknown(index: ex.Expr, over: list[str]) -> str | None:
+    """The label that ``index`` is solved for, the first of ``over`` where several could be: a result's own before those of sums."""
+    match index:
+        case ex.Label(name):
+            return name if name in over else None
+        case ex.Binary("/", inner, ex.Const(size)):
+            return unknown(inner, over) if type(size) is int and size > 0 else None
+    if not _is_sum(index):
+        return None
+    form = _form(index)
+    return next((name for name in over if (atom := _alone(form, name)) is not None and unknown(atom, [name])), None)
+
+
+def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.Binary, str], str]) -> Inverse:
+    """The label ``name`` from ``index == target``, where ``unknown`` gave it. ``rest_label`` makes one for what a division drops."""
+    match index:
+        case ex.Label():
+            return Inverse(target)
+        case ex.Binary("/", inner, size):
+            rest = rest_label(index, name)
+            found = solve(inner, ex.Binary("+", ex.Binary("*", size, target), ex.Label(rest)), name, rest_label)
+            return replace(found, new=(*found.new, rest))
+    form = _form(index)
+    atom = _alone(form, name)
+    assert atom is not None
+    times = form.pop(atom)
+    others = [a for a in form if form[a]]
+    place = target if times > 0 else ZERO
+    for a in others:
+        place = add(place, _times(a, -form[a] if times > 0 else form[a]))
+    place = place if times > 0 else add(place, negate(target))
+    if place == target and abs(times) == 1:  # an index that has not the extent of its label
+        place = ex.Binary("-", target, ZERO)
+    if abs(times) == 1:
+        return solve(atom, place, name, rest_label)
+    found = solve(atom, ex.Binary("/", place, ex.Const(abs(times))), name, rest_label)
+    divides = ex.Binary("==", ex.Binary("%", ex.as_value(place), ex.Const(abs(times))), ZERO)
+    return replace(found, when=(*found.when, divides))
+
+
+def _is_sum(index: ex.Expr) -> bool:
+    return isinstance(index, ex.Unary) and index.op == "-" or isinstance(index, ex.Binary) and index.op in "+-*"
+
+
+def _alone(form: _Form, name: str) -> ex.Expr | None:
+    """The one addend that has the label ``name``."""
+    having = [a for a, times in form.items() if times and a is not None and name in ex.free_labels(a)]
+    return having[0] if len(having) == 1 else None
+
+
+def _form(index: ex.Expr) -> _Form:
+    form: _Form = {}
+    for atom, times in _addends(index, 1):
+        form[atom] = form.get(atom, 0) + times
+    return form
+
+
+def _addends(e: ex.Expr, times: int) -> Iterator[tuple[ex.Expr | None, int]]:
+    match e:
+        case ex.Const(value) if type(value) is int:
+            yield None, times * value
+        case ex.Unary("-", a):
+            yield from _addends(a, -times)
+        case ex.Binary("+" | "-" as op, a, b):
+            yield from _addends(a, times)
+            yield from _addends(b, times if op == "+" else -times)
+        case ex.Binary("*", ex.Const(value), a) | ex.Binary("*", a, ex.Const(value)) if type(value) is int:
+            yield from _addends(a, times * value)
+        case _:
+            yield e, times
+
+
+def _times(atom: ex.Expr | None, times: int) -> ex.Expr:
+    size: ex.Expr = ex.Const(abs(times))
+    e = size if atom is None else atom if abs(times) == 1 else ex.Binary("*", size, atom)
+    return negate(e) if times < 0 else e

@@ -1,0 +1,67 @@
+"""One name for labels that stand for one dimension, so that what runs over it in several places is seen to do so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from .canonicalize import rename_bound
+
+
+def share_labels(algorithm: Algorithm) -> Algorithm:
+    """A reduction runs over the label that what is made of it runs along, where both index one dimension.
+
+    Before: ``s[x] = rsum(exp(A[x, z]), z);  f[x, y] = exp(A[x, y]) / s[x];``
+    After:  ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
+
+    The two labels have one extent, that of the dimension, so nothing else changes. One that schedules or sizes name keeps its name.
+    """
+    later: list[Definition] = []
+    given: dict[str, set[tuple[str, int]]] = {}  #: extents that are said, not those of what the label indexes
+    for label, tensor, dim in algorithm.extents:
+        given.setdefault(label, set()).add((tensor, dim))
+    renamed: dict[str, str] = {}
+    for d in reversed(algorithm.definitions):
+        bound = dict.fromkeys(label for n in _reductions(d.expr) for label in n.labels if label not in algorithm.named)
+        for label in bound:
+            shared = next((name for name, at in _shared(d, label, later) if name not in given and given.get(label, {at}) == {at}), None)
+            if shared is not None:
+                d = replace(d, expr=rename_bound(d.expr, {label: shared}))
+                renamed = {**{old: new if new != label else shared for old, new in renamed.items()}, label: shared}
+        later.append(d)
+    return algorithm.with_definitions(tuple(replace(d, expr=_same_lengths(d.expr, renamed)) for d in reversed(later)))
+
+
+def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
+    """``e`` with the extents of renamed labels, which perhaps nothing indexes any more, under their new names."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        return ex.Len(renamed[node.label]) if isinstance(node, ex.Len) and node.label in renamed else node
+
+    return e.transform(change) if renamed else e
+
+
+def _shared(d: Definition, label: str, later: list[Definition]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Labels whose name ``label``, bound in ``d``, may take, and the dimension of a tensor that both index: of ``d`` itself, or of
+    those among ``later`` that use it as it is."""
+    inside = [n for n in _reductions(d.expr) if label in n.labels]
+    within = [a for n in inside for a in ex.accesses(n)]
+    known = set().union(*(ex.free_labels(n) | {x for r in _reductions(n) for x in r.labels} for n in inside))
+    element = ex.Access(d.name, tuple(map(ex.Label, d.labels)))
+    users = [u for u in later if element in ex.accesses(u.expr)]
+    apart = [n for n in _reductions(d.expr) if not any(x in inside for x in _reductions(n))]  # around none of these, and none of them
+    for user in (d, *users):
+        outside = [a for a in ex.accesses(user.expr) if user is not d or a not in within]
+        names = (*user.labels, *(x for n in (apart if user is d else _reductions(user.expr)) for x in n.labels))
+        for name in names:
+            if name in known or user is not d and name in d.labels:
+                continue
+            for a in within:
+                if ex.Label(label) in a.index and ex.substitute(a, {label: ex.Label(name)}) in outside:
+                    yield name, (a.tensor, a.index.index(ex.Label(label)))
+
+
+def _reductions(e: ex.Expr) -> list[ex.Reduce | ex.Dot]:
+    return [n for n in e.walk() if isinstance(n, (ex.Reduce, ex.Dot))]

@@ -1,0 +1,185 @@
+"""Stability: shift the argument of exp by its row maximum wherever the shift cancels exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from fractions import Fraction
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from .canonicalize import fresh_name, matches, written_out
+from .shift_degree import Degree, degree, degree_of, moved_terms
+from .sum_exp_addends import shifted_alike
+
+
+def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Insert ``mu = rmax(argument)`` for every exp whose shift by mu leaves ``outputs`` unchanged.
+
+    Before: ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
+    After:  ``s_shift[x] = rmax(A[x, y], y);
+    s[x] = rsum(exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)), y);
+    f[x, y] = exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)) / s[x];``
+
+    Exact because every output has degree 0 in mu (see shift_degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
+    What else is added to the sum, an exponential too, is shifted alike (see sum_exp_addends.py).
+    Where shifting every such exp would change an output, as it does when rows and columns of one matrix are normalized,
+    only those of the sum and of the Funcs that use it are shifted, then only those in terms that the sum enters, then none.
+    The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
+    *Online normalizer calculation for softmax*, 2018, found here by degree instead of by pattern.
+    """
+    tried: set[tuple[str, ex.Expr]] = set()
+    while (site := next(_sites(algorithm, tried), None)) is not None:
+        owner, arg, over = site
+        tried.add((owner.name, arg))
+        users = frozenset(d.name for d in algorithm.definitions if any(a.tensor == owner.name for a in ex.accesses(d.expr)))
+        for within, by_term in ((frozenset(algorithm.funcs), False), (users | {owner.name}, False), (users, True)):
+            if (shifted := _shifted(algorithm, outputs, owner, arg, over, within, by_term)) is not None:
+                algorithm = shifted
+                break
+    return algorithm
+
+
+def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+    """Say of an exponential that a condition leaves out that its argument is -inf there, where ``stabilize`` then shifts no less.
+
+    Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
+    After:  ``s[x] = rsum(exp(where(m[x, y], A[x, y], -inf)), y);  f[x] = log(s[x]);``
+
+    So the maximum is of what is summed: a larger one would shift all of that to 0.
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Call("where", (condition, ex.Call("exp", (a,)), ex.Const(0))):
+                return ex.Call("exp", (ex.Call("where", (condition, a, ex.NEG_INF)),), pos=node.pos)
+            case ex.Call("where", (condition, ex.Const(0), ex.Call("exp", (a,)))):
+                return ex.Call("exp", (ex.Call("where", (condition, ex.NEG_INF, a)),), pos=node.pos)
+        return node
+
+    masked = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+    if masked == algorithm:
+        return algorithm
+    plain, instead = (len(stabilize(a, outputs).definitions) for a in (algorithm, masked))
+    return masked if instead >= plain > len(algorithm.definitions) else algorithm
+
+
+def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
+    """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
+    for d in algorithm.definitions:
+        for reduction in d.expr.walk():
+            if not isinstance(reduction, ex.Dot) and not (isinstance(reduction, ex.Reduce) and reduction.kind == "sum"):
+                continue
+            for arg in _exponents(reduction, algorithm):
+                over = tuple(label for label in reduction.labels if label in ex.free_labels(arg))
+                if over and (d.name, arg) not in tried and not _is_shifted(arg, algorithm):
+                    yield d, arg, over
+
+
+def _is_shifted(arg: ex.Expr, algorithm: Algorithm) -> bool:
+    """Whether a guarded shift is subtracted from ``arg`` already, or the program itself subtracts the maximum."""
+    match arg:
+        case ex.Binary("-", value, ex.Access(name, index)) if name in algorithm:
+            match algorithm[name].expr:
+                case ex.Reduce("max", maximized, _):
+                    own = ex.substitute(maximized, dict(zip(algorithm[name].labels, index)))
+                    return matches(own, value) is not None
+        case ex.Binary("-", _, ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, _))):
+            return a == b
+    return False
+
+
+def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
+    """Arguments of exp that the terms of ``reduction`` contain, looking through Funcs without reductions of their own."""
+    todo = list(reduction.children())
+    while todo:
+        node = todo.pop(0)
+        if isinstance(node, (ex.Reduce, ex.Dot)):
+            continue
+        if isinstance(node, ex.Call) and node.fn == "exp":
+            yield node.args[0]
+        if isinstance(node, ex.Access) and node.tensor in algorithm:
+            body = written_out(node, algorithm)
+            todo += [] if body is None else [body]
+        todo += node.children()
+
+
+def _shifted(
+    algorithm: Algorithm,
+    outputs: tuple[str, ...],
+    owner: Definition,
+    arg: ex.Expr,
+    over: tuple[str, ...],
+    within: frozenset[str],
+    by_term: bool,
+) -> Algorithm | None:
+    """The algorithm with ``exp(arg)`` shifted in ``owner`` and the Funcs ``within``, or None if the outputs would change."""
+
+    def shifted(e: ex.Expr) -> ex.Expr:
+        return _replace_exponent(e, arg, name, labels)
+
+    labels = tuple(label for label in algorithm.labels if label in ex.free_labels(arg) - set(over))
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    name = fresh_name(f"{owner.name}_shift", taken)
+    known: dict[str, Degree | None] = {name: Degree(plus=Fraction(1))}
+    alike = shifted_alike(owner, algorithm) if set(labels) <= set(owner.labels) else ()
+    definitions: list[Definition] = []
+    for d in algorithm.definitions:
+        expr = d.expr
+        if d.name in alike:
+            expr = shift_exponent(expr, ex.Access(name, tuple(map(ex.Label, labels))))
+        elif d.name == owner.name or d.name in within:
+            expr = moved_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
+        definition = replace(d, expr=_restore_logarithms(expr, known, name))
+        known[d.name] = degree_of(definition, known)
+        definitions.append(definition)
+    if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
+        return None
+    if not any(a.tensor == name for d in definitions for a in ex.accesses(d.expr)):
+        return None  # the argument occurs only under another form of its labels, or in Funcs not ``within``
+    shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
+    first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
+    return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
+
+
+def shift_value(mu: ex.Expr) -> ex.Expr:
+    """``mu``, made safe for a row in which nothing is finite."""
+    return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
+
+
+def shift_exponent(expr: ex.Expr, mu: ex.Expr) -> ex.Expr:
+    """``exp(x)`` as ``exp(x - mu)``, mu made safe."""
+    assert isinstance(expr, ex.Call) and expr.fn == "exp"
+    return ex.Call("exp", (ex.Binary("-", expr.args[0], shift_value(mu)),), pos=expr.pos)
+
+
+def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str, ...]) -> ex.Expr:
+    """Shift every ``exp`` in ``expr`` whose argument is ``arg`` up to a renaming of labels."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Call) and node.fn == "exp":
+            names = matches(arg, node.args[0])
+            if names is not None:
+                index = tuple(ex.Label(names.get(label, label)) for label in labels)
+                return shift_exponent(node, ex.Access(name, index))
+        return node
+
+    return expr.transform(change)
+
+
+def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str) -> ex.Expr:
+    """log(v * exp(j*mu)) = log(v) + j*mu, for sums that the shift scaled by exp(-mu)."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if not (isinstance(node, ex.Call) and node.fn == "log"):
+            return node
+        d = degree(node.args[0], known)
+        if d is None or d.at is None or not d.times or d.times.denominator != 1:
+            return node
+        mu = shift_value(ex.Access(name, d.at))
+        times = -d.times
+        scaled = mu if times == 1 else ex.Binary("*", ex.Const(int(times)), mu) if times > 0 else None
+        return node if scaled is None else ex.Binary("+", node, scaled)
+
+    return expr.transform(change)

@@ -1,0 +1,55 @@
+"""Operands of matrix products that several products take: computed by one Func, so that a schedule may compute them once.
+
+Before::
+
+    d_A[x, k] = rdot(d_y[x, y] * s[x, y], B[k, y], y);    d_B[k, y] = rdot(d_y[x, y] * s[x, y], A[x, k], x);
+
+After::
+
+    operand[x, y] = d_y[x, y] * s[x, y];
+    d_A[x, k] = rdot(operand[x, y], B[k, y], y);          d_B[k, y] = rdot(operand[x, y], A[x, k], x);
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from .canonicalize import fresh_name
+
+
+def share_operands(algorithm: Algorithm) -> Algorithm:
+    """The algorithm with a Func for each operand, made of several tensors, that more than one definition has.
+
+    What is one tensor times a number stays: the number is pulled out of the product.
+    """
+    sides = Counter(side for d in algorithm.definitions for side in {s for s in _operands(d.expr) if len(list(ex.accesses(s))) > 1})
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for side in [s for s, count in sides.items() if count > 1]:
+        free = ex.free_labels(side)
+        name = fresh_name("operand", taken)
+        taken.add(name)
+        labels = tuple(label for label in algorithm.labels if label in free)
+        access = ex.Access(name, tuple(ex.Label(label) for label in labels))
+        first = next(i for i, d in enumerate(algorithm.definitions) if side in _operands(d.expr))
+        changed = tuple(
+            d if side not in _operands(d.expr) else Definition(d.name, d.labels, _replaced(d.expr, side, access), d.pos)
+            for d in algorithm.definitions
+        )
+        algorithm = algorithm.with_definitions((*changed[:first], Definition(name, labels, side), *changed[first:]))
+    return algorithm
+
+
+def _operands(e: ex.Expr) -> list[ex.Expr]:
+    return [side for n in e.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)]
+
+
+def _replaced(e: ex.Expr, side: ex.Expr, access: ex.Access) -> ex.Expr:
+    def change(node: ex.Expr) -> ex.Expr:
+        if not isinstance(node, ex.Dot):
+            return node
+        left, right = (access if s == side else s for s in (node.left, node.right))
+        return ex.Dot(left, right, node.labels, pos=node.pos)
+
+    return e.transform(change)

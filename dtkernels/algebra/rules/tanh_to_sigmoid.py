@@ -1,0 +1,85 @@
+"""A hyperbolic tangent beside 1 as a sigmoid, which takes one exponential where a tangent has two forms and a choice of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ..smart_constructors import ONE, is_one
+from .constant_folding import constant
+
+SMALL = 2.0**-60  #: products of constants that are smaller, or larger than its inverse, stay as they were written: float32 has 2**-126 to 2**128
+
+
+def tanh_to_sigmoid(algorithm: Algorithm) -> Algorithm:
+    """``1 + tanh(a)`` is ``2 * sigmoid(2 * a)``, and loses no digits where the two cancel; constants are multiplied beforehand.
+
+    Before: ``y[x] = 0.5 * A[x] * (1 + tanh(3 * B[x]));``  After: ``y[x] = A[x] * sigmoid(6 * B[x]);``
+    """
+    return algorithm.with_definitions(tuple(replace(d, expr=_changed(d.expr)) for d in algorithm.definitions))
+
+
+def _changed(e: ex.Expr) -> ex.Expr:
+    factors = list(_factors(e))
+    if not any(_tangent(f) for f in factors):
+        return e.rebuild(_changed)
+    parts: list[ex.Expr] = []
+    times = 1.0
+    for f in factors:
+        if (found := _tangent(f)) is not None:
+            parts.append(ex.Call("sigmoid", (_scaled(_changed(found[1]), 2.0 * found[0]),)))
+            times *= 2.0
+        else:
+            parts.append(_changed(f))
+    return _scaled(_product(parts), times)
+
+
+def _tangent(e: ex.Expr) -> tuple[float, ex.Expr] | None:
+    """(1 or -1, a) of ``1 + tanh(a)`` or ``1 - tanh(a)``; None of anything else."""
+    match e:
+        case ex.Binary("+", one, ex.Call("tanh", (a,))) | ex.Binary("+", ex.Call("tanh", (a,)), one) if is_one(one):
+            return 1.0, a
+        case ex.Binary("-", one, ex.Call("tanh", (a,))) if is_one(one):
+            return -1.0, a
+    return None
+
+
+def _factors(e: ex.Expr) -> Iterator[ex.Expr]:
+    if isinstance(e, ex.Binary) and e.op == "*":
+        yield from _factors(e.left)
+        yield from _factors(e.right)
+    else:
+        yield e
+
+
+def _number(e: ex.Expr) -> float | None:
+    """The value of a finite constant."""
+    match e:
+        case ex.Const(value) if not isinstance(value, bool) and math.isfinite(value):
+            return float(value)
+        case ex.Unary("-", inner) if (found := _number(inner)) is not None:
+            return -found
+    return None
+
+
+def _scaled(e: ex.Expr, times: float) -> ex.Expr:
+    """``times * e``, the constants of a product multiplied first."""
+    rest = []
+    for f in _factors(e):
+        value = _number(f)
+        if value is not None and SMALL < abs(times * value) < 1 / SMALL:
+            times *= value
+        else:
+            rest.append(f)
+    number = constant(int(times) if times.is_integer() and abs(times) < 1 << 24 else times)
+    return _product(rest if times == 1 else [number, *rest])
+
+
+def _product(factors: list[ex.Expr]) -> ex.Expr:
+    result = factors[0] if factors else ONE
+    for f in factors[1:]:
+        result = ex.Binary("*", result, f)
+    return result

@@ -1,0 +1,102 @@
+"""Making a schedule smaller until the GPU has what its kernels need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.analysis.resources import check_resources
+from ..codegen.ir.nest import Kernel, any_product
+from ..codegen.lower.lowering import lower
+from ..codegen.target import Target
+from ..lang.algorithm import Algorithm
+from ..lang.errors import DTError
+from ..lang.schedule import Primitive, Program, Schedule, Sized
+
+_NARROWEST = 16  #: of a tile of a product
+
+
+def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+    """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
+
+    Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
+    """
+    itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
+
+    def has_room(func: str, tried: Program) -> bool:
+        return _can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if k.func == func), sizes, itemsizes, target) is None
+
+    while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
+        smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if _can_be_lowered(p)), None)
+        if smaller is None:
+            return program
+        program = smaller
+    return program
+
+
+def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int) -> dict[str, int]:
+    """Bytes an element of each buffer whose elements take what the inputs' take; others between kernels are float32."""
+    copies = tuple(f"{t}_rows" for t in algorithm.inputs)  # see stage_aligned_copies.py
+    return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+
+
+def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:
+    """The first kernel that the GPU does not have room for."""
+    for kernel in kernels:
+        try:
+            check_resources(kernel, sizes, itemsizes, target)
+        except DTError:
+            return kernel
+    return None
+
+
+def _can_be_lowered(program: Program) -> bool:
+    try:
+        lower(program)
+    except DTError:
+        return False
+    return True
+
+
+def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: Callable[[str, Program], bool]) -> Iterator[Program]:
+    """Ways to make one kernel take less: results of a product stored by pointers, which need no shared memory; as many stages as there is
+    room for, two at least, since of one nothing is loaded ahead; then its widest label half as wide, then the next; then a stage less.
+
+    Stages are left as they are where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
+    """
+    schedule = program.schedule
+    loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
+    if any_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
+        by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
+        if has_room(kernel.func, by_pointers):
+            yield by_pointers
+    stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
+    fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
+    yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
+    narrowest = _NARROWEST if any_product(kernel.body) else 1
+    tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
+    widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
+    for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):
+        half = Sized(label, widths[label] // 2)
+        changed = [Primitive(kernel.func, "tensorize", (half,))]
+        changed += [Primitive(kernel.func, "block", (half,))] if blocks.get(label) == tiles[label] else []
+        yield _with(program, *changed)
+    yield from fewer
+
+
+def _with(program: Program, *more: Primitive) -> Program:
+    """The program with statements that say otherwise than earlier ones of the same kind, which go."""
+    said = {p.name: p for p in more}
+    kept = []
+    for p in program.schedule.primitives:
+        new = said.get(p.name)
+        if new is None or p.func != new.func:
+            kept.append(p)
+        elif p.name == "descriptor":
+            kept.append(new)
+        elif p.name != "num_stages":
+            sizes = {a.label: a for a in (*p.args, *new.args)}  # type: ignore[union-attr]
+            kept.append(replace(p, args=tuple(sizes[a.label] for a in p.args)))  # type: ignore[union-attr]
+    kept += [p for p in more if p.name == "num_stages"]
+    return replace(program, schedule=Schedule(tuple(kept)))

@@ -1,0 +1,91 @@
+"""Rows that a product makes and that are reduced in turn: the softmax of ``A B``, say, or the logarithm of its sum.
+
+A narrow row is held whole, so that its product is made once. A wide one that an output is written along is swept by a kernel that
+sums it and stores the sums, since every block of the output would sweep it again; then each block makes its product once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ...lang import expr as ex
+from ...lang.schedule import Primitive, Sized
+from ...lang.schedule_checks import reduction_labels
+from ..problem import WHOLE_SIDE, Shape, pow2
+
+ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
+STEP = {2: 128, 4: 64}  #: of a swept row
+ROWS = 64  #: of a block of a sweep, at least: with fewer the other operand is read more often than it can be
+WIDE = (128, 256)  #: of a block of a sweep and its step, where so large ones are enough for the GPU
+ALONE = 128  #: rows of the tiles of both operands up to which five steps of 128 terms have room
+PARTS = 4  #: least steps of a sweep that is cut over programs
+
+
+def swept(shape: Shape, func: str, made: str) -> set[str]:
+    """Labels of the product ``made`` over which ``func``, computed from it and no product itself, reduces."""
+    if func == made or shape.dots(func) or not shape.dots(made) or made not in shape.algorithm.needed_by((func,)):
+        return set()
+    return set(reduction_labels(shape.algorithm, func)) & set(shape.algorithm[made].labels)
+
+
+def sweeps_again(shape: Shape, func: str, root: str, made: Iterable[str]) -> bool:
+    """Whether each block of ``root`` would sweep whole rows of one of the products ``made`` for ``func``: rows along which it is
+    written, too wide to hold."""
+    along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
+    return any(shape.sizes[label] > WHOLE_SIDE for label in along)
+
+
+def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """All primitives of a kernel that makes one product and reduces its rows, none for other kernels."""
+    products = [m for m in members if shape.dots(m)]
+    if len(products) != 1 or len(shape.dots(products[0])) != 1:
+        return ()
+    (main,), (dot,) = products, shape.dots(products[0])
+    over = {label for m in members for label in swept(shape, m, main)}
+    labels = shape.algorithm[root].labels
+    if len(over) != 1 or main == root:
+        return ()
+    (row,) = over
+    across = dot.left if row in ex.free_labels(dot.right) else dot.right
+    rows = [label for label in labels if label in ex.free_labels(across) and label != row]
+    held = shape.sizes[row] <= WHOLE_SIDE
+    if row in ex.free_labels(across) or not rows or row in labels and not held:
+        return ()
+    itemsize = 2 if shape.itemsize == 2 else 4
+    width = max(16, pow2(shape.sizes[row])) if held else STEP[itemsize]
+    block = {label: 1 for label in labels if label != row}
+    block[rows[-1]] = min(max(16, ELEMENTS[itemsize] // width), 128, max(16, pow2(shape.sizes[rows[-1]])))
+    enough = shape.target.multiprocessors * (0.9 if held else 1)
+    while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
+        block[rows[-1]] //= 2
+    longest = max(dot.labels, key=lambda label: shape.sizes[label])
+    wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
+    if wide:
+        block[rows[-1]], width = WIDE
+    depth, stages = (64, 3) if wide else shape.depth(block[rows[-1]] + width)
+    if held and itemsize == 2 and block[rows[-1]] + width <= ALONE and shape.programs(block) <= shape.target.multiprocessors:
+        depth, stages = 128, 5  # as a narrow product's: each streams alone
+    tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
+    warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
+    return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
+
+
+def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
+    """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
+    wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
+    parts = min(_pieces(wanted), _most(shape, row, width))
+    return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
+
+
+def _fills(shape: Shape, block: dict[str, int], row: str, width: int) -> bool:
+    """Whether blocks of rows, each cut over programs as far as it can be, are as many as nine tenths of the multiprocessors."""
+    return 10 * shape.programs(block) * _most(shape, row, width) >= 9 * shape.target.multiprocessors
+
+
+def _most(shape: Shape, row: str, width: int) -> int:
+    """Programs that a sweep can be cut over."""
+    return _pieces(shape.sizes[row] // width // PARTS)
+
+
+def _pieces(parts: int) -> int:
+    return 1 << max(0, parts.bit_length() - 1)

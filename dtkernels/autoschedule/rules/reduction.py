@@ -1,0 +1,253 @@
+"""Tiles of kernels without matrix products: element by element, rows, sums down columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ...lang.schedule import APPROXIMATIONS, Named, Primitive, Sized
+from ...lang.schedule_checks import reduction_labels
+from ..problem import Shape, pow2
+
+ROW_LIMIT = 32768  #: longest row held in registers, in elements
+WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
+PAIR, PAIR_TERMS = (16, 32), 8  #: block of what meets all of another side's rows, and terms at once
+SIDE, LINE, SECTOR = 64, 128, 16  #: widest side of a block that is read along one label and written along another, bytes of it, narrowest
+HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multiprocessor that it leaves
+LONG_STEP = 16384  #: elements at once of a row that is longer
+
+
+def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
+    labels = shape.algorithm[root].labels
+    reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
+    if pair := _pair(shape, root, members):
+        return _pair_tiles(shape, root, pair, members)
+    read = _read(shape, root, members)
+    if sides := _sides(shape, root, members, read):
+        return _side_tiles(shape, root, sides, members)
+    tile: dict[str, int] = {}
+    width = 1
+    passing = _passes(shape, root, members)
+    columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
+    rest = _nearest_first(shape, [r for r in reduced if r not in columns], read)
+    down = [r for r in rest if labels and _down_columns(r, read)]  # the width goes to the label that lies contiguous
+    rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
+    for r in columns:
+        tile[r] = 0
+        width *= pow2(shape.sizes[r])
+    for r in down:
+        tile[r] = min(pow2(shape.sizes[r]), rows)
+        width, rows = width * tile[r], rows // tile[r]
+    for r in (r for r in rest if r not in down):
+        whole = pow2(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _crowded(shape, r, members, read) else ROW_LIMIT)
+        tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
+        width *= pow2(shape.sizes[r]) if whole else tile[r]
+    room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
+    block: dict[str, int] = {}
+    for label in _contiguous_first(labels, read):
+        if label in tile:
+            continue
+        block[label] = min(_columns(shape.sizes[label]) if passing else pow2(shape.sizes[label]), room)
+        room //= block[label]
+        width *= block[label]
+    if not reduced:
+        block |= _held(shape, block, members)
+    block = {label: block[label] for label in labels if label in block}
+    tile |= block
+    extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
+    if passing:
+        extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
+    again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
+    if again:
+        extra = (*extra, Primitive(root, "evict", tuple(Named(t, "reread") for t in again)))
+    most = min(32, 1024 // shape.target.warp_size)
+    warps = 8 if passing else most if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+
+
+def _crowded(shape: Shape, label: str, members: list[str], read: list[ex.Access]) -> bool:
+    """Whether registers hold rows of several tensors through so many sums that they lack room for the longest."""
+    tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
+    return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
+
+
+def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapping[str, int], members: Iterable[str]) -> tuple[str, ...]:
+    """Tensors of which a kernel reads rows too long to hold more than once: for what is reduced along them, and for what is written."""
+    summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
+    over = set().union(*summed.values()) & {*algorithm[root].labels, *reduction_labels(algorithm, root)}
+    long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
+    read = [a for m in summed if summed[m] & long for a in ex.accesses(algorithm[m].expr) if ex.free_labels(a) & long and ex.free_labels(a) - long]
+    return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
+
+
+def _held(shape: Shape, block: dict[str, int], members: list[str]) -> dict[str, int]:
+    """A block of a label that an input lacks, where a program would load of that input as much as it computes, and the input is more
+    than a row, which no cache near the program holds: what is loaded of it then serves all of the block, which is indexed once."""
+    wide = {label for label, size in block.items() if size > 1}
+    read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members]
+    lacked = [label for label in block if block[label] == 1 and any(wide <= own and len(own) > 1 and label not in own for own in read)]
+    for label in reversed(lacked):
+        times = min(HELD, pow2(shape.sizes[label]))
+        if times > 1 and shape.programs(block) >= times * FULL * shape.target.multiprocessors:
+            return {label: times}
+    return {}
+
+
+def _pair(shape: Shape, root: str, members: list[str]) -> tuple[str, ...]:
+    """Two labels of ``root`` of which what it sums reads one without the other, as distances of all rows from all others do; the one
+    that results lie contiguous along last. None where other Funcs reduce too."""
+    labels, own = shape.algorithm[root].labels, set(reduction_labels(shape.algorithm, root))
+    if not own or own & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
+        return ()
+    read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if ex.free_labels(a) & own]
+    wide = [label for label in labels if shape.sizes[label] >= PAIR[0]]
+    found = [(a, b) for a in wide for b in wide if labels.index(a) < labels.index(b)]
+    apart = [(a, b) for a, b in found if any(a in r and b not in r for r in read) and any(b in r and a not in r for r in read)]
+    return max(apart, key=lambda pair: labels.index(pair[1]), default=())
+
+
+def _pair_tiles(shape: Shape, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Blocks of both labels, a few terms at a time: each row that is read serves all of the other side's."""
+    own = reduction_labels(shape.algorithm, root)
+    longest = max(own, key=lambda label: shape.sizes[label])
+    block = {label: min(PAIR[pair.index(label)], pow2(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
+    tile = {**block, **{k: min(PAIR_TERMS, pow2(shape.sizes[k])) if k == longest else 1 for k in own}}
+    return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
+
+
+def _sides(shape: Shape, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
+    """Labels of which some tensors lie contiguous along one, others along another, as what a transpose reads and what it writes.
+    None where rows are summed for what is written along them: they are held whole."""
+    labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
+    if set(reduced) & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
+        return ()
+    every = {*labels, *reduced}
+    written = [(own[-1], {*own}) for m in _written(shape, root, members) if (own := shape.algorithm[m].labels)]
+    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in _along(a) if label in every)]
+    found = [
+        a
+        for a, own in tensors
+        for b, others in tensors
+        if a != b and {a, b} <= own & others and (min(shape.sizes[a], shape.sizes[b]) >= SECTOR or own == others == every)
+    ]
+    return tuple(dict.fromkeys(label for label in found if shape.sizes[label] > 1)) if len(set(found)) > 1 else ()
+
+
+def _side_tiles(shape: Shape, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Blocks of all of these labels, so that each tensor is read or written along its own; what a short one leaves goes to the others."""
+    labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
+    side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
+    tile = {label: min(side, pow2(shape.sizes[label])) if label in sides else 1 for label in (*labels, *reduced)}
+    room = side ** len(sides) // math.prod(tile.values())
+    for label in (*sides, *reversed(tile)):
+        wider = min(room, pow2(shape.sizes[label]) // tile[label])
+        tile[label], room = tile[label] * wider, room // wider
+    block = {label: tile[label] for label in labels}
+    while not reduced and shape.programs(block) < shape.target.multiprocessors and max(block.values()) > SECTOR:
+        widest = max(block, key=lambda label: block[label])
+        block[widest] = tile[widest] = block[widest] // 2
+    return shape.statements(root, block, tile, 4, 3, share=8, extra=approximations(shape, root, members))
+
+
+def _columns(size: int) -> int:
+    """Columns of a block: 1024, or 512 or 256 where the last block of as many would be mostly empty."""
+    return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
+
+
+def _elements(shape: Shape, reduced: list[str], width: int, written: bool) -> int:
+    """Elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
+    again want fewer than those of which a number stays: measured, 5 to 20% at 64 to 256 columns."""
+    if not reduced:
+        return 2048 // shape.itemsize * shape.target.warp_size // 32
+    if width <= 256:
+        return 1024 if written else 4096
+    return 2048 if width <= 2048 else 4096
+
+
+def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
+    """Programs that stay and load their next rows ahead, where one row fills a multiprocessor and shared memory holds two more."""
+    read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
+    read &= set(shape.algorithm.inputs)
+    label = next((label for label, size in block.items() if size == 1 and shape.sizes[label] >= 4 * shape.target.multiprocessors), None)
+    fits = 2 * len(read) * ROW_LIMIT * shape.itemsize <= shape.target.shared_bytes
+    if label is None or not fits or shape.target.backend != "cuda" or shape.programs(block) != shape.sizes[label]:
+        return ()
+    root = next(m for m in members if label in shape.algorithm[m].labels)
+    return Primitive(root, "persistent"), Primitive(root, "stages", (Sized(label, 3),))
+
+
+def approximations(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """The GPU's own instructions where results of 16 bits hide their error.
+
+    Not where a constant cancels most of the value, as in 1 + tanh(x).
+    """
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
+    used = {n.fn for n in nodes if isinstance(n, ex.Call)}
+    for n in (n for n in nodes if isinstance(n, ex.Binary) and n.op in "+-"):
+        sides = (n.left, n.right)
+        used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
+    known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
+    found = tuple(f for f in APPROXIMATIONS if f in used)
+    return (Primitive(root, "approximate", found),) if known and found else ()
+
+
+def _passes(shape: Shape, root: str, members: list[str]) -> bool:
+    """Whether outputs are made element by element on the way of a reduction."""
+    reduced = reduction_labels(shape.algorithm, root)
+    return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
+
+
+def _written(shape: Shape, root: str, members: list[str]) -> list[str]:
+    """What the kernel stores."""
+    return [m for m in members if m == root or m in shape.outputs]
+
+
+def _read(shape: Shape, root: str, members: list[str]) -> list[ex.Access]:
+    """What the kernel reads from memory, at indices of what it stores: a Func that it computes itself lies nowhere."""
+    found: dict[ex.Access, None] = {}
+
+    def below(func: str, at: dict[str, ex.Expr]) -> None:
+        for a in ex.accesses(shape.algorithm[func].expr):
+            known = ex.Access(a.tensor, tuple(ex.substitute(i, at, index=True) for i in a.index))
+            if known not in found:
+                found[known] = None
+                if a.tensor in members:
+                    below(a.tensor, dict(zip(shape.algorithm[a.tensor].labels, known.index)))
+
+    for func in _written(shape, root, members):
+        below(func, {})
+    return [a for a in found if a.tensor not in members]
+
+
+def _down_columns(label: str, read: list[ex.Access]) -> bool:
+    """Whether no large tensor lies contiguous along ``label``; one number for each of its indices is not large."""
+    having = [a for a in read if label in ex.free_labels(a)]
+    most = max((len(a.index) for a in having), default=0)
+    return all(label not in _along(a) for a in having if len(a.index) == most)
+
+
+def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
+    """Labels by how much they need a wide tile: the last index of each tensor first."""
+    last = [label for a in read for label in _along(a)]
+    return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
+
+
+def _nearest_first(shape: Shape, reduced: list[str], read: list[ex.Access]) -> list[str]:
+    """Labels that are summed over, in whatever order the sum names them: those first whose terms lie nearest to each other in memory."""
+    most = max((len(ex.free_labels(a) & {*reduced}) for a in read), default=0)
+    places = [[ex.free_labels(i) for i in reversed(a.index)] for a in read if len(ex.free_labels(a) & {*reduced}) == most]
+    order = shape.algorithm.labels
+
+    def distance(label: str) -> tuple[int, int]:
+        return min((i for place in places for i, found in enumerate(place) if label in found), default=0), -order.index(label)
+
+    return sorted(reduced, key=distance)
+
+
+def _along(access: ex.Access) -> tuple[str, ...]:
+    """The label of a tensor's last index, if that is of one label and none that another tensor holds."""
+    found = tuple(ex.free_labels(access.index[-1])) if access.index else ()
+    return found if len(found) == 1 and not any(ex.accesses(access.index[-1])) else ()

@@ -1,0 +1,61 @@
+"""Tiles of kernels that sum along rows and down columns in one pass: each program loops over rows that it holds whole.
+
+for x in a part's share of the rows:
+    row[x] = rsum(... A[x, y] ..., y)            from registers
+    f[x, y] := ... A[x, y] ... row[x] ...
+    column[y] <- column[y] + ... A[x, y] ...     merged over parts by a kernel after it
+"""
+
+from __future__ import annotations
+
+from ...lang import expr as ex
+from ...lang.schedule import Primitive, Sized
+from ...lang.schedule_checks import reduction_labels
+from ..problem import Shape, pow2, whole_parts
+from .reduction import approximations
+
+STEP = 4096  #: elements of the rows of one step, if one row is not more
+ROOM = 88  #: registers of a thread for values as wide as a row, which leaves 40 for the rest where 512 threads share them all
+STAGES = 3
+SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numbers of a row
+
+
+def crossing_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """tensorize, split, stages, num_warps of a kernel whose ``root`` is summed down columns, where members are summed along
+    rows of it; none where that is not so, or where rows are too long to be held."""
+    labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
+    sums = [m for m in members if set(reduction_labels(shape.algorithm, m)) & set(labels)]
+    along = {label for m in sums for label in reduction_labels(shape.algorithm, m)}
+    plain = not any(shape.dots(m) for m in members)
+    if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - set(down) for m in sums):
+        return ()
+    width = 1
+    for label in along:
+        width *= pow2(shape.sizes[label])
+    rows = min(pow2(shape.sizes[down[-1]]), max(1, STEP // width))
+    read, held = _row_wide(shape, members, along, down)
+    threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
+    warps = next((w for w, n in threads.items() if held * rows * width <= ROOM * n), 0)
+    if not warps:
+        return ()
+    ahead = (shape.target.shared_bytes - SCRATCH) // (read * rows * width * shape.itemsize)  # steps that shared memory holds
+    block = {label: 1 for label in labels if label not in along}
+    tile = {**dict.fromkeys(down, 1), down[-1]: rows, **block, **dict.fromkeys((label for label in labels if label in along), 0)}
+    loop = (Primitive(root, "stages", (Sized(down[-1], min(STAGES, ahead + 1)),)),) if ahead else ()
+    shared = _shared(shape, root, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
+    return shape.statements(root, block, tile, warps, 3, extra=(*shared, *loop, *approximations(shape, root, members)))
+
+
+def _shared(shape: Shape, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
+    """The rows cut over as many programs as run at once, ``share`` on a multiprocessor, each with some steps to load ahead in."""
+    longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
+    parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
+    return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
+
+
+def _row_wide(shape: Shape, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
+    """(inputs that every row has its own of, values as wide as a row that are needed at once: all inputs and sums down columns)."""
+    found = {a for m in members for a in ex.accesses(shape.algorithm[m].expr) if along <= ex.free_labels(a)}
+    found = {a for a in found if a.tensor in shape.algorithm.inputs}
+    columns = [m for m in members if reduction_labels(shape.algorithm, m) == down]
+    return sum(bool(ex.free_labels(a) & set(down)) for a in found) or 1, len(found) + len(columns)

@@ -1,0 +1,128 @@
+"""Two products of one narrow operand, or of one large one, in one pass over what is large.
+
+Before, two kernels each, where ``l`` is narrow and ``m``, ``k`` and ``n`` are long::
+
+    d_A[m, k] = rdot(S[m, l], B[k, l], l);      writes an m x k
+    d_B[k, l] = rdot(A[m, k], S[m, l], m);      reads one
+    S[m, l]   = rdot(X[m, n], C[l, n], n);      reads an m x n
+    d_C[l, n] = rdot(W[m, l], X[m, n], m);      reads it again
+
+After, ``d_A`` is computed in the loop of ``d_B``, so that reading and writing overlap, and ``d_C``'s kernel makes parts of ``S`` from the
+tiles of ``X`` that it has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...lang import expr as ex
+from ...lang.schedule import Primitive, Sized
+from ...lang.schedule_checks import reduction_labels
+from ..problem import WHOLE_CHAIN, Shape, pow2
+
+STREAMED = 1 << 23  #: elements of the large operand from which on the bytes count and not the launches
+PARTS_OF = 64  #: widest narrow side whose parts take fewer bytes than a second read of the large operand
+
+
+@dataclass(frozen=True)
+class Pass:
+    """``func`` made in the kernel of ``host``, whose sum runs over ``loop``: whole, or in parts where ``host`` has blocks of ``cut``."""
+
+    func: str
+    host: str
+    loop: str
+    narrow: str
+    wide: str
+    cut: str = ""
+
+    def primitive(self) -> Primitive:
+        """The statement."""
+        name, place = ("parts_at", self.cut) if self.cut else ("fuse_at", self.loop)
+        return Primitive(self.func, name, (self.host, place))
+
+
+def passes(shape: Shape) -> tuple[Pass, ...]:
+    """What shares a pass at these sizes, each Func and each host once."""
+    funcs = [f for f in shape.algorithm.needed_by(shape.outputs) if _single(shape, f)]
+    found: list[Pass] = []
+    for host in (f for f in funcs if f in shape.outputs):
+        taken = {x for p in found for x in (p.func, p.host)}
+        found += [p for f in funcs if f != host and not {f, host} & taken and (p := _shared(shape, f, host))][:1]
+    return tuple(found)
+
+
+def pass_tiles(shape: Shape, root: str) -> tuple[Primitive, ...]:
+    """Tiles of a kernel of ``passes``, or of what adds parts up; none for others."""
+    for p in passes(shape):
+        if root == p.host:
+            return _parts_tiles(shape, p) if p.cut else _stream_tiles(shape, p)
+        if root == p.func and p.cut:
+            own = tuple(label for label in shape.algorithm[root].labels if label != p.narrow)
+            block, tile = tuple(Sized(x, 16) for x in own), (*(Sized(x, 16) for x in own), Sized(p.narrow, 0))
+            return Primitive(root, "block", block), Primitive(root, "tensorize", tile), *_launch(root, 4, 1)
+    return ()
+
+
+def _single(shape: Shape, func: str) -> ex.Dot | None:
+    """The product of a Func of two labels that sums nothing else."""
+    nodes = [n for n in shape.algorithm[func].expr.walk() if isinstance(n, (ex.Dot, ex.Reduce))]
+    plain = len(nodes) == 1 and isinstance(nodes[0], ex.Dot) and len(shape.algorithm[func].labels) == 2 and len(nodes[0].labels) == 1
+    return nodes[0] if plain and all(isinstance(s, ex.Access) for s in (nodes[0].left, nodes[0].right)) else None  # type: ignore[union-attr,return-value]
+
+
+def _shared(shape: Shape, func: str, host: str) -> Pass | None:
+    """How ``func`` is made while ``host`` sums, if they share an operand."""
+    algorithm, sizes = shape.algorithm, shape.sizes
+    own, other = _single(shape, func), _single(shape, host)
+    (loop,), (summed,) = reduction_labels(algorithm, host), reduction_labels(algorithm, func)
+    if (
+        own is None
+        or other is None
+        or shape.itemsize != 2
+        or func in algorithm.needed_by((host,))
+        or host in algorithm.needed_by((func,))
+        or loop not in algorithm[func].labels
+    ):
+        return None
+    labels = algorithm[host].labels
+    narrow = min(labels, key=lambda x: sizes[x])
+    wide = next(x for x in labels if x != narrow)
+    large = func if summed == narrow else next((s.tensor for s in (other.left, other.right) if s in (own.left, own.right)), func)  # type: ignore[union-attr]
+    if (
+        not {own.left, own.right} & {other.left, other.right}
+        or shape.last_label(large) != wide
+        or sizes[loop] * sizes[wide] < STREAMED
+        or any(n % 8 for n in (sizes[wide], sizes[narrow]))
+    ):
+        return None
+    if summed == narrow and set(algorithm[func].labels) == {loop, wide} and func in shape.outputs and sizes[narrow] <= WHOLE_CHAIN:
+        return Pass(func, host, loop, narrow, wide)
+    if summed == wide and set(algorithm[func].labels) == {loop, narrow} and sizes[narrow] <= PARTS_OF:
+        return Pass(func, host, loop, narrow, wide, wide)
+    return None
+
+
+def _stream_tiles(shape: Shape, p: Pass) -> tuple[Primitive, ...]:
+    """A program takes 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
+    return _tiles(shape, p, 128, 64, 4)
+
+
+def _parts_tiles(shape: Shape, p: Pass) -> tuple[Primitive, ...]:
+    """Blocks of 256 columns: each is a part to write, and to read again."""
+    return _tiles(shape, p, 256, 128 if pow2(shape.sizes[p.narrow]) <= 32 else 64, 3)
+
+
+def _tiles(shape: Shape, p: Pass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
+    blocks = -(-shape.sizes[p.wide] // columns)
+    parts = min(shape.target.multiprocessors // blocks, shape.sizes[p.loop] // rows // 4)
+    tile = {x: 0 if x == p.narrow else columns for x in shape.algorithm[p.host].labels} | {p.loop: rows}
+    found = [
+        Primitive(p.host, "block", (Sized(p.wide, columns),)),
+        Primitive(p.host, "tensorize", tuple(Sized(x, n) for x, n in tile.items())),
+    ]
+    found += [Primitive(p.host, "split", (Sized(p.loop, 1 << (parts.bit_length() - 1)),))] if parts >= 2 else []
+    return *found, *_launch(p.host, 8, stages)
+
+
+def _launch(root: str, warps: int, stages: int) -> tuple[Primitive, ...]:
+    return Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,))

@@ -1,0 +1,97 @@
+"""Schedules for the form that the Gluon backend prints: consumers of 64 rows fed by a producer, on compute capability 9.0.
+
+Measured on an H200 for 64, 128 and 256 columns in 16 bits: two consumers, tiles of the intermediate as wide as registers hold
+beside the accumulators, and as many stages as shared memory holds.
+"""
+
+from __future__ import annotations
+
+from ...lang import expr as ex
+from ...lang.schedule import SHARES, Primitive, Share, Sized
+from ...lang.schedule_checks import reduction_labels
+from ..problem import Shape, pow2
+
+ROWS = 128  #: of a block, for two consumers
+COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
+_LONG = ("tanh", "erf", "sigmoid", "log", "log2")
+SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
+MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
+
+
+def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """All primitives of one kernel of chained products, or none where the form does not suit. Whether it fits the backend says."""
+    algorithm, sizes = shape.algorithm, shape.sizes
+    labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
+    dots = [d for m in members for d in shape.dots(m)]
+    if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
+        return ()
+    (loop,) = looped
+    own = [d for d in shape.dots(root) if loop in d.labels]
+    rows = _rows(shape, root, own[0], labels) if own else None
+    wide = [label for label in labels[-1:] if label != rows]
+    if rows is None or not wide or pow2(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
+        return ()
+    whole = {
+        label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)
+    }
+    if any(pow2(sizes[label]) not in COLUMNS for label in whole):
+        return ()
+    read = {side.tensor for d in dots for side in (d.left, d.right) if isinstance(side, ex.Access) and side.tensor in algorithm.inputs}
+    written = [m for m in members if m in shape.outputs and algorithm[m].labels[-1:] != (rows,)]
+    written += [] if root in written else [root]
+    if not shape.aligned(read | set(written)):
+        return ()
+    block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
+    if 2 * shape.programs(block) < shape.target.multiprocessors:
+        return ()
+    widest = max(pow2(sizes[w]) for w in whole)
+    if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
+        return ()  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
+    step = _step(shape, dots, members, {rows, loop}, widest)
+    tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
+    deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
+    written = written if widest <= 128 else []  # no room to gather what is stored
+    return (
+        Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())),
+        Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
+        Primitive(root, "descriptor", (*sorted(read), *written)),
+        Primitive(root, "persistent"),
+        Primitive(root, "specialize_warps", (loop,)),
+        Primitive(root, "stages", (Sized(loop, deep),)),
+        *_exponentials(shape, members, widest),
+        Primitive(root, "num_warps", (8,)),
+    )
+
+
+def _exponentials(shape: Shape, members: list[str], widest: int) -> tuple[Primitive, ...]:
+    """Products of 64 columns take as long as their exponentials: an eighth of these by multiply-adds, measured 1 to 3% faster."""
+    powers = any(isinstance(n, ex.Call) and n.fn == "exp" for m in members for n in shape.algorithm[m].expr.walk())
+    return (Primitive(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
+
+
+def _rows(shape: Shape, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
+    """The label of the output that the computed side of its product has, and the loaded one has not."""
+    computed, loaded = (dot.left, dot.right) if _computed(shape, dot.left) else (dot.right, dot.left)
+    found = [label for label in labels[:-1] if label in ex.free_labels(computed) and label not in ex.free_labels(loaded)]
+    return found[-1] if found and not _computed(shape, loaded) else None
+
+
+def _computed(shape: Shape, side: ex.Expr) -> bool:
+    return not isinstance(side, ex.Access) or side.tensor not in shape.algorithm.inputs
+
+
+def _step(shape: Shape, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
+    """Elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
+
+    That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
+    """
+    nodes = [n for m in members for n in shape.algorithm[m].expr.walk()]
+    sums = 1 + sum(1 for m in members[1:] if m in shape.outputs and shape.dots(m))
+    tiles = {n.tensor for n in nodes if isinstance(n, ex.Access) and n.tensor in shape.algorithm.inputs and inner <= ex.free_labels(n)}
+    long = any(isinstance(n, ex.Call) and n.fn in _LONG and inner <= ex.free_labels(n) for n in nodes)
+    fresh = len(dots) - sums + len(tiles) + long
+    room = 200 - sums * wide // 2  # of a thread: half a column of 64 rows each
+    step = 128
+    while step > 16 and fresh * step // 2 + sums * step // 4 > room:
+        step //= 2
+    return step

@@ -1,0 +1,344 @@
+"""What a kernel takes of a GPU, estimated from its nest: shared memory, registers, threads; and whether that exists.
+
+Shared memory holds the operands of matrix products, a copy for each pipeline stage; registers hold accumulators, named
+tiles while they are needed, the addresses of loads, and on older matrix units the operands on their way in. The numbers
+are compared with what compiled kernels report in tests/compile/test_resources.py: shared memory within a few percent,
+registers within a fifth below and a half above for 16-bit products and rows. For float32 products without TF32, which run
+on the ordinary units, ptxas trades registers for spills as it likes; their registers are a rough guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...lang.errors import DTError
+from ...lang.schedule_checks import MOST_ELEMENTS
+from ..emit.triton.grid import one_loop
+from ..ir import nest
+from ..ir.nest import (
+    Accumulator,
+    Axis,
+    Fetch,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Statement,
+    Tile,
+    TileDot,
+    any_product,
+    axes_of,
+    statements,
+    unrolled_product,
+    values,
+)
+from ..target import Target, triton_version
+from ..transforms.memory.tensor_descriptors import described, pointed
+from ..transforms.warp_specialize.backend_select import backend, plain
+
+MOST_REGISTERS = 255  #: of one thread
+MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
+MOST_THREADS = 1024  #: of one program
+OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
+PRODUCT_OVERHEAD = 26
+
+
+@dataclass(frozen=True)
+class Resources:
+    """Estimates for one program. ``accumulators`` is the part of ``registers`` that nothing can save."""
+
+    shared_bytes: int
+    registers: int
+    accumulators: int
+    threads: int
+    largest: int  #: elements of the largest tensor
+
+
+def resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
+    """The estimate for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (4 where not said)."""
+    return _Estimate(kernel, sizes, itemsizes, target, tf32).result()
+
+
+def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
+    """The estimate. Raises DTError where the GPU does not have what the kernel needs.
+
+    Where tiles are whole extents of unknown size the wrapper takes fewer stages than were asked for, so one has to fit.
+    """
+    for tail in kernel.tail:
+        check_resources(tail, sizes, itemsizes, target, tf32)
+    checked = [_check_form(form, sizes, itemsizes, target, tf32) for form in _forms(kernel, target)]
+    _check_triton(kernel, target)
+    return checked[-1]
+
+
+def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
+    """What Triton compiles of a kernel: its form for tensors and GPUs that descriptors do not suit, then the one that has them.
+
+    Gluon's form takes as many stages as there is room for.
+    """
+    if not kernel.descriptors:
+        return [kernel]
+    by_triton = target.has_tma and backend(kernel, target)[0] == "triton"
+    return [pointed(kernel), *([plain(described(kernel))] if by_triton else [])]
+
+
+def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool) -> Resources:
+    r = resources(kernel, sizes, itemsizes, target, tf32)
+    if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_labels((kernel,)):
+        r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)
+    limits = (
+        ("elements of one tensor", r.largest, MOST_ELEMENTS),
+        ("threads of one program", r.threads, MOST_THREADS),
+        ("registers of a thread for accumulators", r.accumulators, MOST_REGISTERS),
+        ("bytes of shared memory", r.shared_bytes, target.shared_bytes),
+    )
+    for what, found, allowed in limits:
+        if found > allowed:
+            raise DTError(f"{kernel.name} on {target.name}: {what}", found=str(found), allowed=f"at most {allowed}")
+    cap, least = dict(kernel.options).get("maxnreg"), r.accumulators + (PRODUCT_OVERHEAD if any_product(kernel.body) else 0)
+    if cap is not None and target.has_tma and cap < least:
+        raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
+    if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
+        raise DTError(f"{kernel.name} on {target.name}: clusters", found="cluster", allowed="GPUs of compute capability 9.0 or higher")
+    return r
+
+
+def _check_triton(kernel: Kernel, target: Target) -> None:
+    """Raise DTError for what the Triton that is installed does not compile for this GPU."""
+    times, triton = unrolled_product(kernel.body), triton_version()
+    if times > MOST_UNROLLED and target.backend == "cuda" and int(target.arch) // 10 == 10 and triton and triton < (3, 9):
+        found = f"{times} times by Triton {'.'.join(map(str, triton))}"
+        raise DTError(f"{kernel.name} on {target.name}: a product's loop unrolled", found=found, allowed=f"{MOST_UNROLLED}, or Triton 3.9")
+    if "cluster" in dict(kernel.options) and triton and triton < (3, 8):
+        raise DTError(f"{kernel.name}: clusters", found=f"Triton {'.'.join(map(str, triton))}", allowed="Triton 3.8 or newer")
+
+
+def whole_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
+    """Labels whose whole extent is one tile somewhere: what the kernels take depends on their sizes."""
+    axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
+    return tuple(dict.fromkeys(a.label for a in axes))
+
+
+class _Estimate:
+    def __init__(self, kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool):
+        self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
+        self.threads = kernel.num_warps * target.warp_size
+        self.smallest = 16 if any_product(kernel.body) else 1
+        self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        plain = (s for s in statements(kernel.body) if isinstance(s, Let) and s.name not in self.loads)
+        self.lets = {s.name: s.value for s in plain if not any(isinstance(n, TileDot) for n in s.value.walk())}
+        self.dots = [n for value in values(kernel.body) for n in value.walk() if isinstance(n, TileDot)]
+        self.chained = len(self.dots) > 1
+
+    def result(self) -> Resources:
+        tiles = [axes_of(n) for value in values(self.kernel.body) for n in value.walk() if not isinstance(n, nest.Const)]
+        accumulators = int(self._peak(self.kernel.body, set(), lambda s: self._width(s) if isinstance(s, Accumulator) else 0, lambda s: 0))
+        registers = min(MOST_REGISTERS, self._registers())
+        return Resources(self._shared(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
+
+    # -- sizes ------------------------------------------------------------------------------------------------------
+
+    def length(self, axis: Axis) -> int:
+        return axis.tile or max(self.smallest, 1 << max(0, self.sizes[axis.label] - 1).bit_length())
+
+    def elements(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
+        count = 1
+        for a in axes:
+            count *= self.length(a)
+        return count
+
+    def each(self, elements: float) -> int:
+        """Of one thread."""
+        return -int(-elements // self.threads)
+
+    def bytes_of(self, buffer: str) -> int:
+        return self.itemsizes.get(buffer, 4)
+
+    def operand_bytes(self, dot: TileDot) -> int:
+        """Bytes an element of what the matrix units take: those of the operand that is loaded."""
+        found = [self.bytes_of(self.loads[s.name].buffer) for s in (dot.left, dot.right) if isinstance(s, Local) and s.name in self.loads]
+        return min(found, default=min((self.bytes_of(b) for b in self.kernel.reads), default=4))
+
+    def units(self, dot: TileDot) -> str:
+        """What multiplies: ``shared`` units read operands there, ``warp`` units from registers, ``plain`` is no matrix unit."""
+        if self.operand_bytes(dot) == 4 and not self.tf32:
+            return "plain" if self.target.backend == "cuda" else "warp"
+        rows = self.elements(axes_of(dot.left) - frozenset(dot.axes))
+        new = isinstance(self.target.arch, int) and self.target.arch >= 90 and self.kernel.num_warps % 4 == 0
+        return "shared" if new and rows >= 64 else "warp"
+
+    # -- shared memory ----------------------------------------------------------------------------------------------
+
+    def _shared(self) -> int:
+        outside, scratch = 0, 0
+        for s in _direct(self.kernel.body):
+            outside += self._operands(s, stages=self.ahead, everything=bool(self.kernel.block_stages) and self.ahead > 1)
+        loops = [self._loop(s) for s in self.kernel.body if isinstance(s, Loop)]
+        for value in values(self.kernel.body):
+            for n in value.walk():
+                if isinstance(n, nest.TileReduce):
+                    scratch = max(scratch, 4 * self.kernel.num_warps * min(self.elements(axes_of(n)), self.threads))
+        tiles, passing = outside + max(loops, default=0), max((self._passed(s) for s in statements(self.kernel.body)), default=0)
+        kept = {(s.axes, self.bytes_of(s.buffer)): self._bytes(s, s.buffer) for s in self.kept}
+        return max(tiles + passing if self.overlaps else max(tiles, passing), scratch) + sum(kept.values())
+
+    @cached_property
+    def fused(self) -> bool:
+        """Whether the loop over blocks and the one inside are one to Triton."""
+        return self.kernel.persistent and one_loop(self.kernel)
+
+    @cached_property
+    def depth(self) -> int:
+        """Stages of the loop over blocks, or of the one that it is made one with."""
+        own = [dict(s.options).get("num_stages") for s in self.kernel.body if isinstance(s, Loop)] if self.fused else []
+        return int(self.kernel.block_stages or next(iter(own), None) or self.kernel.num_stages)
+
+    @cached_property
+    def ahead(self) -> int:
+        """Blocks whose tiles are there at once, in a persistent kernel without a loop inside; 1: none is loaded ahead."""
+        alone = self.kernel.persistent and not any(isinstance(s, Loop) for s in self.kernel.body)
+        return self.depth if alone and (self.dots or self.kernel.block_stages) else 1
+
+    @cached_property
+    def overlaps(self) -> bool:
+        """Whether tiles of the next block are on their way while a block is stored."""
+        fetched = any(isinstance(v, Fetch) and self._feeds_products(n) for n, v in self.loads.items())
+        return self.ahead > 1 or self.fused and self.depth > 1 and fetched
+
+    @cached_property
+    def kept(self) -> list[nest.Put]:
+        """Stores by descriptors in pipelined loops: Triton gives their tiles a place for the whole kernel."""
+
+        def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.Put]:
+            for s in body:
+                if isinstance(s, Loop):
+                    yield from inside(s.body, int(dict(s.options).get("num_stages") or self.kernel.num_stages))
+                elif isinstance(s, nest.Put) and stages > 1:
+                    yield s
+
+        return list(inside(self.kernel.body, self.depth if self.kernel.persistent else 1))
+
+    def _bytes(self, s: Let | nest.Store | nest.Put, buffer: str) -> int:
+        return self.elements(s.axes) * self.bytes_of(buffer)
+
+    def _passed(self, s: Statement) -> int:
+        """Bytes that pass through shared memory where ``s`` moves a tile: by a descriptor, or beside a product into another layout."""
+        warpgroups = isinstance(self.target.arch, int) and self.target.arch // 10 == 9 and any(self.units(d) == "shared" for d in self.dots)
+        relaid = bool(self.dots) and (self.overlaps or warpgroups)
+        if isinstance(s, nest.Put) and s not in self.kept or isinstance(s, nest.Store) and relaid:
+            return self._bytes(s, s.buffer)
+        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) and not self._feeds_products(s.name):
+            return self._bytes(s, s.value.buffer) if isinstance(s.value, Fetch) or self.overlaps and self.dots else 0
+        return 0
+
+    def _loop(self, loop: Loop) -> int:
+        inner = [s for s in loop.body if isinstance(s, Loop)]
+        own = dict(loop.options).get("num_stages")
+        copies = 1 if inner else self.depth if self.fused else int(own or self.kernel.num_stages)
+        if self.target.backend == "hip":  # every step of an unrolled body gets its own buffers there
+            copies = 1 + (copies - 1) * dict(loop.options).get("loop_unroll_factor", 1)
+        here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _direct(loop.body))
+        return here + max((self._loop(s) for s in inner), default=0)
+
+    def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
+        """Shared memory that one statement needs: a load that a product takes, or a computed operand on its way."""
+        total = 0
+        if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
+            uses = [d for d in self.dots if s.name in self._operand_names(d)]
+            if self.fused and isinstance(s.value, Load):
+                stages = 1  # of loads by pointers none runs ahead there
+            if uses or everything:
+                deep = any(self.units(d) == "shared" for d in uses)
+                total += self.elements(s.axes) * self.bytes_of(s.value.buffer) * max(1, stages if deep else stages - 1)
+            return total
+        for n in s.value.walk() if hasattr(s, "value") else ():
+            if isinstance(n, TileDot):
+                for side, first in ((n.left, True), (n.right, False)):
+                    computed = not (isinstance(side, Local) and side.name in self.loads)
+                    if computed and (self.units(n) == "plain" or not first):
+                        total += self.elements(axes_of(side)) * self.operand_bytes(n)
+        return total
+
+    def _operand_names(self, dot: TileDot) -> set[str]:
+        """Names that the operands of a product are made from: Triton loads ahead what reaches it through arithmetic too."""
+        todo, found = [dot.left, dot.right], set()  # type: ignore[var-annotated]
+        while todo:
+            for n in todo.pop().walk():
+                if isinstance(n, Local) and n.name not in found:
+                    found.add(n.name)
+                    todo += [self.lets[n.name]] if n.name in self.lets else []
+        return found
+
+    # -- registers --------------------------------------------------------------------------------------------------
+
+    def _registers(self) -> int:
+        products = bool(self.dots)
+        live = self._peak(self.kernel.body, set(), self._width, self._working)
+        return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)
+
+    def _peak(self, body: tuple[Statement, ...], after: set[str], width: Callable, working: Callable) -> float:
+        """The most registers at once in ``body``: by ``width`` of each named value while it is needed, by ``working`` of each statement."""
+        uses = [self._names(s) for s in body]
+        widths = {s.name: width(s) for s in body if isinstance(s, (Let, Accumulator))}
+        live: dict[str, float] = {}
+        most = 0.0
+        for i, s in enumerate(body):
+            later = after.union(*uses[i + 1 :])
+            if isinstance(s, Loop):
+                held = sum(w for n, w in live.items() if n in later or n in uses[i])
+                most = max(most, held + self._peak(s.body, set(), width, working))
+            else:
+                most = max(most, sum(live.values()) + working(s))
+            if isinstance(s, (Let, Accumulator)):
+                live[s.name] = widths[s.name]
+            live = {n: w for n, w in live.items() if n in later}
+            most = max(most, sum(live.values()))
+        return most
+
+    def _names(self, s: Statement) -> set[str]:
+        inner = s.body if isinstance(s, Loop) else (s,)
+        return {n.name for v in values(inner) for n in v.walk() if isinstance(n, Local)}
+
+    def _width(self, s: Let | Accumulator) -> float:
+        """Registers of a thread for one named value."""
+        load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) else None
+        if load is not None and self._feeds_products(s.name):
+            vector = max(1, 16 // self.bytes_of(load.buffer))
+            return 0 if isinstance(load, Fetch) else 2 * max(1, self.each(self.elements(s.axes) / vector))
+        return self.each(self.elements(s.axes))
+
+    def _feeds_products(self, name: str) -> bool:
+        return any(isinstance(side, Local) and side.name == name for d in self.dots for side in (d.left, d.right))
+
+    def _working(self, s: Statement) -> float:
+        """Registers that computing one statement takes beside what it reads: fragments and rounded operands of products."""
+        most = 0.0
+        for n in s.value.walk() if hasattr(s, "value") else ():
+            if isinstance(n, TileDot):
+                units = self.units(n)
+                rounded = 0 if self._is_load(n.left) else self.each(self.elements(axes_of(n.left)) * self.operand_bytes(n) / 4)
+                result = 0 if isinstance(s, Let) else self.each(self.elements(axes_of(n))) if units == "plain" else 0
+                most = max(most, rounded + result + (self._fragments(n) if units == "warp" else 0))
+        return most
+
+    def _is_load(self, tile: Tile) -> bool:
+        return isinstance(tile, Local) and tile.name in self.loads
+
+    def _fragments(self, dot: TileDot) -> float:
+        """Registers of a thread for the operands of units that read registers: each warp holds its rows and columns."""
+        rows, columns = (self.elements(axes_of(side) - frozenset(dot.axes)) for side in (dot.left, dot.right))
+        depth, down, across = self.elements(dot.axes), self.kernel.num_warps if self.chained else 1, 1
+        while down * across < self.kernel.num_warps:
+            if rows / 16 / down >= columns / 16 / across and down < rows // 16:
+                down *= 2
+            else:
+                across *= 2
+        held = max(16, rows // down) * depth + max(8, columns // across) * depth
+        return held * self.operand_bytes(dot) / 4 / self.target.warp_size
+
+
+def _direct(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    return (s for s in body if not isinstance(s, Loop))

@@ -1,0 +1,310 @@
+"""What one consumer does with its rows of a block, as Gluon text.
+
+Chained products run one step behind: while the matrix units make the fresh products of a tile and the chained
+ones of the tile before, only the former are waited for; the elementwise work on them hides the latter::
+
+    scores = fresh product of the first tile; p = work on scores
+    for every further tile:
+        start scores = fresh product of this tile
+        start acc += p V                   # of the tile before
+        wait for scores; p' = work on scores
+        wait for acc; acc *= rescale; p = p'
+    acc += p V                             # of the last tile
+
+Nothing is in flight where a loop goes back: ptxas would run such products one by one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...ir.nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile
+from ...ir.value_type import never_negative
+from ...transforms.warp_specialize.plan import Plan, Product, Ring, Step
+from ..triton.memory import LINE
+
+if TYPE_CHECKING:
+    from .kernel import GluonPrinter
+
+
+class Consumer:
+    """Prints the function that every consumer runs."""
+
+    def __init__(self, printer: GluonPrinter):
+        self.k = printer
+        self.p: Plan = printer.plan
+        self.local: dict[str, Let] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
+        self.home: dict[str, Ring] = {t.name: ring for ring in self.p.rings for t in ring.tiles}
+        self.begin, self.end = "0", "0"
+
+    def lines(self) -> list[str]:
+        """The body of the function."""
+        k, p = self.k, self.p
+        k.lines = ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
+        depth = k.grid()
+        for s in p.before:
+            self._statement(s, depth)
+        for tile in p.resident:
+            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._own(tile)}), done & 1)")
+        self.begin, self.end = k.bounds_of_all()
+        if p.last.direct:
+            self._direct(depth)
+        elif p.behind:
+            self._chained(depth)
+        else:
+            self._in_turn(depth)
+        for s in p.after:
+            self._statement(s, depth)
+        k.line(depth, "done += 1")
+        if k.puts:
+            k.line(1, "tma.store_wait(0)")
+        return k.lines
+
+    # -- statements on registers ------------------------------------------------------------------------------------
+
+    def _statement(self, s: Statement, depth: int) -> None:
+        k = self.k
+        match s:
+            case Index(axis, start):
+                self._index(axis, start, depth)
+            case Let(name, Load() as load, axes):
+                self._load(name, load, axes, depth)
+            case Put():
+                self._put(s, depth)
+            case Store():
+                pointer = self._pointer(s.buffer, s.index, s.axes)
+                mask = self._mask(s.buffer, s.index, (), s.axes)
+                k.line(depth, f"gl.store({pointer}, {k.expr.text(s.value, s.axes)}{f', mask={mask}' if mask else ''})")
+            case Accumulator(name, axes, start):
+                value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
+                shape = ", ".join(k.length(a) for a in axes)
+                k.line(depth, f"{name} = gl.full([{shape}], {value}, gl.float32, {k.expr.layout(axes)})" if axes else f"{name} = {value}")
+            case _:
+                k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
+
+    def _index(self, axis: Axis, start: str, depth: int) -> None:
+        k, rows = self.k, axis == self.p.rows
+        if start == "block":
+            k.block_start(axis, depth)
+        if axis.scalar or axis not in k.vectors:
+            return
+        base = {"block": k.first(axis), "loop": f"gl.cast({k.counter()}, gl.int32)"}.get(start, "")  # one type where several loops meet
+        base = f"{base} + WG * {k.length(axis)}" if rows and self.p.consumers > 1 else base
+        steps = f"gl.arange(0, {k.length(axis)}, {k.expr.layout((axis,))})"
+        k.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
+        if axis in k.masked:
+            k.line(depth, f"{axis.name}_ok = ({axis.name} < {k.size(axis.label)}) | {k.even_constant(axis)}")
+
+    def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
+        mask = self._mask(load.buffer, load.index, load.checked, axes)
+        other = 'float("-inf")' if load.other else "0.0"
+        tail = "" if load.buffer in self.k.spaces else ".to(gl.float32)"
+        self.k.line(
+            depth,
+            f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}",
+        )
+
+    def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
+        parts = [f"{buffer}_ptr"]
+        for i, d in zip(index, self.k.dimensions(buffer)):
+            text = self.k.expr.text(i, axes)
+            parts.append(f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}")
+        return " + ".join(parts)
+
+    def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
+        k = self.k
+        involved = dict.fromkeys(
+            n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact and not n.axis.scalar
+        )
+        parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in involved]
+        for d in checked:
+            k.bounds[(buffer, d)] = None
+            text = k.expr.text(index[d], axes)
+            parts += [] if never_negative(index[d]) else [f"({text} >= 0)"]
+            parts.append(f"({text} < {buffer}_size_{d})")
+        return " & ".join(parts)
+
+    def _put(self, s: Put, depth: int) -> None:
+        """Through shared memory, when the last block's store has read it."""
+        k = self.k
+        desc, value = k.descriptor(s), k.expr.text(s.value, s.axes)
+        box = ", ".join(k.boxes[desc])
+        flat = ", ".join(k.length(a) for a in s.box if a)
+        value = f"({value})" if " " in value else value
+        k.line(depth, "tma.store_wait(0)")
+        place = f"{s.buffer}_tiles.index({self._wg()})"
+        k.line(depth, f"{place}{'.reshape([' + flat + '])' if flat != box else ''}.store({value}.to({s.buffer}_ptr.dtype.element_ty))")
+        k.line(depth, "hopper.fence_async_shared()")
+        k.line(depth, f"tma_store({desc}, {k.coordinates(s, self._wg())}, {place})")
+
+    # -- loaded tiles -----------------------------------------------------------------------------------------------
+
+    def _wg(self) -> str:
+        return "WG" if self.p.consumers > 1 else "0"
+
+    def _own(self, tile: Let) -> str:
+        """Which of a resident tile's parts this consumer reads."""
+        return self._wg() if self.k.shared(tile) else "0"
+
+    def _view(self, name: str, wanted: tuple[Axis, ...], slot: str) -> str:
+        """A loaded tile as a matrix with dimensions ``wanted``."""
+        k, tile = self.k, self.local[name]
+        own = k.shared(tile)
+        place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._own(tile)
+        box = [a for a in tile.value.box if a]
+        text = f"{name}_tiles.index({place})"
+        if None in tile.value.box:
+            text += f".reshape([{', '.join(k.length(a) for a in box)}])"
+        return text if [a.name for a in box] == [a.name for a in wanted] else f"{text}.permute((1, 0))"
+
+    def _give_back(self, rings: list[Ring], slot: str, depth: int, pred: str = "") -> None:
+        for ring in rings:
+            self.k.line(depth, f"mbarrier.arrive({ring.name}_free.index({slot}), count=1{f', pred={pred}' if pred else ''})")
+
+    def _await(self, rings: list[Ring], slot: str, it: str, depth: int) -> None:
+        for ring in rings:
+            self.k.line(depth, f"mbarrier.wait({ring.name}_full.index({slot}), {it} // STAGES & 1)")
+
+    # -- products ---------------------------------------------------------------------------------------------------
+
+    def _multiply(self, q: Product, left: str, slot: str, start: str, depth: int) -> None:
+        """Start a product; ``start`` is what it adds to, '' for nothing."""
+        k = self.k
+        right = self._view(q.right.name, (*q.axes, q.columns), slot)
+        zero = f"gl.full([{k.share()}, {k.length(q.columns)}], 0.0, gl.float32, MMA_{q.columns.name})"
+        line = f"{q.name}_made = hopper.warpgroup_mma({left}, {right}, {start or zero}, {'' if start else 'use_acc=False, '}is_async=True)"
+        if 4 * depth + len(line) > LINE:
+            k.line(depth, f"{q.name}_left = {left}") if "_tiles" in left else None
+            k.line(depth, f"{q.name}_right = {right}")
+            line = line.replace(f"({left}, {right},", f"({f'{q.name}_left' if '_tiles' in left else left}, {q.name}_right,")
+        k.line(depth, line)
+
+    def _fresh(self, slot: str, it: str, depth: int) -> None:
+        """Start the fresh products of the tile in ``slot``."""
+        self._await([r for r in self.p.rings if r.fresh], slot, it, depth)
+        for q in self.p.last.fresh:
+            self._multiply(q, self._view(q.left.name, (q.rows, *q.axes), slot), slot, "", depth)
+
+    def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
+        """Wait for the fresh products; what nothing else reads is given back."""
+        names = [q.name for q in self.p.last.fresh]
+        made = ", ".join(f"{n}_made" for n in names)
+        self.k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait({outstanding}, deps=[{made}])")
+        self._give_back([r for r in self.p.rings if r.fresh and not r.late], slot, depth)
+
+    def _start_chained(self, slot: str, depth: int) -> None:
+        self._await([r for r in self.p.rings if r.late and not r.fresh], slot, "it", depth)
+        for q in self.p.last.chained:
+            self._multiply(q, f"{q.name}_left", slot, q.name, depth)
+
+    def _chained_done(self, depth: int) -> None:
+        names = [q.name for q in self.p.last.chained]
+        made = ", ".join(f"{n}_made" for n in names)
+        self.k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{made}])")
+
+    # -- loops ------------------------------------------------------------------------------------------------------
+
+    def _chained(self, depth: int) -> None:
+        k, p = self.k, self.p
+        tile, counter, late = k.tile(p.last.loop.axis), k.counter(), [r for r in p.rings if r.late]
+        second = f"{self.begin} + {tile}" if self.begin != "0" else tile
+        k.line(depth, f"if {self.begin} < {self.end}:")
+        inner = depth + 1
+        k.line(inner, "slot = it % STAGES")
+        self._fresh("slot", "it", inner)
+        self._fresh_done("slot", 0, inner)
+        k.line(inner, f"{counter} = {self.begin}")
+        self._work(p.last, inner)
+        self._operands(p.last, inner)
+        k.line(inner, f"for {counter} in range({second}, {self.end}, {tile}):")
+        k.line(inner + 1, "before, slot = it % STAGES, (it + 1) % STAGES")
+        self._fresh("slot", "(it + 1)", inner + 1)
+        self._start_chained("before", inner + 1)
+        self._fresh_done("slot", len(p.last.chained), inner + 1)
+        self._any_work(inner + 1)
+        self._chained_done(inner + 1)
+        self._give_back(late, "before", inner + 1)
+        self._operands(p.last, inner + 1)
+        k.line(inner + 1, "it += 1")
+        self._leave(inner)
+        k.line(inner, "slot = it % STAGES")
+        self._start_chained("slot", inner)
+        self._chained_done(inner)
+        self._give_back(late, "slot", inner)
+        k.line(inner, "it += 1")
+        if p.resident:
+            k.line(depth, "else:")
+            self._leave(inner)
+
+    def _in_turn(self, depth: int) -> None:
+        """Fresh products, work on them, chained products, for one tile after the other; other consumers fill the gaps."""
+        k, p = self.k, self.p
+        late = [r for r in p.rings if r.late]
+        k.line(depth, f"for {k.counter()} in range({self.begin}, {self.end}, {k.tile(p.last.loop.axis)}):")
+        k.line(depth + 1, "slot = it % STAGES")
+        self._fresh("slot", "it", depth + 1)
+        self._fresh_done("slot", 0, depth + 1)
+        self._any_work(depth + 1)
+        self._operands(p.last, depth + 1)
+        if p.last.chained:
+            self._start_chained("slot", depth + 1)
+            self._chained_done(depth + 1)
+        self._give_back(late, "slot", depth + 1)
+        k.line(depth + 1, "it += 1")
+        self._leave(depth)
+
+    def _leave(self, depth: int) -> None:
+        """Give back what was loaded for the whole block."""
+        for tile in self.p.resident:
+            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._own(tile)}), count=1)")
+
+    def _any_work(self, depth: int) -> None:
+        """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
+        for i, step in enumerate(self.p.steps):
+            word = (
+                "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.expr.text(step.loop.end, ())}:"
+            )
+            if len(self.p.steps) > 1:
+                self.k.line(depth, word)
+            self._work(step, depth + (len(self.p.steps) > 1))
+
+    def _work(self, step: Step, depth: int) -> None:
+        """The elementwise work on one tile's fresh products, and the accumulators and operands that come of it, under one name."""
+        k, last = self.k, self.p.last
+        for s in step.loop.body:
+            if isinstance(s, Index):
+                self._index(s.axis, s.start, depth)
+        for s in step.work:
+            self._statement(s, depth)
+        for mine, common in zip(step.chained, last.chained):
+            k.line(depth, f"{common.name}_operand = {k.expr.text(mine.left, (mine.rows, *mine.axes))}")
+
+    def _operands(self, step: Step, depth: int) -> None:
+        """Accumulators moved, and the left operands of the chained products as the matrix units take them."""
+        k = self.k
+        for s in step.moves:
+            k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
+        for q in step.chained:
+            layout = f"gl.DotOperandLayout(0, MMA_{q.columns.name}, 2)"
+            k.line(depth, f"{q.name}_left = gl.convert_layout({q.name}_operand.to({q.right.name}_tiles.dtype), {layout})")
+
+    def _direct(self, depth: int) -> None:
+        """Products that only add up: one runs while the next one's tiles are awaited."""
+        k, p = self.k, self.p
+        names = [q.name for q in p.last.direct]
+        made = ", ".join(f"{n}_made" for n in names)
+        for step in p.steps:
+            begin = self.begin if step is p.steps[0] else k.expr.text(step.loop.begin, ())
+            end = self.end if step is p.last else k.expr.text(step.loop.end, ())
+            k.line(depth, f"for {k.counter()} in range({begin}, {end}, {k.tile(step.loop.axis)}):")
+            k.line(depth + 1, "slot = it % STAGES")
+            self._await(list(p.rings), "slot", "it", depth + 1)
+            for q in step.direct:
+                left = self._view(q.left.name, (q.rows, *q.axes), "slot")
+                self._multiply(q, left, "slot", q.name, depth + 1)
+            k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
+            self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
+            k.line(depth + 1, "it += 1")
+        k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
+        self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        self._leave(depth)

@@ -1,0 +1,305 @@
+"""Plan -> Gluon text: a kernel that makes descriptors, rings and barriers, and the producer and consumers it starts."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import replace
+
+from ....lang.algorithm import Algorithm
+from ...ir import nest
+from ...ir.nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
+from ...transforms.warp_specialize.plan import REGISTERS, Plan, Ring, ring_tiles
+from ..triton.grid import grid_lines, grid_size
+from ..triton.kernel import KernelText, _KernelPrinter, jit_function
+from ..triton.memory import LINE
+from .consumer import Consumer
+from .expr import GluonExpressions, gluon_text
+
+INFIX = "_gluon"
+
+
+def print_gluon(plan: Plan, algorithm: Algorithm) -> KernelText:
+    """The Gluon text of a planned kernel: three functions and what a launch must pass."""
+    return GluonPrinter(plan, algorithm).text()
+
+
+class GluonPrinter(_KernelPrinter):
+    """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
+
+    def __init__(self, plan: Plan, algorithm: Algorithm):
+        super().__init__(plan.kernel, algorithm)
+        self.plan = plan
+        main = (*plan.last.fresh, *plan.last.chained, *plan.last.direct)[0].columns
+        self.expr = GluonExpressions(plan.rows, main, self.first, self.tile, self.size)
+        self.started = self.started | {plan.rows}
+        self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
+        self.accesses: dict[str, Fetch | Put] = {}
+        self.puts = {s.buffer: s for s in plan.after if isinstance(s, Put)}
+
+    def text(self) -> KernelText:
+        base = self.kernel.name.replace("_descriptor", INFIX)
+        consumer = self._function(
+            f"{base}_consumer", Consumer(self).lines(), f"Rows WG * {self.share()} on of each block.", "WG: gl.constexpr"
+        )
+        producer = self._function(f"{base}_producer", self._producer(), "Brings tiles to where the consumers wait for them.")
+        body = self._main(consumer, producer)
+        text = KernelText(f"{base}_kernel", "")
+        self._parameters(text)
+        text.constants = [(n, v) for n, v in text.constants if n != "PRECISION"]
+        text.constants = [(n, "tl.int32") if n == "INDEX" else (n, v) for n, v in text.constants]
+        text.constants.append(("STAGES", self._stages()))
+        main = jit_function("gluon", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
+        text.source, text.helpers = gluon_text("\n\n".join([consumer.text, producer.text, main]))
+        text.boxes = [
+            (access.buffer, f"({', '.join(self._value(b) for b in self.boxes[name])},)") for name, access in self.accesses.items()
+        ]
+        text.grid, text.labels = grid_size(replace(self.kernel, num_warps=32)), tuple(self.sizes)  # one program a multiprocessor
+        text.warps, text.condition = 4, f"warpgroups({', '.join(self._given(a.buffer) for a in self.accesses.values())})"
+        return text
+
+    # -- names ------------------------------------------------------------------------------------------------------
+
+    def share(self) -> str:
+        """The constant that holds the rows of one consumer."""
+        name = f"ROWS_{self.plan.rows.label}"
+        self.tiles[name] = str(self.plan.share)
+        return name
+
+    def length(self, axis: Axis) -> str:
+        """The constant that holds the length of ``axis`` in a consumer's tile."""
+        return self.share() if axis == self.plan.rows else self.tile(axis)
+
+    def descriptor(self, access: Fetch | Put) -> str:
+        """The name of the descriptor that ``access`` goes through."""
+        box = tuple(self.length(a) if a else "1" for a in access.box)
+        for name, known in self.boxes.items():
+            if self.accesses[name].buffer == access.buffer and known == box:
+                return name
+        name = f"{access.buffer}_desc" + (f"_{n}" if (n := sum(a.buffer == access.buffer for a in self.accesses.values())) else "")
+        self.boxes[name], self.accesses[name] = box, access
+        return name
+
+    def coordinates(self, access: Fetch | Put, share: str) -> str:
+        """Where a box starts; rows of the consumer ``share``."""
+        texts = []
+        for start, axis in zip(access.start, access.box):
+            text = self.expr.text(start, ())
+            text = f"{text} + {share} * {self.share()}" if axis == self.plan.rows and share != "0" else text
+            texts.append(text if text == "0" else f"gl.cast({text}, gl.int32)")
+        return f"[{', '.join(texts)}]"
+
+    def shared(self, tile: Let) -> str:
+        """``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
+        return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
+
+    def _value(self, name: str) -> str:
+        return self.tiles.get(name, name)
+
+    def _given(self, buffer: str) -> str:
+        return buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+
+    # -- functions --------------------------------------------------------------------------------------------------
+
+    def _function(self, name: str, lines: list[str], doc: str, *parameters: str) -> Function:
+        body = "\n".join(lines)
+        main = self.expr.main.name
+        columns = {a.name: a for a in (q.columns for q in (*self.plan.last.fresh, *self.plan.last.chained, *self.plan.last.direct))}
+        layouts = []
+        if re.search(r"\bROWS\b", body):
+            layouts.append(f"    ROWS: gl.constexpr = gl.SliceLayout(1, MMA_{main})")
+        for n in columns:
+            if f"COLUMNS_{n}" in body:
+                layouts.append(f"    COLUMNS_{n}: gl.constexpr = gl.SliceLayout(0, MMA_{n})")
+        text = "\n".join(layouts) + body
+        made = [
+            f"    MMA_{n}: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {self.tile(a)}, 16])"
+            for n, a in columns.items()
+            if f"MMA_{n}" in text
+        ]
+        return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
+
+    def _main(self, consumer: Function, producer: Function) -> list[str]:
+        """The body of the kernel; completes the other two with the parameters they need."""
+        head = [f"    if {s}_on_device:\n        {s} = gl.load({s})" for s in self.kernel.scalars]
+        local = []
+        for name, access in self.accesses.items():
+            local += self._make_descriptor(name, access)
+        local += self._allocations()
+        known = [*re.findall(r"^    (\w+) = ", "\n".join(local), re.M)]
+        arguments = KernelText("", "")
+        for f in (consumer, producer):
+            self._parameters(arguments := KernelText("", ""))
+            values = [a for a, _ in arguments.arguments]
+            constants = [c for c, _ in arguments.constants if c != "PRECISION"] + ["STAGES"]
+            words = set(re.findall(r"\w+", "\n".join(f.lines)))
+            f.values = [n for n in (*known, *values) if n in words]
+            f.constants = [n for n in constants if n in words]
+            f.text = jit_function("gluon", f.name, [*f.parameters, *f.values, *(f"{c}: gl.constexpr" for c in f.constants)], f.lines)
+        regs, few = REGISTERS[self.plan.consumers]
+        calls = [
+            f"        ({consumer.name}, (gl.constexpr({w}), {', '.join(consumer.values + consumer.constants)})),"
+            for w in range(self.plan.consumers)
+        ]
+        calls.append(f"        ({producer.name}, ({', '.join(producer.values + producer.constants)})),")
+        others = self.plan.consumers - 1
+        lines = [
+            *head,
+            *local,
+            "    gl.warp_specialize([",
+            *(_filled(c) for c in calls),
+            f"    ], {[4] * others + [1]}, {[regs] * others + [few]})",
+        ]
+        return lines
+
+    def _make_descriptor(self, name: str, access: Fetch | Put) -> list[str]:
+        buffer, box = access.buffer, f"[{', '.join(self.boxes[name])}]"
+        sizes = [self._extent(buffer, d, axis, start) for d, (axis, start) in enumerate(zip(access.box, access.start))]
+        strides = [f"{buffer}_stride_{d}" for d in self.dimensions(buffer)[:-1]] + ["1"]
+        layout = f"    {name}_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for({box}, {buffer}_ptr.dtype.element_ty)"
+        head, rest = (
+            f"    {name} = tma.make_tensor_descriptor({buffer}_ptr, ",
+            f"[{', '.join(sizes)}], [{', '.join(strides)}], {box}, {name}_layout)",
+        )
+        return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
+
+    def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        if axis or isinstance(start, Position):
+            return self.size((axis or start.axis).label)
+        self.bounds[(buffer, dim)] = None
+        return f"{buffer}_size_{dim}"
+
+    def _allocations(self) -> list[str]:
+        """Shared memory for tiles, and barriers: ``full`` when tiles have come, ``free`` when they may be overwritten."""
+        p, lines, starts = self.plan, [], []
+        for tile in p.resident:
+            lines.append(self._tiles(tile.name, tile.value, self.shared(tile) or "1"))
+            starts += self._barriers(tile.name, self.shared(tile) or "1", 1 if self.shared(tile) else p.consumers)
+        for ring in p.rings:
+            for tile in ring.tiles:
+                lines.append(self._tiles(tile.name, tile.value, "STAGES" + (f" * {self.shared(tile)}" if self.shared(tile) else "")))
+            starts += self._barriers(ring.name, "STAGES", p.consumers)
+        for buffer, put in self.puts.items():
+            lines.append(self._tiles(buffer, put, str(p.consumers)))
+        return [*lines, *starts, "    hopper.fence_async_shared()"]
+
+    def _tiles(self, name: str, access: Fetch | Put, count: str) -> str:
+        desc = self.descriptor(access)
+        shape = f"[{count}, {', '.join(self.boxes[desc])}]"
+        return f"    {name}_tiles = gl.allocate_shared_memory({access.buffer}_ptr.dtype.element_ty, {shape}, {desc}_layout)"
+
+    def _barriers(self, name: str, count: str, readers: int) -> list[str]:
+        made = [
+            f"    {name}_{what} = gl.allocate_shared_memory(gl.int64, [{count}, 1], mbarrier.MBarrierLayout())" for what in ("full", "free")
+        ]
+        start = [f"mbarrier.init({name}_{what}.index(i), count={n})" for what, n in (("full", 1), ("free", readers))]
+        return [*made, f"    for i in gl.static_range({count}):", *(f"        {s}" for s in start)]
+
+    def _stages(self) -> str:
+        """The depth of the rings, as an expression in the wrapper: as asked, as far as shared memory goes."""
+        fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
+            self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
+        ]
+        each = [self._bytes(tile.value, self.shared(tile) or "1") for _, tile in ring_tiles(self.plan)]
+        return f"ring_stages({self.plan.stages}, {' + '.join(fixed) or '0'}, {' + '.join(each)})"
+
+    def _bytes(self, access: Fetch | Put, count: str) -> str:
+        sizes = [self._value(b) for b in self.boxes[self.descriptor(access)] if b != "1"]
+        return " * ".join(["2", *([count] if count != "1" else []), *sizes])
+
+    # -- the producer -----------------------------------------------------------------------------------------------
+
+    def _producer(self) -> list[str]:
+        p, self.lines = self.plan, ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
+        depth = self.grid()
+        needed = self._needed((*(s.value for s in p.resident), *(t.value for _, t in ring_tiles(p)), *self._ends()))
+        for s in p.before:
+            if isinstance(s, Index) and s.start != "whole":
+                self.block_start(s.axis, depth)
+            elif isinstance(s, Let) and s.name in needed:
+                self.line(depth, f"{s.name} = {self.expr.text(s.value, ())}")
+        for tile in p.resident:
+            self._bring(tile, depth)
+        begin, end = self.bounds_of_all()
+        self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.tile(p.last.loop.axis)}):")
+        self.line(depth + 1, "slot = it % STAGES")
+        for ring in p.rings:
+            self._bring_ring(ring, depth + 1)
+        self.line(depth + 1, "it += 1")
+        self.line(depth, "done += 1")
+        return self.lines
+
+    def _ends(self) -> list[Tile]:
+        first, last = self.plan.steps[0].loop, self.plan.last.loop
+        return [t for t in (first.begin, last.end) if t is not None]
+
+    def _needed(self, roots: tuple[Tile, ...]) -> set[str]:
+        """Names that ``roots`` depend on."""
+        values = {s.name: s.value for s in self.plan.before if isinstance(s, Let)}
+        found, todo = set(), list(roots)
+        while todo:
+            for n in todo.pop().walk():
+                if isinstance(n, Local) and n.name in values and n.name not in found:
+                    found.add(n.name)
+                    todo.append(values[n.name])
+        return found
+
+    def _bring(self, tile: Let, depth: int) -> None:
+        """A tile that stays for the whole block, when the last block's is free."""
+        desc = self.descriptor(tile.value)
+        for w in range(int(self.shared(tile) or 1)):
+            self.line(depth, f"mbarrier.wait({tile.name}_free.index({w}), (done & 1) ^ 1)")
+            self.line(depth, f"mbarrier.expect({tile.name}_full.index({w}), {desc}.block_type.nbytes)")
+            where = self.coordinates(tile.value, str(w))
+            self.line(depth, f"tma_load({desc}, {where}, {tile.name}_full.index({w}), {tile.name}_tiles.index({w}))")
+
+    def _bring_ring(self, ring: Ring, depth: int) -> None:
+        total = [
+            f"{self.shared(t)} * {d}" if self.shared(t) else d
+            for t in ring.tiles
+            for d in [f"{self.descriptor(t.value)}.block_type.nbytes"]
+        ]
+        self.line(depth, f"mbarrier.wait({ring.name}_free.index(slot), (it // STAGES & 1) ^ 1)")
+        self.line(depth, f"mbarrier.expect({ring.name}_full.index(slot), {' + '.join(total)})")
+        for tile in ring.tiles:
+            desc = self.descriptor(tile.value)
+            for w in range(int(self.shared(tile) or 1)):
+                place = f"slot * {self.shared(tile)} + {w}" if self.shared(tile) else "slot"
+                where = self.coordinates(tile.value, str(w))
+                self.line(depth, f"tma_load({desc}, {where}, {ring.name}_full.index(slot), {tile.name}_tiles.index({place}))")
+
+    # -- what producer and consumers both do --------------------------------------------------------------------------
+
+    def grid(self) -> int:
+        """Print the walk over blocks; the depth of what follows."""
+        lines, depth = grid_lines(self.kernel, self, pairs=True)
+        for line in lines:
+            self.lines.append(re.sub(r"tl\.range\((.*?)(?:, flatten=True)?\):", r"range(\1):", line))
+        return depth
+
+    def block_start(self, axis: Axis, depth: int) -> None:
+        """Print the first index of a block, where it is more than one element."""
+        if self.blocks[axis.label] != 1:
+            self.line(depth, f"{self.first(axis)} = {self.block_index(axis.label)} * {self.block(axis.label)}")
+
+    def counter(self) -> str:
+        return f"{self.plan.last.loop.axis.name}_start"
+
+    def bounds_of_all(self) -> tuple[str, str]:
+        """Where the walk of all loops begins and ends."""
+        first, last = self.plan.steps[0].loop, self.plan.last.loop
+        return "0" if first.begin is None else self.expr.text(first.begin, ()), self.expr.text(last.end or nest.Size(last.axis.label), ())
+
+
+class Function:
+    """One printed function and, once known, what it is passed."""
+
+    def __init__(self, name: str, lines: list[str], parameters: tuple[str, ...]):
+        self.name, self.lines, self.parameters = name, lines, parameters
+        self.values: list[str] = []
+        self.constants: list[str] = []
+        self.text = ""
+
+
+def _filled(line: str) -> str:
+    return textwrap.fill(line, LINE, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False, replace_whitespace=False)

@@ -1,0 +1,277 @@
+"""The wrapper of a compiled Func: a Python function that checks sizes, allocates outputs and launches kernels."""
+
+from __future__ import annotations
+
+import textwrap
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ...lang.errors import DTError
+from ...lang.schedule import Program
+from ..analysis.dtype_propagation import operands_only, product_inputs, value_inputs
+from ..analysis.resources import MOST_UNROLLED
+from ..ir.nest import Kernel, any_product, unrolled_product
+from .triton.grid import BEFORE, block_count, programs_held
+from .triton.kernel import KernelText
+from .triton.memory import ROW
+
+
+class Wrapper:
+    """The Python function that allocates outputs and launches."""
+
+    def __init__(
+        self,
+        program: Program,
+        kernels: tuple[Kernel, ...],
+        texts: dict[str, KernelText],
+        described: dict[str, KernelText],
+        name: str,
+        outputs: tuple[str, ...],
+        several: bool = False,
+    ):
+        self.algorithm: Algorithm = program.algorithm
+        self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
+        self.name, self.outputs, self.several = name, outputs, several
+        self.texts, self.described = texts, described
+        hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
+        needed = self.algorithm.needed_by(outputs + hosts)
+        while more := {k.func for k in kernels if set(k.writes) & set(needed)} - set(needed):  # they store what another kernel reads
+            needed = self.algorithm.needed_by((*needed, *more))
+        self.kernels = [k for k in kernels if k.func in needed]
+        told = {tensor for _, tensor, _ in self.algorithm.extents}
+        self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
+        self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
+        self.sizing = [*self.reads, *self._told_elsewhere()]  #: what is asked for its extents
+        if not self.reads:
+            raise DTError("what is compiled reads a tensor", found=f"none in {name}", allowed="an In", at=self.algorithm[outputs[0]].pos)
+
+    def text(self) -> str:
+        name = self.name
+        lines = [f"def {name}({', '.join(self._signature())}):"]
+        lines += [f'    """{self._doc()}"""']
+        lines += self._sizes(name)
+        lines += self._scalars(name)
+        lines += self._promotions()
+        for k in self.kernels:
+            lines += self._allocate(k)
+        if any(text.dependent for text in self._texts()):
+            lines.append(f"    dependent = overlapping({self.reads[0]}, {self.kernels[0].writes[0]}_out)")
+        for k in self.kernels:
+            lines += self._launch(k)
+        lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
+        return "\n".join(lines) + "\n"
+
+    def _texts(self) -> list[KernelText]:
+        """Every form of every kernel that this launches."""
+        return [forms[k.name] for k in self.kernels for forms in (self.texts, self.described) if k.name in forms]
+
+    def _signature(self) -> list[str]:
+        found, optional = [], False
+        for names, used in ((self.algorithm.inputs, self.sizing), (self.algorithm.scalars, self.scalars)):
+            for n in names:
+                optional = optional or (self.several and n not in used)
+                found.append(f"{n}=None" if optional else n)
+        return found
+
+    def _doc(self) -> str:
+        defs = [str(self.algorithm[f]).rstrip(";") for f in self.algorithm.needed_by(self.outputs)]
+        return defs[0] if len(defs) == 1 else defs[-1] + ", where\n\n" + "".join(f"        {d}\n" for d in defs[:-1]) + "    "
+
+    def _sizes(self, name: str) -> list[str]:
+        """Extents from the inputs that are read; every label that a kernel or an output needs."""
+        tensors = []
+        read = {a.tensor for d in self.algorithm.definitions for a in ex.accesses(d.expr)}
+        for t in self.sizing:
+            labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
+            labels += [] if t in read else [f"*[None] * ({t}.dim() - {len(labels)})"]  # only its extents count
+            tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
+        lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
+        integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
+        lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
+        lines += self._agreement(name)
+        for label in self._labels():
+            if label in self.counted:
+                lines.append(f"    size_{label} = triton.cdiv(size_{self.counted[label][0]}, {self.counted[label][1]})")
+                continue
+            if (constant := self.algorithm.constant_extent(label)) is not None:
+                lines.append(f"    size_{label} = {constant}")
+                continue
+            tied = next(
+                t
+                for t in (label, *sorted(self.algorithm.tied_labels(label)))
+                if any(t in plain_labels(self.algorithm, r) for r in self.sizing)
+            )
+            lines.append(f"    size_{label} = sizes[{tied!r}]")
+        return lines
+
+    def _agreement(self, name: str) -> list[str]:
+        """Lines that refuse inputs of which labels with one extent, or with one that the program gives, have others."""
+        told, lines = dict.fromkeys(label for t in self.sizing for label in plain_labels(self.algorithm, t) if label), []
+        while told:
+            first = next(iter(told))
+            group = [label for label in told if label in self.algorithm.tied_labels(first)]
+            told = dict.fromkeys(label for label in told if label not in group)
+            constant = self.algorithm.constant_extent(first)
+            sizes = [f"sizes[{label!r}]" for label in group]
+            if len(group) > 1 or constant is not None:
+                found = ", ".join(f"{{{size}}} along {label}" for label, size in zip(group, sizes))
+                one = "one extent" if constant is None else f"extent {constant}"
+                lines.append(f"    if not {' == '.join([*sizes, *([] if constant is None else [str(constant)])])}:")
+                lines.append(
+                    f'        raise ValueError(f"{name}: {", ".join(group)} {"has" if len(group) == 1 else "have"} {one}; inputs have {found}")'
+                )
+        return lines
+
+    def _labels(self) -> dict[str, None]:
+        """Labels whose extents the launches need."""
+        found = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
+        later = {label: other for label, (other, _) in self.counted.items() if label in found}
+        return dict.fromkeys([*(x for x in found if x not in later), *later.values(), *later])
+
+    def _told_elsewhere(self) -> tuple[str, ...]:
+        """Inputs that no kernel reads, and that alone tell the extent of a label."""
+        known = {label for r in self.reads for label in plain_labels(self.algorithm, r)}
+        lost = [x for x in self._labels() if self.algorithm.constant_extent(x) is None and not known & self.algorithm.tied_labels(x)]
+        sources = (self.algorithm.extent_source(label) for label in lost)
+        return tuple(dict.fromkeys(source[0] for source in sources if source))
+
+    def _labels_of(self, kernel: Kernel) -> list[str]:
+        return [
+            *(label for w in kernel.writes for label in self._shape(kernel, w)),
+            *self.texts[kernel.name].labels,
+            *(label for k in (kernel, *kernel.tail) if k.name in self.described for label in self.described[k.name].labels),
+        ]
+
+    def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
+        """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
+        return (
+            next((w.labels for w in kernel.workspaces if w.name == buffer), None)
+            if buffer not in self.algorithm
+            else self.algorithm[buffer].labels
+        )
+
+    def _scalars(self, name: str) -> list[str]:
+        lines = []
+        integers = self.algorithm.integer_scalars()
+        for s in self.scalars:
+            kind = "int" if s in integers else "float"
+            lines.append(f"    if isinstance({s}, torch.Tensor) and {s}.numel() != 1:")
+            lines.append(f'        raise ValueError(f"{name}: {s} is a number or a one-element tensor; got shape {{tuple({s}.shape)}}")')
+            lines.append(f"    {s} = {s} if isinstance({s}, torch.Tensor) else {kind}({s})")
+        return lines
+
+    def _promotions(self) -> list[str]:
+        """The dtype of the results; inputs of a matrix product are brought to it, others unless they are whole numbers, which it may not hold."""
+        floats = value_inputs(self.algorithm, self.reads)
+        lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
+        lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
+        lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
+        if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
+            taken = product_inputs(self.algorithm)
+            values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
+            lines += [f"    {', '.join(floats)} = {', '.join(values)}"]
+        return lines
+
+    def _allocate(self, kernel: Kernel) -> list[str]:
+        lines, operands = [], operands_only(self.algorithm)
+        for space in (w for w in kernel.workspaces if w.name in kernel.writes):
+            shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
+            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
+        for w in (w for w in kernel.writes if w in self.algorithm):
+            d = self.algorithm[w]
+            extents = [f"size_{label}" for label in d.labels]
+            if w in self.aligned and extents:
+                extents[-1] = f"-(-{extents[-1]} // {ROW}) * {ROW}"  # rows start at multiples of 16 bytes, in any dtype
+            shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
+            dtype = (
+                f"torch.{ex.DTYPES[d.expr.dtype]}"
+                if isinstance(d.expr, ex.Cast)
+                else "dtype"
+                if w in self.outputs or w in operands
+                else "torch.float32"
+            )
+            lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
+        return lines
+
+    def _launch(self, kernel: Kernel) -> list[str]:
+        lines, depth = [f"    with torch.cuda.device_of({self.reads[0]}):"], 2
+        if kernel.grid:
+            lines, depth = [f"    if {kernel.writes[0]}_out.numel():", "    " + lines[0]], 3
+        pad = "    " * depth
+        if kernel.name not in self.described:
+            return lines + self._call(kernel, self.texts[kernel.name], pad)
+        text = self.described[kernel.name]
+        boxes = ", ".join(f"({t if t in self.algorithm.inputs else f'{t}_out'}, {box})" for t, box in text.boxes)
+        rest = [
+            t if t in self.algorithm.inputs else f"{t}_out"
+            for t in dict.fromkeys(kernel.reads + kernel.writes)
+            if t not in kernel.descriptors
+        ]
+        small = f" and index_type({', '.join(rest)}) == tl.int32" if rest else ""
+        more = f" and {text.condition}" if text.condition else ""
+        lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
+        ways = self._waves(kernel, text, pad + "    ") if kernel.tail else self._call(kernel, text, pad + "    ")
+        return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+
+    def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
+        """Whole waves of blocks, then what is left in smaller ones."""
+        (tail,), blocks = kernel.tail, block_count(kernel)
+        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {programs_held(kernel)}, {kernel.writes[0]}_out)"]
+        lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
+        return lines + self._call(tail, self.described[tail.name], pad + "    ")
+
+    def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
+        """One launch, filled to the width of a line."""
+        args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
+        elastic = (
+            not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+        )
+        args += [f"num_warps={text.warps or kernel.num_warps}"] + ([] if elastic or text.warps else [f"num_stages={kernel.num_stages}"])
+        args += (
+            []
+            if text.warps
+            else [f"**cluster({value})" if name == "cluster" else f"**nvidia_only({name}={value})" for name, value in kernel.options]
+        )
+        lines = [f"{pad}launch("] if elastic else [f"{pad}{text.name}[{text.grid}]("]
+        args = [text.name, text.grid, str(kernel.num_stages), *args] if elastic else args
+        times = unrolled_product(kernel.body)
+        args += ["**dependent"] if text.dependent and kernel is not self.kernels[0] else []
+        args += [f"**unrolled({times})"] if times > MOST_UNROLLED and not text.warps else []
+        row = pad + "   "
+        for a in args:
+            if len(row) + len(a) > 118:
+                lines.append(row)
+                row = pad + "   "
+            row += f" {a},"
+        return [*lines, row, f"{pad})"]
+
+
+_SAID = {
+    "whole": "a power of two >= ",
+    "index_type": "tl.int64 if an offset passes 2**31, else tl.int32",
+    "dot_precision": "'ieee' or 'tf32'",
+}
+
+
+def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], outputs: tuple[str, ...]) -> str:
+    """What stands in place of the wrapper of Funcs that are compiled to kernels alone: grid and arguments of each, in order."""
+    needed = program.algorithm.needed_by(outputs)  # type: ignore[attr-defined]
+    lines = []
+    for k in (k for k in kernels if k.func in needed):
+        text = texts[k.name]
+        args = [value for _, value in text.arguments] + [f"{name}={_said(value)}" for name, value in text.constants]
+        args += [f"num_warps={k.num_warps}", f"num_stages={k.num_stages}", *(f"{name}={value}" for name, value in k.options)]
+        whole = f"Launch {text.name}[{text.grid}]({', '.join(args)})"
+        lines += textwrap.wrap(whole, 118, initial_indent="# ", subsequent_indent="#     ", break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines) + "\n"
+
+
+def _said(value: str) -> str:
+    fn, _, rest = value.partition("(")
+    return (_SAID[fn] + (rest[:-1] if fn == "whole" else "")) if fn in _SAID else value
+
+
+def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
+    """For each dimension of an input the label that indexes it by itself, None if index arithmetic does."""
+    return algorithm.plain_labels(tensor)

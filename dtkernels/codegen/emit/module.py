@@ -1,0 +1,70 @@
+"""Program -> a Python file that imports torch and triton only: kernels, and a wrapper for each compiled Func."""
+
+from __future__ import annotations
+
+from ...lang.schedule import Program
+from ..analysis.dependent_launch import links
+from ..analysis.dtype_propagation import value_inputs
+from ..ir.nest import Kernel
+from ..lower.lowering import lower
+from ..prelower.stage_aligned_copies import staged
+from ..target import Target
+from ..transforms.memory.tensor_descriptors import pointed
+from ..transforms.warp_specialize.backend_select import print_described
+from .gluon.expr import IMPORTS, helper
+from .host_helpers import SUPPORT
+from .host_wrapper import Wrapper, launch_comment, plain_labels
+from .triton.expr import HELPERS
+from .triton.kernel import dimension_names, print_kernel
+
+
+def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
+    """The file for a prepared program (algebra done, schedule complete).
+
+    A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``,
+    one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
+    (backend_select.py); the file runs elsewhere too, by pointers.
+    """
+    program = staged(program)
+    kernels = lower(program)
+    linked = links([one for k in kernels for one in (k, *k.tail)]) if target is not None and target.has_dependent_launch else {}
+    texts = {k.name: print_kernel(pointed(k), program.algorithm, linked.get(k.name)) for k in kernels}
+    reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
+    described_texts = {k.name: print_described(k, program.algorithm, target, linked.get(k.name)) for k in reached}
+    everything = (*texts.values(), *described_texts.values())
+    if entry is not None:
+        wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
+    else:
+        hosts = {w: k.func for k in kernels for w in k.writes}
+        groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
+        alone = program.without_wrapper()
+        several = len(groups) > 1
+        wrappers = [
+            launch_comment(program, kernels, texts, outputs)
+            if alone.issuperset(outputs)
+            else Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
+            for root, outputs in groups.items()
+        ]
+    used = "\n".join(w for w in wrappers if not w.startswith("#"))
+    helpers = sorted({h for t in everything if not t.warps for h in t.helpers})
+    minimum = 16 if any("tl.dot" in t.source for t in everything) else 1
+    gluon = [t for t in everything if t.warps]
+    parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
+    parts += [HELPERS[h] for h in helpers]
+    parts += [helper(h) for h in sorted({h for t in gluon for h in t.helpers})]
+    parts += [
+        text.replace("{minimum}", str(minimum)) if name == "whole" else text
+        for name, text in SUPPORT.items()
+        if f"{name}(" in used or f"({name})" in used
+    ]
+    parts += ["\n" + t.source for t in everything]
+    return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
+
+
+def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
+    """The kernels that get a wrapper: those that write an output, in the order the outputs were asked for."""
+    hosts = {w: k.func for k in kernels for w in k.writes}
+    return tuple(dict.fromkeys(hosts[o] for o in program.outputs()))
+
+
+__all__ = ["dimension_names", "emit", "plain_labels", "value_inputs"]

@@ -1,0 +1,274 @@
+"""Tiles as Triton expressions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ....lang.expr import COMPARISONS, DTYPES
+from ...ir import nest
+from ...ir.nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
+from ...ir.value_type import is_boolean, is_integer, never_negative
+from ...transforms.arithmetic import exp2_emulation, scale_sinking
+from ...transforms.passes import natural_order
+
+#: Python's binding strength of what is printed; larger is tighter
+_OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
+_INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", _MULTIPLY)}
+_CALLS = {
+    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})", "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})", "abs": "tl.abs({0})", "erf": "tl.erf({0})", "floor": "tl.floor({0})", "sigmoid": "tl.sigmoid({0})",
+    "tanh": "tanh({0})", "where": "tl.where({0}, {1}, {2})", "//": "floor_divide({0}, {1})", "%": "floor_modulo({0}, {1})",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "largest": "tl.maximum({0}, {1})",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "min({0}, {1})", "max": "max({0}, {1})", "cdiv": "tl.cdiv({0}, {1})",
+    "floor_to_int": "floor_to_int({0})", "ceil_to_int": "ceil_to_int({0})",
+}  # fmt: skip
+
+#: helpers a kernel may need: name -> text
+HELPERS = {
+    "tanh": """
+@triton.jit
+def tanh(x):
+    # odd polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose all digits; coefficients: Cephes tanhf
+    z = x * x
+    near = x + x * z * (((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z) - 3.33332819422e-1)
+    size = tl.abs(x)
+    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
+""",  # noqa: E501 (emitted text is as wide as it is)
+    "hardware_tanh": """
+@triton.jit
+def hardware_tanh(x, on_gpu: tl.constexpr):
+    # relative error 2**-11
+    if on_gpu:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tanh(x)
+""",
+    "floor_divide": """
+@triton.jit
+def floor_divide(a, b):
+    # Triton's // rounds toward zero
+    return (a - (a % b + b) % b) // b
+""",
+    "floor_modulo": """
+@triton.jit
+def floor_modulo(a, b):
+    # Triton's % takes the sign of a
+    return (a % b + b) % b
+""",
+    "floor_to_int": """
+@triton.jit
+def floor_to_int(x):
+    return tl.floor(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+""",
+    "ceil_to_int": """
+@triton.jit
+def ceil_to_int(x):
+    return tl.ceil(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+""",
+    "nan_max": """
+@triton.jit
+def nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "nan_min": """
+@triton.jit
+def nan_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    **exp2_emulation.HELPERS,
+}
+
+
+class ExpressionPrinter:
+    """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers that may
+    have another dtype than the inputs have in common: what we wrote, and inputs that are cast wherever they are read."""
+
+    def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str],
+                 start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],
+                 approximate: tuple[str, ...] = ()):  # fmt: skip
+        self.approximate = approximate
+        self.raw, self.loads, self.made = raw, loads, made
+        self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
+        self.helpers: set[str] = set()
+
+    def text(self, tile: Tile, order: tuple[Axis, ...]) -> str:
+        """``tile`` shaped to broadcast against ``order``."""
+        return self._print(tile, order)[0]
+
+    def _print(self, tile: Tile, order: tuple[Axis, ...]) -> tuple[str, int]:
+        match tile:
+            case Const(value):
+                return _constant(value)
+            case Scalar(name):
+                return name, _ATOM
+            case Size(label):
+                return self.size_of(label), _ATOM
+            case Start(axis):
+                return self.start_of(axis), _ATOM
+            case Step(axis):
+                return self.step_of(axis), _ATOM
+            case Position(axis):
+                return self.arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
+            case Local(name, axes, kind):
+                text = f"{name}.to(tl.float32)" if name in self.raw and kind == "number" else name
+                return self.arrange(text, axes, order), _ATOM
+            case TileReduce():
+                return self._reduce(tile, order), _ATOM
+            case TileDot():
+                return self._dot(tile, order), _ATOM
+        own = tuple(a for a in order if a in nest.axes_of(tile))
+        text, strength = self._guard(tile, own) if isinstance(tile, Guard) else self._op(tile, own)
+        if own == order or not own:
+            return text, strength
+        return self.arrange(f"({text})" if strength < _ATOM else text, own, order), _ATOM
+
+    def _op(self, op: Op, order: tuple[Axis, ...]) -> tuple[str, int]:
+        fn, args = op.fn, op.args
+        if fn in _INFIX:
+            symbol, own = _INFIX[fn]
+            return f"{self._at(args[0], order, own)} {symbol} {self._at(args[1], order, own + 1)}", own
+        if fn in COMPARISONS:
+            return f"{self._at(args[0], order, _COMPARE + 1)} {fn} {self._at(args[1], order, _COMPARE + 1)}", _COMPARE
+        single = [a for a in args if not nest.axes_of(a)]
+        if fn in ("and", "or") and len(single) == 1:  # the interpreter cannot combine one truth value with a tile of them by & or |
+            tile = self._truth(args[1] if args[0] is single[0] else args[0], order)
+            return f"tl.where({_bare(self._truth(single[0], ()))}, {f'{tile}, False' if fn == 'and' else f'True, {tile}'})", _ATOM
+        if fn in ("and", "or"):
+            symbol, own = ("&", _ATOM) if fn == "and" else ("|", _ATOM)  # & and | bind tighter than comparisons: always in parentheses
+            return f"({self._truth(args[0], order)} {symbol} {self._truth(args[1], order)})", own
+        if fn == "not" and not nest.axes_of(args[0]):  # ~ of a Python truth value, which the interpreter has here, is -1 or -2
+            return f"({self._truth(args[0], order)} == 0)", _ATOM
+        if fn == "not":
+            return f"~{self._truth(args[0], order)}", _UNARY
+        if fn == "neg":
+            return f"-{self._at(args[0], order, _UNARY)}", _UNARY
+        if fn.startswith("cast:"):
+            return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
+        if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
+            return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
+        if fn in self.approximate and nest.axes_of(op):
+            self.helpers |= {fn, f"hardware_{fn}"}
+            return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
+        if fn in scale_sinking.NAMES:
+            return scale_sinking.NAMES[fn].format(args[0].name), _ATOM  # type: ignore[attr-defined]
+        if fn.startswith(("exp:", "exp2:")):
+            base, share = fn.split(":")
+            self.helpers.add(name := f"exp2_{share.replace('/', '_of_')}")
+            scaled = self.text(args[0], order) if base == "exp2" else f"{self._at(args[0], order, _MULTIPLY)} * {math.log2(math.e)!r}"
+            return f"{name}({scaled}, EXP_DEGREE)", _ATOM
+        if fn in HELPERS or fn in ("//", "%"):
+            self.helpers.add({"//": "floor_divide", "%": "floor_modulo"}.get(fn, fn))
+        first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
+        return _CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
+
+    def _cast(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
+        """Rounded to ``dtype``, as float32; integers by way of float32, since the interpreter takes their bits for a bfloat16."""
+        way = ("tl.float32", dtype) if is_integer(tile) else (dtype,)
+        if nest.axes_of(tile):
+            return self._at(tile, order, _ATOM) + "".join(f".to({d})" for d in way) + ".to(tl.float32)"
+        return f"tl.cast({self.text(tile, order)}, {way[0]})" + "".join(f".to({d})" for d in way[1:]) + ".to(tl.float32)"
+
+    def _at(self, tile: Tile, order: tuple[Axis, ...], strength: int) -> str:
+        text, own = self._print(tile, order)
+        return f"({text})" if own < strength else text
+
+    def _truth(self, tile: Tile, order: tuple[Axis, ...]) -> str:
+        """A condition; a loaded element is true where it is not 0."""
+        if is_boolean(tile):
+            return self._at(tile, order, _ATOM)
+        return f"({self._at(tile, order, _COMPARE + 1)} != 0)"
+
+    def _float(self, tile: Tile, order: tuple[Axis, ...], fn: str) -> str:
+        text = self.text(tile, order)
+        return (
+            f"{self._at(tile, order, _MULTIPLY)} * 1.0"
+            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv")
+            else text
+        )
+
+    def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
+        inside = " & ".join(self.arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)
+        return f"tl.where({inside}, {self.text(guard.arg, order)}, {_constant(guard.neutral)[0]})", _ATOM
+
+    def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
+        inner = natural_order(tile.arg)
+        text = self.text(tile.arg, inner)
+        for axis in tile.axes:
+            at = inner.index(axis)
+            inner = inner[:at] + inner[at + 1 :]
+            if tile.kind == "sum" or not tile.keeps_nan:
+                text = f"tl.{tile.kind}({text}, {at})"
+            else:
+                self.helpers.add(f"nan_{tile.kind}")
+                text = f"tl.reduce({text}, {at}, nan_{tile.kind})"
+        return self.arrange(text, inner, order)
+
+    def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
+        """``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
+        return arrange(text, have, order)
+
+    # -- matrix products --------------------------------------------------------------------------------------------
+
+    def _dot(self, dot: TileDot, order: tuple[Axis, ...], older: Tile | None = None) -> str:
+        left, right = dot.left, dot.right
+        rows, columns = (tuple(nest.axes_of(s) - set(dot.axes)) for s in (left, right))
+        own = tuple(a for a in order if a in rows + columns)
+        if own == columns + rows:  # the transposed product comes out in the order that is wanted
+            left, right, rows, columns = right, left, columns, rows
+        parts = [self._operand(left, right, rows + dot.axes), self._operand(right, left, dot.axes + columns)]
+        if older is not None:
+            parts.append(self.text(older, rows + columns))
+        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
+
+    def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
+        """``older + dot`` as one matrix instruction."""
+        return self._dot(dot, order, older)
+
+    def _operand(self, tile: Tile, other: Tile, order: tuple[Axis, ...]) -> str:
+        """An operand in the dtype of the inputs; a computed one is rounded to it."""
+        if self._is_input(tile):
+            return self.arrange(tile.name, tile.axes, order)  # type: ignore[attr-defined]
+        dtype = f"{other.name}.dtype" if self._is_input(other) else self._input_dtype(tile, other)  # type: ignore[attr-defined]
+        return f"{self._at(tile, order, _ATOM)}.to({dtype})"
+
+    def _is_input(self, tile: Tile) -> bool:
+        return isinstance(tile, Local) and tile.name in self.loads and self.loads[tile.name].buffer not in self.made
+
+    def _input_dtype(self, *tiles: Tile) -> str:
+        del tiles  # inputs of a program with a matrix product share one dtype (the wrapper promotes them)
+        buffers = [load.buffer for load in self.loads.values() if load.buffer not in self.made]
+        return f"{buffers[0]}_ptr.dtype.element_ty" if buffers else "tl.float32"
+
+
+def arrange(text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
+    """``text`` with dimensions ``have`` brought to ``order``, with length 1 where it has none."""
+    if not have or have == order:
+        return text
+    wanted = tuple(a for a in order if a in have)
+    if wanted != have:
+        text = f"tl.trans({text})" if len(have) == 2 else f"tl.permute({text}, {tuple(have.index(a) for a in wanted)})"
+    if len(wanted) == len(order):
+        return text
+    return f"{text}[{', '.join(':' if a in have else 'None' for a in order)}]"
+
+
+def _bare(text: str) -> str:
+    """``text`` without parentheses around all of it."""
+    if not (text.startswith("(") and text.endswith(")")):
+        return text
+    depth = 0
+    for i, c in enumerate(text):
+        depth += (c == "(") - (c == ")")
+        if depth == 0 and i < len(text) - 1:
+            return text
+    return text[1:-1]
+
+
+def _constant(value: int | float | bool) -> tuple[str, int]:
+    if isinstance(value, float) and math.isinf(value):
+        return ('float("inf")' if value > 0 else 'float("-inf")'), _ATOM
+    return repr(value), _UNARY if not isinstance(value, bool) and value < 0 else _ATOM

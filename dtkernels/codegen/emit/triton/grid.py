@@ -1,0 +1,172 @@
+"""From the flat program id to blocks, and from extents to the number of programs."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+from ...ir.nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
+
+
+class Names(Protocol):
+    """What a kernel's printer knows by name; asking for a name makes it a parameter."""
+
+    tiles: dict[str, str]
+
+    def size(self, label: str) -> str: ...
+    def block(self, label: str) -> str: ...
+    def block_index(self, label: str) -> str: ...
+
+
+def grid_size(kernel: Kernel) -> str:
+    """The grid, as an expression in the wrapper.
+
+    ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
+    """
+    blocks = block_count(kernel)
+    if pieces(kernel) > 1:
+        return f"(({blocks} - {BEFORE}) * {pieces(kernel)},)"
+    if not (kernel.persistent and kernel.grid):
+        return f"({blocks},)"
+    return f"(min({blocks}, {programs_held(kernel)}),)"
+
+
+BEFORE = "tiles_before"  #: blocks before those of the last wave, in the wrapper and in the kernels
+
+
+def block_count(kernel: Kernel) -> str:
+    """The number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
+    counts = [
+        str(g.parts) if g.parts else f"size_{g.label}" if g.block * g.inside == 1 else f"triton.cdiv(size_{g.label}, {g.block * g.inside})"
+        for g in kernel.grid
+    ]
+    return " * ".join(counts) or "1"
+
+
+def pieces(kernel: Kernel) -> int:
+    """Programs that take one block of the kernel that a tail ends."""
+    return math.prod(g.inside for g in kernel.grid)
+
+
+def programs_held(kernel: Kernel) -> str:
+    """The number of programs that the GPU runs at once, as an expression in the wrapper."""
+    return f"programs({kernel.writes[0]}_out, {programs_at_once(kernel)})"
+
+
+def programs_at_once(kernel: Kernel) -> int:
+    """How many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
+    return max(1, 32 // kernel.num_warps // (4 if any_product(kernel.body) else 1))
+
+
+def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
+    """(lines that give the block of each label, depth of what follows)
+
+    With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
+    """
+    steps = kernel.order
+    if not steps:
+        return [], 1
+    plain = len(steps) == 1 and steps[0].part == "all"
+    longer = _longer_later(kernel)
+    lines = []
+    counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
+    counted += [s.label for s in steps if s.label in longer and s.part == "all" and not plain]
+    for label in dict.fromkeys(counted):
+        lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
+    if kernel.persistent:
+        blocks = BEFORE if kernel.tail else " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
+        flatten = ", flatten=True" if one_loop(kernel) else ""
+        pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
+        if pairs:
+            lines.append(f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one")
+            lines.append(f"for first_id in tl.range(tl.program_id(0) * each, {blocks}, tl.num_programs(0) * each):")
+            lines.append(f"    for tile_id in tl.range(first_id, min(first_id + each, {blocks})):")
+        else:
+            stages = f", num_stages={kernel.block_stages}" if kernel.block_stages else ""
+            lines.append(f"for tile_id in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0){flatten}{stages}):")
+    inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
+    for i, step in enumerate(() if plain else steps):
+        inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer, pairs and kernel.persistent)
+    inner += _inside(kernel, names)
+    depth = 1 + kernel.persistent + (pairs and kernel.persistent)
+    return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
+
+
+def _count(label: GridLabel, names: Names) -> str:
+    if label.parts:
+        return str(label.parts)
+    size = names.size(label.label)
+    inside = f" * {label.inside}" if label.inside > 1 else ""
+    return size if label.block * label.inside == 1 else f"tl.cdiv({size}, {names.block(label.label)}{inside})"
+
+
+def _inside(kernel: Kernel, names: Names) -> list[str]:
+    """From the block that a program of a tail takes a piece of to that piece."""
+    lines, rest = [], pieces(kernel)
+    for g in (g for g in kernel.grid if g.inside > 1):
+        block, rest = names.block_index(g.label), rest // g.inside
+        piece = f"tl.program_id(0) // {rest} % {g.inside}" if rest > 1 else f"tl.program_id(0) % {g.inside}"
+        lines.append(f"{block} = {block} * {g.inside} + {piece}")
+    return lines
+
+
+def one_loop(kernel: Kernel) -> bool:
+    """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
+    specialized = any(name == "warp_specialize" for s in loops for name, _ in s.options)  # Triton fails on both together
+    return len(loops) == 1 and loops[0].reduces and not specialized and any_product(kernel.body)
+
+
+def _longer_later(kernel: Kernel) -> set[str]:
+    """Labels whose later blocks have longer loops (causal masks make such).
+
+    They are walked from the last, so that no long one is left to the end.
+    """
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and s.end is not None]
+    values = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let)}
+    return _blocks_in([s.end for s in loops[-1:]], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)
+
+
+def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
+    """Labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
+    found = set()
+    while bounds:
+        for n in bounds.pop().walk():
+            found |= {n.axis.label} if isinstance(n, Start) else set()
+            bounds += [values[n.name]] if isinstance(n, Local) and n.name in values else []
+    return found
+
+
+def _program(kernel: Kernel) -> str:
+    if pieces(kernel) > 1:
+        return f"({BEFORE} + tl.program_id(0) // {pieces(kernel)}).to(INDEX)"
+    return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
+
+
+def _step(step: GridStep, rest: tuple[GridStep, ...], last: bool, names: Names, from_last: bool, pairs: bool) -> list[str]:
+    counts = []
+    for s in rest:
+        opened = not any(r.label == s.label and r.part == "group" for r in rest)
+        if s.part == "inside" and s.label == step.label:
+            counts.append(f"GROUP_{s.label}")
+        elif s.part == "inside" and opened:
+            counts.append(f"in_group_{s.label}")
+        elif s.part != "inside":
+            counts.append(f"blocks_{s.label}")
+    width = " * ".join(counts) if len(counts) == 1 else f"({' * '.join(counts)})"
+    value = "pid" if last else f"pid // {width}"
+    lines = []
+    if step.part == "group":
+        names.tiles[f"GROUP_{step.label}"] = str(step.size)
+        lines.append(f"first_{step.label} = {value} * GROUP_{step.label}")
+        lines.append(f"in_group_{step.label} = min(blocks_{step.label} - first_{step.label}, GROUP_{step.label})")
+    elif step.part == "inside":
+        lines.append(f"{names.block_index(step.label)} = first_{step.label} + {value}  # {step.name}")
+    elif from_last and last and pairs:
+        block, blocks = names.block_index(step.label), f"blocks_{step.label}"
+        lines.append(f"{block} = tl.where({value} % 2 == 0, {blocks} - 1 - {value} // 2, {value} // 2)")
+    elif from_last:
+        lines.append(f"{names.block_index(step.label)} = blocks_{step.label} - 1 - {value}")
+    else:
+        lines.append(f"{names.block_index(step.label)} = {value}")
+    return lines if last else [*lines, f"pid = pid % {width}"]

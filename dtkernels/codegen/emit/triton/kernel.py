@@ -1,0 +1,400 @@
+"""Kernel -> the text of one @triton.jit function, and what its launch must pass."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from ....lang.algorithm import Algorithm
+from ....lang.expr import Label, accesses
+from ...analysis.dependent_launch import Link
+from ...analysis.dtype_propagation import operands_only, product_inputs
+from ...ir import nest
+from ...ir.nest import (
+    WHOLE,
+    Accumulator,
+    Assign,
+    Axis,
+    Fetch,
+    Guard,
+    Index,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Put,
+    Size,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    any_product,
+    statements,
+)
+from ...transforms.arithmetic import exp2_emulation, scale_sinking
+from ...transforms.loops.interior_blocks import in_two_forms
+from ...transforms.memory.offset_hoisting import steady_loads
+from .expr import ExpressionPrinter
+from .grid import BEFORE, grid_lines, grid_size, pieces
+from .memory import LINE, MemoryPrinter, inexact
+
+
+@dataclass
+class KernelText:
+    """The printed kernel. ``arguments`` are (parameter, expression in the wrapper), compile-time ones in ``constants``."""
+
+    name: str
+    source: str
+    arguments: list[tuple[str, str]] = field(default_factory=list)
+    constants: list[tuple[str, str]] = field(default_factory=list)
+    helpers: frozenset[str] = frozenset()
+    grid: str = "(1,)"
+    labels: tuple[str, ...] = ()  #: whose extents it is passed
+    boxes: list[tuple[str, str]] = field(default_factory=list)  #: (buffer, its box) for each descriptor
+    warps: int = 0  #: to launch with, where they are not the schedule's
+    condition: str = ""  #: what the wrapper must ask before a launch, beside descriptors
+    dependent: bool = False  #: waits by itself for the kernel launched before it
+
+
+def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
+    """A name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
+    if tensor in algorithm:
+        return algorithm[tensor].labels
+    index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
+    inside = [
+        i for i in index if not isinstance(i, Label) and any(accesses(i))
+    ]  # named after what they are elements of, they would mislead
+    names = [str(dim) if i in inside else next((n.name for n in i.walk() if isinstance(n, Label)), str(dim)) for dim, i in enumerate(index)]
+    return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
+
+
+def jit_function(language: str, name: str, parameters: list[str], lines: list[str]) -> str:
+    """The text of one function under ``language``'s jit, its parameters filled to the width of a line."""
+    glue = "\0"  # keeps "name: tl.constexpr" on one line
+    signature = textwrap.fill(
+        ", ".join(p.replace(" ", glue) for p in parameters),
+        LINE,
+        initial_indent="    ",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
+
+
+def print_kernel(kernel: Kernel, algorithm: Algorithm, link: Link | None = None) -> KernelText:
+    """The Triton text of ``kernel``, with its ``link`` to others of a call that overlap."""
+    return _KernelPrinter(kernel, algorithm).run(link)
+
+
+class _KernelPrinter:
+    def __init__(self, kernel: Kernel, algorithm: Algorithm):
+        self.kernel, self.algorithm = kernel, algorithm
+        self.lines: list[str] = []
+        self.blocks = {g.label: g.block for g in kernel.grid}
+        self.sizes: dict[str, None] = {}
+        self.tiles: dict[str, str] = {}
+        self.even: dict[str, str] = {}
+        self.bounds: dict[tuple[str, int], None] = {}
+        self.spaces = {w.name for w in kernel.workspaces}
+        self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
+        self.masked = self._masked_axes()
+        loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        values = product_inputs(algorithm)  # of one dtype, where there are products
+        made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
+        self.upcast = self._arithmetic_only(loads, made)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
+        self.started = self._started_axes()
+        self.steady_axes = steady_loads(kernel)
+        self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
+        self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
+        self.before: set[str] = set()  #: those that are known at this place of the text
+        self.taken = {
+            *kernel.reads,
+            *kernel.writes,
+            *kernel.scalars,
+            *(getattr(s, "name", "") for s in statements(kernel.body)),
+            *(a.name for a in self.starts),
+        }
+        self.vectors = {n.axis for n in self._nodes(steady=False) if isinstance(n, Position)} | self.masked
+        self.memory = MemoryPrinter(self)
+
+    def run(self, link: Link | None = None) -> KernelText:
+        lines, depth = grid_lines(self.kernel, self)
+        self.lines += lines
+        self._block(depth, link)
+        descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
+        name = f"{self.kernel.name}_kernel"
+        text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
+        self._parameters(text)
+        text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
+        code = "\n".join(self.lines)
+        prologue = link.head() if link else []
+        prologue += [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
+        prologue += descriptors
+        names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
+        text.source = jit_function("triton", name, names, [*prologue, code, *(link.tail() if link else [])])
+        text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
+        text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
+        return text
+
+    def _block(self, depth: int, link: Link | None) -> None:
+        """The statements of one block; where some blocks need no mask, twice."""
+        forms = in_two_forms(self.kernel)
+        if forms is None:
+            return self._until_stores(self.kernel.body, depth, link)
+        axis, whole, other = forms
+        self._index(axis, "block", depth)
+        inside = f"({self.block_index(axis.label)} + 1) * {self.block(axis.label)} <= {self.size(axis.label)}"
+        self.line(depth, f"if {self.even_constant(axis)} or {inside}:")
+        self._until_stores(whole, depth + 1, link)
+        self.line(depth, "else:")
+        self.line(depth + 1, f"{axis.name}_ok = {axis.name} < {self.size(axis.label)}")
+        return self._until_stores(other, depth + 1, link)
+
+    def _until_stores(self, body: tuple[Statement, ...], depth: int, link: Link | None) -> None:
+        """The statements of a block, and before its stores what lets the next kernel start."""
+        stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and not self.kernel.persistent else 0
+        self._body(body[:stores], depth)
+        self.lines += ["    " * (depth - 1) + line for line in link.before_stores()] if link and stores else []
+        self._body(body[stores:], depth)
+
+    # -- parameters -------------------------------------------------------------------------------------------------
+
+    def _parameters(self, text: KernelText) -> None:
+        k = self.kernel
+        buffers = tuple(dict.fromkeys(k.reads + k.writes))
+        text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
+        text.arguments += [(s, s) for s in k.scalars]
+        text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
+        text.arguments += [(BEFORE, BEFORE)] if k.tail or pieces(k) > 1 else []
+        text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
+        for t in buffers:
+            value = t if t in self.algorithm.inputs else f"{t}_out"
+            text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
+        text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
+        text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in scale_sinking.scalars(k.body)]
+        text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
+        text.constants += [*self.tiles.items()]
+        text.constants += [*self.even.items()]
+        names = [t if t in self.algorithm.inputs else f"{t}_out" for t in buffers]
+        text.constants.append(("INDEX", "tl.int32" if self.memory.descriptors else f"index_type({', '.join(names)})"))
+        if any(h.startswith("hardware_") for h in self.expr.helpers):
+            text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
+        if self.expr.helpers & exp2_emulation.HELPERS.keys():
+            text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
+        if any_product(k.body):
+            text.constants.append(("PRECISION", "dot_precision()"))
+
+    def _length(self, buffer: str, dim: int) -> str:
+        """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
+
+    def dimensions(self, buffer: str) -> tuple[str, ...]:
+        """A name for each dimension of a buffer."""
+        space = next((w for w in self.kernel.workspaces if w.name == buffer), None)
+        if space is None:
+            return dimension_names(self.algorithm, buffer)
+        names = (space.part, *space.labels)
+        return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
+
+    def size(self, label: str) -> str:
+        """The extent of ``label`` in the kernel."""
+        self.sizes[label] = None
+        return f"size_{label}"
+
+    def block_index(self, label: str) -> str:
+        """The name of the index of a block; that of its one element, where a block is one."""
+        axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
+        return axis.name if axis and axis.scalar else f"block_{label}"
+
+    def first(self, axis: Axis) -> str:
+        """The name of the first index of the current tile of ``axis``."""
+        return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
+
+    def tile(self, axis: Axis) -> str:
+        """The compile-time constant that holds how far ``axis`` advances."""
+        if self.blocks.get(axis.label) == axis.tile:
+            return self.block(axis.label)
+        value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
+        name, count = f"TILE_{axis.label}", 0
+        while self.tiles.get(name, value) != value:
+            count += 1
+            name = f"TILE_{axis.label}_{count}"
+        self.tiles[name] = value
+        if axis.tile == WHOLE:
+            self.size(axis.label)
+        return name
+
+    def block(self, label: str) -> str:
+        """The compile-time constant that holds the block of ``label``."""
+        self.tiles[f"BLOCK_{label}"] = str(self.blocks[label])
+        return f"BLOCK_{label}"
+
+    # -- statements -------------------------------------------------------------------------------------------------
+
+    def _body(self, body: tuple[Statement, ...], depth: int) -> None:
+        origin = ""
+        for s in body:
+            wanted = getattr(s, "origin", "")
+            if wanted and wanted != origin and not isinstance(s, Accumulator):
+                self.line(depth, f"# {wanted.rstrip(';')}")
+                origin = wanted
+            match s:
+                case Index(axis, start):
+                    self._index(axis, start, depth)
+                    self._mask(axis, depth)
+                case Loop():
+                    self._loop(s, depth)
+                case Let(name, Load() | Fetch() as load, axes):
+                    self.memory.load(name, load, axes, depth, widen=name in self.upcast)
+                case Let(name, value, axes):
+                    self.line(depth, f"{name} = {self.expr.text(value, axes)}")
+                case Accumulator(name, axes, start):
+                    self._accumulator(name, axes, start, depth)
+                case Assign(name, axes, value):
+                    self._assign(name, axes, value, depth)
+                case Store() | Put():
+                    self.memory.store(s, depth)
+
+    def line(self, depth: int, text: str) -> None:
+        pad = "    " * depth
+        if len(pad) + len(text) > LINE and text.startswith("#"):
+            text = text[: LINE - len(pad) - 3] + "..."
+        self.lines.append(pad + text)
+
+    def _index(self, axis: Axis, start: str, depth: int) -> None:
+        if start == "block" and axis.scalar:
+            return  # the block's index is the element's
+        base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
+        if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
+            base = f"block_{axis.label} * {self.block(axis.label)}"
+            base += f" + {axis.name}_start" if start == "block+loop" else ""
+        if axis in self.started and not axis.scalar and start != "loop":
+            self.line(depth, f"{self.first(axis)} = {base}")
+            base = self.first(axis)
+        if axis not in self.vectors:
+            return
+        if axis.scalar:
+            if start != "loop":  # the loop counts in the axis itself
+                self.line(depth, f"{axis.name} = {base}")
+        else:
+            steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
+            steps = next((name for name in sorted(self.before) if self.named[name] == steps and start == "loop"), steps)
+            self.line(depth, f"{axis.name} = {base} + {steps}" if base else f"{axis.name} = {steps}")
+
+    def _mask(self, axis: Axis, depth: int) -> None:
+        if axis in self.masked:
+            inside, end = f"{axis.name} < ", self.size(axis.label)
+            inside += f"min({end}, (block_{axis.label} + 1) * {self.block(axis.label)})" if axis.padded else end
+            self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
+
+    def even_constant(self, axis: Axis) -> str:
+        """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
+        size = f"size_{axis.label}"
+        step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
+        value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
+        name, count = f"EVEN_{axis.label}", 0
+        while self.even.get(name, value) != value:
+            count += 1
+            name = f"EVEN_{axis.label}_{count}"
+        self.even[name] = value
+        return name
+
+    def _loop(self, loop: Loop, depth: int) -> None:
+        axis = loop.axis
+        counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
+        begin = "0" if loop.begin is None else self.expr.text(loop.begin, ())
+        end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
+        step = "" if axis.scalar else f", {self.tile(axis)}"
+        extra = "".join(f", {name}={value}" for name, value in loop.options)
+        steady = dict(self.steady)
+        self._before(loop, depth)
+        if loop.tail:
+            self.line(depth, f"if not {self.even_constant(axis)}:")
+            depth += 1
+        self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
+        outside = set(self.before)
+        self._body(loop.body, depth + 1)
+        self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
+
+    def _before(self, loop: Loop, depth: int) -> None:
+        """Offsets of this loop's loads, as far as they are the same in every step."""
+        axis = loop.axis
+        loads = [s for s in loop.body if self.steady_axes.get(id(s)) == axis]
+        for s in loads:
+            tile = self.name_value(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
+            offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
+            at = self.name_value(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
+            self.steady[s.name] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
+
+    def name_value(self, wish: str, value: str, depth: int) -> str:
+        """The name of a value that is computed here, unless it is known already; another value never gets that name."""
+        name, count = wish, 0
+        while name in self.taken or self.named.get(name, value) != value:
+            count += 1
+            name = f"{wish}_{count}"
+        self.named[name] = value
+        if name not in self.before:
+            self.line(depth, f"{name} = {value}")
+            self.before.add(name)
+        return name
+
+    def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
+        shape = ", ".join(self.tile(a) for a in axes)
+        value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
+        if axes:
+            value = f"tl.zeros([{shape}], tl.float32)" if start == 0 else f"tl.full([{shape}], {value}, tl.float32)"
+        self.line(depth, f"{name} = {value}")
+
+    def _assign(self, name: str, axes: tuple[Axis, ...], value: Tile, depth: int) -> None:
+        match value:
+            case Op("+", (older, TileDot() as dot)):
+                self.line(depth, f"{name} = {self.expr.accumulate(older, dot, axes)}")
+            case Op("+", (Local(own), terms)) if own == name:
+                self.line(depth, f"{name} += {self.expr.text(terms, axes)}")
+            case _:
+                self.line(depth, f"{name} = {self.expr.text(value, axes)}")
+
+    # -- what the body needs ----------------------------------------------------------------------------------------
+
+    def _nodes(self, steady: bool = True) -> Iterator[Tile]:
+        """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
+        for s in statements(self.kernel.body):
+            if not steady and (axis := self.steady_axes.get(id(s))):
+                yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())  # type: ignore[attr-defined]
+                continue
+            roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
+            for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
+                yield from tile.walk()
+
+    def _masked_axes(self) -> set[Axis]:
+        found: set[Axis] = set()
+        for n in self._nodes():
+            found |= set(n.axes) if isinstance(n, Guard) else inexact(n.index) if isinstance(n, Load) else set()
+        for s in statements(self.kernel.body):
+            found |= inexact(s.index) if isinstance(s, Store) else set()
+        return found
+
+    def _started_axes(self) -> set[Axis]:
+        """Axes the first index of whose tile is asked for, and is no loop's counter."""
+        asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
+        return {a for a in asked if self.starts[a] != "loop"}
+
+    def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
+        """Loads widened to float32 at once: all but those that a matrix product takes as they are."""
+        operands = set()
+        for s in statements(self.kernel.body):
+            for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
+                if isinstance(n, TileDot):
+                    operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
+        whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
+        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
+
+
+__all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

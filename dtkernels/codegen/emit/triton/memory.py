@@ -1,0 +1,175 @@
+"""Loads and stores as Triton text, by pointers or through tensor descriptors."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ...ir import nest
+from ...ir.nest import Axis, Fetch, Load, Position, Put, Store, Tile
+from ...ir.value_type import never_negative
+from .expr import arrange
+
+if TYPE_CHECKING:
+    from .kernel import _KernelPrinter
+
+LINE = 120
+ROW = 16  #: elements that rows of an aligned buffer are a multiple of: 16 bytes in any dtype
+
+
+class MemoryPrinter:
+    """Prints the memory accesses of one kernel; remembers the descriptors they need."""
+
+    def __init__(self, kernel: _KernelPrinter):
+        self.k = kernel
+        self.descriptors: dict[tuple[str, tuple[str, ...]], str] = {}  #: (buffer, its box) -> name
+        self.first: dict[str, Fetch | Put] = {}  #: name -> the first access through it
+        self.aligned = self._aligned()
+
+    def _aligned(self) -> frozenset[str]:
+        """Buffers of which Triton is told that rows start at multiples of 16 elements.
+
+        Of those with as many dimensions as any in the kernel it sees that in their strides, whatever the number of rows (specialization.py).
+        """
+        ranks = {b: len(self.k.dimensions(b)) for b in self.k.kernel.reads}
+        return frozenset(b for b in self.k.kernel.aligned_reads if ranks[b] < max(ranks.values()))
+
+    def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
+        """``name = ...``, widened to float32 if asked."""
+        tail = ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
+        if isinstance(load, Fetch):
+            shape = self._shape(load.box)
+            reshape = f".reshape({shape})" if None in load.box else ""
+            return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
+        mask = self._mask(load.buffer, load.index, load.checked, axes)
+        args = [self.k.steady.get(name) or self._pointer(load.buffer, load.index, axes)]
+        if load.again:  # 0: no step changes it, and Triton is not to see that
+            args[0] += f" + tl.minimum({self.k.first(load.again)}, 0)"
+        if mask:
+            args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
+        policy = load.evict or next((policy for t, policy in self.k.kernel.evict if t == load.buffer), None)
+        args += [f'eviction_policy="evict_{policy}"'] if policy else []
+        return self._call(depth, f"{name} = tl.load", args, tail)
+
+    def store(self, s: Store | Put, depth: int) -> None:
+        """Write a value."""
+        value = self.k.expr.text(s.value, s.axes)
+        if isinstance(s, Put):
+            value = f"({value})" if " " in value else value
+            value += f".to({s.buffer}_ptr.dtype.element_ty)"
+            value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
+            return self.k.line(depth, f"{self._descriptor(s)}.store({self._starts(s)}, {value})")
+        mask = self._mask(s.buffer, s.index, (), s.axes, self._filled(s, depth))
+        return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
+
+    def _filled(self, s: Store, depth: int) -> dict[Axis, str]:
+        """The mask of a row that is stored up to the multiple of 16 elements that it has in memory.
+
+        A mask that ends at an odd extent would have each element stored by itself. What lies behind the extent nobody reads.
+        """
+        last = s.index[-1] if s.index else None
+        if s.buffer not in self.k.kernel.aligned or not isinstance(last, Position) or last.axis not in self.k.masked or last.axis.scalar:
+            return {}
+        axis = last.axis
+        if axis.exact or axis.padded:
+            return {}
+        whole = f"({axis.name} < tl.cdiv({self.k.size(axis.label)}, {ROW}) * {ROW}) | {self.k.even_constant(axis)}"
+        return {axis: self.k.name_value(f"{axis.name}_in_row", whole, depth)}
+
+    # -- descriptors ------------------------------------------------------------------------------------------------
+
+    def descriptor_lines(self) -> list[str]:
+        """What makes the descriptors, before anything else."""
+        lines = []
+        for (buffer, box), name in self.descriptors.items():
+            access = self.first[name]
+            sizes = [self._extent(buffer, d, axis, start) for d, axis, start in zip(range(len(box)), access.box, access.start)]
+            strides = [f"{buffer}_stride_{d}" for d in self.k.dimensions(buffer)[:-1]] + ["1"]
+            rest = f"[{', '.join(sizes)}], [{', '.join(strides)}], [{', '.join(box)}])"
+            head = f"{name} = tl.make_tensor_descriptor({buffer}_ptr, "
+            lines += [head + rest] if len(head + rest) + 4 <= LINE else [head.rstrip(), f"    {rest}"]
+        return lines
+
+    def box_sizes(self, box: tuple[str, ...]) -> str:
+        """The box as an expression in the wrapper."""
+        return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
+
+    def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
+        if axis or isinstance(start, Position):
+            return self.k.size((axis or start.axis).label)  # type: ignore[union-attr]
+        self.k.bounds[(buffer, dim)] = None
+        return f"{buffer}_size_{dim}"
+
+    def _descriptor(self, access: Fetch | Put) -> str:
+        key = (access.buffer, tuple(self.k.tile(a) if a else "1" for a in access.box))
+        if key not in self.descriptors:
+            count = sum(buffer == access.buffer for buffer, _ in self.descriptors)
+            self.descriptors[key] = f"{access.buffer}_desc" + (f"_{count}" if count else "")
+            self.first[self.descriptors[key]] = access
+        return self.descriptors[key]
+
+    def _starts(self, access: Fetch | Put) -> str:
+        texts = []
+        for start in access.start:
+            text = self.k.expr.text(start, ())
+            texts.append(text if isinstance(start, nest.Const) else f"tl.cast({text}, tl.int32)")  # whatever offsets of pointers are
+        return f"[{', '.join(texts)}]"
+
+    def _shape(self, box: tuple[Axis | None, ...]) -> str:
+        return f"[{', '.join(self.k.tile(a) for a in box if a)}]"
+
+    # -- pointers ---------------------------------------------------------------------------------------------------
+
+    def _pointer(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...]) -> str:
+        return f"{buffer}_ptr + {self._offsets(buffer, index, axes)}" if index else f"{buffer}_ptr"
+
+    def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
+        """How far an element is from the first; ``known`` names what to print for some indices."""
+        parts = []
+        for i, d in zip(index, self.k.dimensions(buffer)):
+            text = (known or {}).get(i) or self.k.expr.text(i, axes)
+            text = f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}"
+            single = isinstance(i, Position) and i.axis.scalar
+            parts.append(f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text)
+        return " + ".join(parts)
+
+    def steady_offsets(self, load: Load, axes: tuple[Axis, ...], axis: Axis, tile: str) -> str:
+        """Offsets of a load in the first step of the loop over ``axis``, of which ``tile`` is the index in a step."""
+        return self._offsets(load.buffer, load.index, axes, {Position(axis): arrange(tile, (axis,), axes)})
+
+    def steady_pointer(self, load: Load, axis: Axis, at: str) -> str:
+        """The pointer in any step, ``at`` being the offsets in the first."""
+        strides = [f"{load.buffer}_stride_{d}" for i, d in zip(load.index, self.k.dimensions(load.buffer)) if i == Position(axis)]
+        return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
+
+    def _mask(
+        self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...], filled: dict[Axis, str] | None = None
+    ) -> str:
+        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
+        tiles = [arrange((filled or {}).get(a, f"{a.name}_ok"), (a,), axes) for a in involved if not a.scalar]
+        single = [f"{a.name}_ok" for a in involved if a.scalar]
+        for d in checked:
+            self.k.bounds[(buffer, d)] = None
+            text = self.k.expr.text(index[d], axes)
+            parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
+            parts.append(f"({text} < {buffer}_size_{d})")
+            (tiles if nest.axes_of(index[d]) else single).extend(parts)
+        if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
+            return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
+        shape = [a for a in axes if not a.scalar]
+        if single and shape:  # nor, from Triton 3.9 on, spread one over a tile
+            return f"tl.full({self._shape(tuple(shape))}, {' & '.join(single)}, tl.int32) != 0"
+        return " & ".join(tiles + single)
+
+    def _call(self, depth: int, head: str, args: list[str], tail: str = "") -> None:
+        line = f"{head}({', '.join(args)}){tail}"
+        if 4 * depth + len(line) <= LINE:
+            return self.k.line(depth, line)
+        self.k.line(depth, f"{head}(")
+        for a in args:
+            self.k.line(depth + 1, f"{a},")
+        return self.k.line(depth, f"){tail}")
+
+
+def inexact(index: tuple[Tile, ...]) -> set[Axis]:
+    """Axes in an index that may pass their extents."""
+    return {n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact}

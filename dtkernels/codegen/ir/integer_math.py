@@ -1,0 +1,75 @@
+"""Arithmetic of whole numbers: what is one thing for a whole tile, and what does without division."""
+
+from __future__ import annotations
+
+from ...algebra.rules.condition_folding import decided
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from .nest import Const, Op, Position, Tile
+from .value_type import is_integer, never_negative
+
+
+def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:
+    """``a // b``; of ``(c * i + j) // c``, where j stays below c, just ``i``."""
+    match a, b:
+        case Op("+", (Op("*", (Const(c), i)), Position(axis))), Const(size) if (
+            c == size and 0 < (algorithm.constant_extent(axis.label) or size + 1) <= size
+        ):
+            return i
+    return Op("//", (a, b))
+
+
+def inside_one(at: Tile, block: int, size: int | float) -> bool:
+    """Whether a block of ``block`` elements lies in one group of ``size``, so that the number of its group is one for all of the tile."""
+    return isinstance(at, Position) and not at.axis.scalar and block > 0 and size % block == 0 and at.axis.tile >= block
+
+
+def arithmetic(expr: ex.Expr, a: Tile, b: Tile) -> Tile:
+    """``expr``, an operator between what ``a`` and ``b`` are: cheaper ones where they are whole numbers."""
+    match expr:
+        case ex.Binary("%", moved, ex.Len()) if (turns := rounds(moved, expr.right)) is not None:
+            return wrapped(a, b, *turns)
+        case ex.Binary("<" | ">" | "<=" | ">=" as op, _, _):
+            return compared(op, a, b)
+    return Op(expr.op, (a, b))  # type: ignore[attr-defined]
+
+
+def compared(op: str, left: Tile, right: Tile) -> Tile:
+    """A comparison; of a whole number with a quotient of whole numbers, by whole numbers alone.
+
+    Before: ``d < len(d) / 2``, both as float32 for each element  After: ``d < len(d) - len(d) // 2``
+    """
+    turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
+    match left, right:
+        case Op("/", _), _ if is_integer(right):
+            return compared(turned[op], right, left)
+        case _, Op("/", (n, Const(k))) if is_integer(left) and is_integer(n) and never_negative(n) and type(k) is int and k > 0:
+            down = Op("//", (n, Const(k)))
+            up = Op("-", (n, down)) if k == 2 else Op("cdiv", (n, Const(k)))  # of a multiple of 16 Triton sees that the half is one of 8
+            return Op(op, (left, up if op in ("<", ">=") else down))
+    return Op(op, (left, right))
+
+
+def rounds(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
+    """Whether an index moved along an extent can be (below 0, past the end), by less than one extent; None where it is not known."""
+    zero = ex.Const(0)
+
+    def always(op: str, left: ex.Expr, right: ex.Expr) -> bool:
+        return decided(ex.Binary(op, left, right)) == ex.Const(True)
+
+    if not (always(">=", ex.Binary("+", at, extent), zero) and always("<", at, ex.Binary("*", ex.Const(2), extent))):
+        return None
+    return not always(">=", at, zero), not always("<", at, extent)
+
+
+def wrapped(at: Tile, extent: Tile, below: bool, past: bool) -> Tile:
+    """``at % extent`` of an index that leaves its extent by less than another one, without a division.
+
+    Before: ``(d + len(d) // 2) % len(d)``  After: ``where(d + len(d) // 2 >= len(d), d + len(d) // 2 - len(d), d + len(d) // 2)``
+    """
+    result = at
+    if past:
+        result = Op("where", (Op(">=", (at, extent)), Op("-", (at, extent)), result))
+    if below:
+        result = Op("where", (Op("<", (at, Const(0))), Op("+", (at, extent)), result))
+    return result

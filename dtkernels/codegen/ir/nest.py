@@ -1,0 +1,258 @@
+"""The LoopNest: one grammar between the schedule and the printed kernel.
+
+    Kernel    = grid of block labels, body of statements
+    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
+    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot
+
+A tile is a value over a set of axes; an axis is a label advanced by so many elements at once. Nothing here knows a
+GPU or a syntax; printers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from .tile import (  # noqa: F401 (the grammar is one: its expressions are imported from here)
+    WHOLE,
+    Axis,
+    Const,
+    Fetch,
+    Guard,
+    Load,
+    Local,
+    Op,
+    Position,
+    Scalar,
+    Size,
+    Start,
+    Step,
+    Tile,
+    TileDot,
+    TileReduce,
+    axes_of,
+)
+
+
+@dataclass(frozen=True)
+class Statement:
+    """Base of statements."""
+
+
+@dataclass(frozen=True)
+class Index(Statement):
+    """``axis = start + 0 .. tile-1``; start is the block's, a loop's counter, or nothing for a whole extent."""
+
+    axis: Axis
+    start: str  # "block", "loop", "block+loop" or "whole"
+
+
+@dataclass(frozen=True)
+class Loop(Statement):
+    """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
+
+    A ``tail`` is what is left of an extent after its whole tiles; it is empty where the tile divides the extent.
+    """
+
+    axis: Axis
+    within: str  # "block" or "extent"
+    body: tuple[Statement, ...]
+    reduces: bool = False
+    options: tuple[tuple[str, int | bool], ...] = ()
+    begin: Tile | None = None
+    end: Tile | None = None
+    tail: bool = False
+
+
+@dataclass(frozen=True)
+class Let(Statement):
+    name: str
+    value: Tile
+    axes: tuple[Axis, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Accumulator(Statement):
+    """A value that a loop changes, with what it starts from and the operator that two parts of it combine by.
+
+    ``moves``: (accumulator, degree) for each running maximum that the parts are relative to.
+    """
+
+    name: str
+    axes: tuple[Axis, ...]
+    start: float
+    origin: str = ""
+    combine: str = "+"
+    moves: tuple[tuple[str, Fraction], ...] = ()
+
+
+@dataclass(frozen=True)
+class Assign(Statement):
+    """Give accumulator ``name`` a new value."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    value: Tile
+
+
+@dataclass(frozen=True)
+class Store(Statement):
+    buffer: str
+    index: tuple[Tile, ...]
+    value: Tile
+    axes: tuple[Axis, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class Put(Statement):
+    """Store a box of a buffer through its tensor descriptor."""
+
+    buffer: str
+    start: tuple[Tile, ...]
+    box: tuple[Axis | None, ...]
+    value: Tile
+    axes: tuple[Axis, ...]
+    origin: str = ""
+
+
+@dataclass(frozen=True)
+class GridLabel:
+    """A label whose blocks are programs; or the ``parts`` that a reduction is cut into. In the kernel of a tail, ``inside`` blocks
+    make one of the kernel that it ends."""
+
+    label: str
+    block: int
+    parts: int = 0
+    inside: int = 1
+
+
+@dataclass(frozen=True)
+class GridStep:
+    """One place in the order in which program ids walk the blocks: a label, the groups of one, or the inside of its group."""
+
+    label: str
+    part: str = "all"  # "all", "group" or "inside"
+    size: int = 0
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Workspace:
+    """A float32 buffer between two kernels: first dimension the parts, then one for each label."""
+
+    name: str
+    part: str
+    parts: int
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel: what it reads, what it writes, its grid, slowest step first, and its body. ``func`` is what it is for."""
+
+    name: str
+    func: str
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    scalars: tuple[str, ...]
+    grid: tuple[GridLabel, ...]
+    order: tuple[GridStep, ...]
+    body: tuple[Statement, ...]
+    num_warps: int = 4
+    num_stages: int = 3
+    persistent: bool = False
+    options: tuple[tuple[str, int], ...] = ()  #: further launch options
+    evict: tuple[tuple[str, str], ...] = ()  #: buffer -> which of its cached lines go first
+    constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
+    workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
+    block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
+    approximate: tuple[str, ...] = ()  #: functions by the GPU's own instruction, less exact
+    descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
+    tail: tuple[Kernel, ...] = ()  #: what computes the blocks of the last wave of programs, cut finer; at most one
+    aligned: tuple[str, ...] = ()  #: buffers that it writes whose rows are as long as a multiple of 16 elements
+    aligned_reads: tuple[str, ...] = ()  #: such buffers that it reads
+
+
+def names_in(body: tuple[Statement, ...]) -> set[str]:
+    """Names that stand for something in the text of ``body``."""
+    found = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))}
+    found |= {s.axis.name for s in statements(body) if isinstance(s, Index)}
+    values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
+    return found | {n.name for v in values for n in v.walk() if isinstance(n, Scalar)}
+
+
+def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
+    """Every statement, outer ones first."""
+    for s in body:
+        yield s
+        if isinstance(s, Loop):
+            yield from statements(s.body)
+
+
+def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
+    """Every tile expression of the body that is no index."""
+    return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store, Put)))
+
+
+def any_product(body: tuple[Statement, ...]) -> bool:
+    """Whether the matrix units are used."""
+    return any(isinstance(n, TileDot) for value in values(body) for n in value.walk())
+
+
+def unrolled_product(body: tuple[Statement, ...]) -> int:
+    """How often a loop around a product of the matrix units is unrolled; 1 if none is."""
+    loops = [s for s in statements(body) if isinstance(s, Loop) and any_product(s.body)]
+    return max((int(dict(s.options).get("loop_unroll_factor", 1)) for s in loops), default=1)
+
+
+def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> tuple[Statement, ...]:
+    """The body with ``change`` applied to the value of every statement that has one."""
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=map_values(s.body, change))
+        return replace(s, value=change(s.value)) if isinstance(s, (Let, Assign, Store, Put)) else s
+
+    return tuple(one(s) for s in body)
+
+
+def nest_text(kernel: Kernel) -> str:
+    """The nest as indented text, for people."""
+    grid = ", ".join(f"{g.label}:{g.block}" for g in kernel.grid) or "one program"
+    extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
+    extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]
+    extra += [f"descriptor {', '.join(kernel.descriptors)}"] if kernel.descriptors else []
+    lines = ["; ".join([f"kernel {kernel.name}: grid {grid}", f"num_warps {kernel.num_warps}, num_stages {kernel.num_stages}", *extra])]
+    _lines(kernel.body, 1, lines)
+    lines += [nest_text(t).replace("kernel ", "last wave by ", 1) for t in kernel.tail]
+    return "\n".join(lines)
+
+
+def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
+    pad = "  " * depth
+    for s in body:
+        match s:
+            case Index(axis, start):
+                lines.append(f"{pad}index {axis} from {start}")
+            case Loop(axis, within, inner, reduces, options):
+                extra = "".join(f", {k} {v}" for k, v in options)
+                where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
+                lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
+                _lines(inner, depth + 1, lines)
+            case Let(name, value, axes, origin):
+                lines.append(f"{pad}{name}{_axes(axes)} = {value}" + (f"   # {origin}" if origin else ""))
+            case Accumulator(name, axes, start, origin):
+                lines.append(f"{pad}accumulate {name}{_axes(axes)} from {start}" + (f"   # {origin}" if origin else ""))
+            case Assign(name, _, value):
+                lines.append(f"{pad}{name} <- {value}")
+            case Put(buffer, start, box, value, _, origin):
+                lines.append(f"{pad}{Fetch(buffer, start, box)} := {value}" + (f"   # {origin}" if origin else ""))
+            case Store(buffer, index, value, _, origin):
+                lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] := {value}" + (f"   # {origin}" if origin else ""))
+
+
+def _axes(axes: tuple[Axis, ...]) -> str:
+    return f"[{', '.join(a.name for a in axes)}]" if axes else ""

@@ -1,0 +1,244 @@
+"""Tiles: expressions whose values have one dimension for each of a set of axes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ...lang.expr import field_names
+
+WHOLE = 0  #: tile size meaning the whole extent at once
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A label inside a kernel: its index variable and how many elements it advances by (WHOLE: the extent)."""
+
+    name: str
+    label: str
+    tile: int
+    exact: bool = False  #: never passes the extent, so that it needs no mask
+    padded: bool = False  #: wider than its block, whose elements alone are inside
+
+    @property
+    def scalar(self) -> bool:
+        return self.tile == 1
+
+    def __str__(self) -> str:
+        return f"{self.name}:{self.tile or 'all'}"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Base of tile expressions."""
+
+    def children(self) -> tuple[Tile, ...]:
+        """The tiles directly below this one."""
+        return self._children
+
+    @cached_property
+    def _children(self) -> tuple[Tile, ...]:
+        found: list[Tile] = []
+        for name in field_names(type(self)):
+            value = getattr(self, name)
+            found += [value] if isinstance(value, Tile) else [v for v in value if isinstance(v, Tile)] if isinstance(value, tuple) else []
+        return tuple(found)
+
+    def walk(self) -> Iterator[Tile]:
+        """This tile, then everything below it, parents first."""
+        return iter(self._nodes)
+
+    @cached_property
+    def _nodes(self) -> tuple[Tile, ...]:
+        """What ``walk`` gives, kept as ``lang.expr.Expr`` keeps it."""
+        return (self, *(node for child in self._children for node in child._nodes))
+
+    def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
+        new = {}
+        for name in field_names(type(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tile):
+                new[name] = change(value)
+            elif isinstance(value, tuple) and any(isinstance(v, Tile) for v in value):
+                new[name] = tuple(change(v) if isinstance(v, Tile) else v for v in value)
+        return replace(self, **new) if any(new[n] is not getattr(self, n) for n in new) else self
+
+    def transform(self, change: Callable[[Tile], Tile]) -> Tile:
+        return change(self.rebuild(lambda child: child.transform(change)))
+
+
+@dataclass(frozen=True)
+class Const(Tile):
+    value: int | float | bool
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Const) and type(other.value) is type(self.value) and other.value == self.value
+
+    def __hash__(self) -> int:
+        return hash((type(self.value), self.value))
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True)
+class Scalar(Tile):
+    """A scalar input."""
+
+    name: str
+    integer: bool = False
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Size(Tile):
+    """The extent of a label."""
+
+    label: str
+
+    def __str__(self) -> str:
+        return f"len({self.label})"
+
+
+@dataclass(frozen=True)
+class Position(Tile):
+    """The index vector (or number) of an axis."""
+
+    axis: Axis
+
+    def __str__(self) -> str:
+        return self.axis.name
+
+
+@dataclass(frozen=True)
+class Start(Tile):
+    """The first index of an axis's current tile."""
+
+    axis: Axis
+
+    def __str__(self) -> str:
+        return f"first({self.axis.name})"
+
+
+@dataclass(frozen=True)
+class Step(Tile):
+    """How far an axis advances at once."""
+
+    axis: Axis
+
+    def __str__(self) -> str:
+        return f"step({self.axis.name})"
+
+
+@dataclass(frozen=True)
+class Local(Tile):
+    """A named value; ``axes`` in the order of its dimensions, scalar axes left out."""
+
+    name: str
+    axes: tuple[Axis, ...]
+    kind: str = "number"  #: or "integer", "boolean"
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class Load(Tile):
+    """Elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0."""
+
+    buffer: str
+    index: tuple[Tile, ...]
+    checked: tuple[int, ...] = ()
+    other: float = 0
+    whole: bool = False  #: whether its elements are integers, and stay so
+    shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
+    again: Axis | None = None  #: of the loop that loads the same elements in each step (load_sinking.py), or twice in one (duplicate_wgmma_loads.py)
+    evict: str = ""  #: which of its lines a cache lets go, where that is not the same for all loads of the buffer (eviction_hints.py)
+
+    @property
+    def moves_again(self) -> bool:
+        """Whether it is the second load of what a step loads."""
+        return any(isinstance(n, Position) and n.axis == self.again for i in self.index for n in i.walk())
+
+    def __str__(self) -> str:
+        other = (f" else {self.other}" if self.other else "") + (" again" if self.again else "")
+        return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
+
+
+@dataclass(frozen=True)
+class Fetch(Tile):
+    """A box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
+
+    buffer: str
+    start: tuple[Tile, ...]
+    box: tuple[Axis | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{', '.join(f'{s}:+{b.tile or b.label}' if b else str(s) for s, b in zip(self.start, self.box))}]"
+
+
+@dataclass(frozen=True)
+class Op(Tile):
+    """An elementwise function or operator; ``cast:bf16`` and the like are casts."""
+
+    fn: str
+    args: tuple[Tile, ...]
+
+    def __str__(self) -> str:
+        if len(self.args) == 2 and not self.fn[0].isalpha():
+            return f"({self.args[0]} {self.fn} {self.args[1]})"
+        return f"{self.fn}({', '.join(map(str, self.args))})"
+
+
+@dataclass(frozen=True)
+class Guard(Tile):
+    """``arg`` where all ``axes`` are inside their extents, ``neutral`` elsewhere."""
+
+    arg: Tile
+    axes: tuple[Axis, ...]
+    neutral: float
+
+    def __str__(self) -> str:
+        return f"guard({self.arg}, {', '.join(a.name for a in self.axes)}, {self.neutral})"
+
+
+@dataclass(frozen=True)
+class TileReduce(Tile):
+    kind: str  # sum, max or min
+    arg: Tile
+    axes: tuple[Axis, ...]
+    keeps_nan: bool = True  #: a maximum that is only a guarded shift need not: what it is subtracted from does
+
+    def __str__(self) -> str:
+        return f"{self.kind}({self.arg}, {', '.join(a.name for a in self.axes)})"
+
+
+@dataclass(frozen=True)
+class TileDot(Tile):
+    """Matrix product of two tiles over ``axes``, for the matrix units."""
+
+    left: Tile
+    right: Tile
+    axes: tuple[Axis, ...]
+
+    def __str__(self) -> str:
+        return f"dot({self.left}, {self.right}, {', '.join(a.name for a in self.axes)})"
+
+
+def axes_of(tile: Tile) -> frozenset[Axis]:
+    """The axes a tile has more than one element along."""
+    match tile:
+        case Position(axis):
+            return frozenset() if axis.scalar else frozenset({axis})
+        case Local(_, axes):
+            return frozenset(axes)
+        case Fetch(_, _, box):
+            return frozenset(a for a in box if a is not None)
+        case TileReduce(_, arg, axes):
+            return axes_of(arg) - frozenset(axes)
+        case TileDot(left, right, axes):
+            return (axes_of(left) | axes_of(right)) - frozenset(axes)
+    return frozenset().union(*(axes_of(c) for c in tile.children()))

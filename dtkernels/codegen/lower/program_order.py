@@ -1,0 +1,24 @@
+"""The order in which program ids walk the blocks: ``f.map(x:x1/8, y, x1)``."""
+
+from __future__ import annotations
+
+from ...lang.schedule import Grouped, Primitive
+from ..ir.nest import GridLabel, GridStep
+
+
+def grid_order(maps: tuple[Primitive, ...], grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
+    """Steps of the walk over blocks, slowest first; labels that the last ``map`` leaves out come slowest, in their order."""
+    args = maps[-1].args if maps else ()
+    groups = {a.inner: a for a in args if isinstance(a, Grouped)}
+    blocked = [g.label for g in grid]
+    steps = []
+    for a in args:
+        if isinstance(a, Grouped):
+            steps.append(GridStep(a.label, "group", a.size, a.inner))
+        elif a in groups:
+            steps.append(GridStep(groups[a].label, "inside", groups[a].size, a))
+        else:
+            steps.append(GridStep(a))
+    steps = [s for s in steps if s.label in blocked]
+    named = {s.label for s in steps}
+    return tuple([GridStep(label) for label in blocked if label not in named] + steps)

@@ -1,0 +1,380 @@
+"""Reductions: at once over whole extents, or by a loop that several may share.
+
+A Func that reduces over the loop it is fused into is accumulated by that loop. Where another accumulator of the loop
+depends on its unfinished value by degree j (algebra/rules/shift_degree.py), the older part of that accumulator is multiplied by
+``exp(j * (new - old))`` whenever the value moves: the online softmax, for any program of that form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ...algebra.rules.shift_degree import Degree, degree
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ...lang.errors import DTError
+from ...lang.schedule import WRITTEN
+from ..ir import nest
+from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
+from ..transforms.passes import natural_order
+from .reduction_terms import NEUTRAL, fits_matrix_units, guarded, reduced, spread
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .lowering import _Lowering
+
+_COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
+
+
+@dataclass
+class _Member:
+    """One Func accumulated by a loop."""
+
+    definition: Definition
+    nodes: tuple[ex.Expr, ...]
+    env: dict[str, Tile]
+    index: tuple[Tile, ...]
+
+
+@dataclass
+class _Running:
+    """The unfinished value of a member that others in the loop depend on, before and after this step."""
+
+    before: Tile
+    after: Tile
+
+
+class Reducer:
+    """Lowers the reductions of one kernel."""
+
+    def __init__(self, lowering: _Lowering):
+        self.l = lowering
+        self.unfinished: dict[str, tuple[str, ...]] = {}  #: Func that others of its loop use while it moves -> labels of the loop
+
+    def inlined(self, expr: ex.Expr, but: Container[str]) -> ex.Expr:
+        """``expr`` with the fused Funcs it uses written out, except those named."""
+
+        def change(node: ex.Expr) -> ex.Expr:
+            if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm:
+                if node.tensor not in but and node.tensor not in self.l.elsewhere:
+                    d = self.l.algorithm[node.tensor]
+                    return self.inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))), but)
+            return node
+
+        return expr.transform(change)
+
+    def check_finished(self, d: Definition) -> None:
+        """Raise DTError where ``d`` is about to be stored and changes with what the loop around it has not finished."""
+        expr = self.inlined(d.expr, self.unfinished) if self.unfinished else d.expr
+        for name in dict.fromkeys(a.tensor for a in ex.accesses(expr) if a.tensor in self.unfinished):
+            found = degree(expr, {name: Degree(plus=Fraction(1))})
+            if found is None or not found.free:
+                over = ", ".join(self.unfinished[name])
+                said = [p for word in WRITTEN for p in self.l.schedule.of(d.name, word)]
+                raise DTError(
+                    "what is stored is made from what is finished",
+                    found=f"{d.name}, by {name}, in the loop over {over} that {name} is reduced by",
+                    allowed=f"tensorize({over}:0), or {d.name} stored by another kernel",
+                    at=next((p.pos for p in said), d.pos),
+                )
+
+    def reductions(self, d: Definition, env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
+        """The value of each reduction in ``d``, loops emitted into ``scope``."""
+        groups: dict[tuple[str, ...], list[ex.Expr]] = {}
+        for node in _outermost(d.expr):
+            groups.setdefault(node.labels, []).append(node)
+        results: dict[ex.Expr, Tile] = {}
+        for labels, nodes in groups.items():
+            nodes = list(dict.fromkeys(nodes))
+            if part := self._own_block(d, labels):
+                results |= self._at_once(d, (part,), nodes, env, scope)
+            elif all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
+                results |= self._at_once(d, tuple(self.l.whole_axis(label) for label in labels), nodes, env, scope)
+            else:
+                results |= self._by_loop(d, labels, tuple(nodes), env, scope)
+        return results
+
+    def _own_block(self, d: Definition, labels: tuple[str, ...]) -> Axis | None:
+        """The block's axis of what is reduced, where ``d`` is the part that each block makes (partial_sums.py)."""
+        counts = [self.l.counted[x] for x in d.labels if x in self.l.counted]
+        return self.l.blocked.get(labels[0]) if any(labels == (other,) for other, _ in counts) else None
+
+    # -- at once --------------------------------------------------------------------------------------------------
+
+    def _at_once(
+        self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope
+    ) -> dict[ex.Expr, Tile]:
+        env = {**env, **{a.label: Position(a) for a in axes}}
+        for axis in axes:
+            self.l.place(d.name, axis.label, env, scope)
+        found = {}
+        for node in nodes:
+            terms = self._terms(node, env, scope, axes)
+            found[node] = terms if isinstance(terms, TileDot) else reduced(self.kind(d, node), terms, axes)
+        return found
+
+    def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
+        """What is reduced: a TileDot, or elementwise terms that are neutral outside the extents."""
+        if isinstance(node, ex.Dot):
+            left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
+            if fits_matrix_units(left, right, axes):
+                return TileDot(guarded(left, axes, 0.0), guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
+            return guarded(spread(Op("*", (left, right)), axes, 0.0), axes, 0.0)
+        assert isinstance(node, ex.Reduce)
+        neutral = NEUTRAL[node.kind]
+        return guarded(spread(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
+
+    def kind(self, d: Definition, node: ex.Expr) -> str:
+        """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
+        kind = node.kind if isinstance(node, ex.Reduce) else "sum"
+        return (
+            "shift"
+            if kind == "max" and d.expr == node and d.name not in self.l.outputs and _only_shifts(self.l.algorithm, d.name)
+            else kind
+        )
+
+    # -- by a loop ------------------------------------------------------------------------------------------------
+
+    def _by_loop(
+        self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope
+    ) -> dict[ex.Expr, Tile]:
+        members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
+        asked = self.l.schedule.names(d.name, "reorder")
+        scopes, axes = self._open(d, tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked))), scope)
+        inner = scopes[-1]
+        bound = {a.label: Position(a) for a in axes}
+        step = _Step(self, members, axes, scope, inner, bound)
+        for member in members:
+            step.accumulate(member)
+        step.close()
+        self._wrap(scopes, axes, scope, [m.definition.name for m in reversed(members)])
+        for member in members:
+            self.unfinished.pop(member.definition.name, None)
+        results: dict[ex.Expr, Tile] = {}
+        for member in members:
+            finished = step.finished(member)
+            if member.definition is d:
+                results = finished
+            else:
+                value = self.l.tile(member.definition.expr, member.env, scope, finished)
+                self.l.keep(member.definition, member.index, value, scope)
+        return results
+
+    def _open(self, d: Definition, labels: tuple[str, ...], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
+        """A scope for each loop, outermost first, and the axes of all labels (whole ones have no loop)."""
+        scopes, axes = [], []
+        for label in labels:
+            tile = self.l.tile_size(d.name, label)
+            if tile == WHOLE:
+                axes.append(self.l.whole_axis(label))
+                continue
+            inner = (scopes[-1] if scopes else scope).child()
+            axis = Axis(inner.fresh(label), label, tile, exact=tile == 1)
+            inner.open(axis)
+            inner.take(axis.name)
+            inner.body.append(Index(axis, "loop"))
+            scopes.append(inner)
+            axes.append(axis)
+        return scopes, tuple(axes)
+
+    def _wrap(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope, members: list[str]) -> None:
+        looped = [a for a in axes if a.tile != WHOLE]
+        for i in reversed(range(len(scopes))):
+            outer = scopes[i - 1] if i else scope
+            options = next(filter(None, (self.l.options.of_loop(m, looped[i].label) for m in members)), ())
+            outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True, options=options))
+
+    def _sharers(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_Member]:
+        """Funcs fused into this loop (or into a loop that shares it) that reduce over just its labels."""
+        found: list[str] = [d.name]
+        for name in found:
+            for g in self.l.algorithm.definitions:
+                reduces = {n.labels for n in _outermost(g.expr)}
+                if (
+                    self.l.fused.get(g.name, ("", ""))[0] == name
+                    and self.l.fused[g.name][1] in labels
+                    and reduces == {labels}
+                    and self.l.bound_index(g, env) is not None
+                ):
+                    found += [g.name] if g.name not in found else []
+        members = []
+        for g in self.l.algorithm.definitions:
+            if g.name in found[1:]:
+                index = self.l.bound_index(g, env)
+                assert index is not None
+                if scope.find((g.name, index)) is None:
+                    own = dict(zip(g.labels, index))
+                    members.append(_Member(g, tuple(dict.fromkeys(_outermost(g.expr))), own, index))
+        return members
+
+
+class _Step:
+    """One iteration of a reduction loop: what each accumulator becomes."""
+
+    def __init__(
+        self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]
+    ):
+        self.r, self.l = reducer, reducer.l
+        self.members, self.axes, self.outer, self.inner, self.bound = members, axes, outer, inner, bound
+        self.shared = {m.definition.name for m in members[:-1]}
+        self.running: dict[str, _Running] = {}
+        self.results: dict[str, dict[ex.Expr, Tile]] = {}
+        self.late: list[Assign] = []
+        self.moving: dict[str, str] = {}  #: Func -> its accumulator, where it is nothing more than that
+
+    def accumulate(self, member: _Member) -> None:
+        """Emit the accumulators of ``member`` and their change in one step."""
+        name = member.definition.name
+        watched = any(name in self._depends(m) for m in self.members if m is not member)
+        results: dict[ex.Expr, Tile] = {}
+        after: dict[ex.Expr, Tile] = {}
+        env = {**member.env, **self.bound}
+        for label in self.bound:
+            self._place_plain(name, label, env)
+        for node in member.nodes:
+            kind = self.r.kind(member.definition, node)
+            terms = self.r._terms(node, env, self.inner, self.axes)
+            moves = self._moves(member, node, kind)
+            factors = [self._moved(*move) for move in moves]
+            made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # registers hold its accumulator already
+            at_end = not (watched or factors or made)
+            if not (at_end or isinstance(terms, TileDot)):
+                terms = reduced(kind, terms, self.axes)
+            acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
+            older: Tile = acc
+            for factor in factors:
+                older = Op("*", (older, factor))
+            new = Op(_COMBINE[kind], (older, terms))
+            if watched:
+                after[node] = self.l.let(f"{acc.name}_next", new, self.inner, order=acc.axes)
+                self.late.append(Assign(acc.name, acc.axes, after[node]))
+            else:
+                self.inner.body.append(Assign(acc.name, acc.axes, new))
+            results[node] = reduced(kind, acc, self.axes) if at_end else acc
+            if member.definition.expr == node:
+                self.moving[name] = acc.name
+        self.results[name] = results
+        if watched:
+            self._run(member, results, after, env)
+
+    def close(self) -> None:
+        """End of the step: watched accumulators take their new values."""
+        self.inner.body += self.late
+
+    def finished(self, member: _Member) -> dict[ex.Expr, Tile]:
+        """The reductions of ``member`` once the loop is over."""
+        return self.results[member.definition.name]
+
+    def _place_plain(self, func: str, label: str, env: dict[str, Tile]) -> None:
+        for d in self.l.algorithm.definitions:
+            if self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
+                index = self.l.bound_index(d, env)
+                if index is not None and not self._waits(d):
+                    varies = d.name not in self.l.outputs or set(d.labels) & set(self.bound)
+                    self.l.realize(d.name, index, self.inner if varies else self.outer)  # an output is stored though nothing is summed
+
+    def _waits(self, d: Definition) -> bool:
+        """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""
+        return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
+
+    def _accumulator(
+        self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]
+    ) -> Local:
+        d = member.definition
+        alone = len(member.nodes) == 1
+        wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
+        axes = nest.axes_of(terms)
+        order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
+        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        ordered = natural_order(terms) if partial else ordered  # as the terms come, so that no step rearranges them
+        name = self.inner.fresh(wish, self.outer)
+        self.outer.take(name)
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))
+        return Local(name, ordered)
+
+    # -- values that move while the loop runs -----------------------------------------------------------------------
+
+    def _inlined(self, expr: ex.Expr) -> ex.Expr:
+        """``expr`` with the fused Funcs it uses written out, except members of this loop."""
+        return self.r.inlined(expr, self.shared)
+
+    def _depends(self, member: _Member) -> set[str]:
+        """Members of the loop whose unfinished value enters the terms of ``member``."""
+        return {a.tensor for node in member.nodes for a in ex.accesses(self._inlined(node)) if a.tensor in self.shared}
+
+    def _run(self, member: _Member, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
+        d = member.definition
+        new = self.l.tile(d.expr, env, self.inner, after)
+        old = self.l.tile(d.expr, env, self.inner, before)
+        if isinstance(d.expr, ex.Reduce) and self.r.kind(d, d.expr) == "max":  # sums relative to -inf would be NaN until something is seen
+            seen = Op("where", (Op(">", (new, nest.Const(-math.inf))), new, nest.Const(0)))
+            self.inner.know((d.name, member.index), seen)
+        else:
+            self.inner.know((d.name, member.index), new)
+        self.running[d.name] = _Running(old, new)
+        self.r.unfinished[d.name] = tuple(self.bound)
+
+    def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
+        """Each Func by whose movement the older part of an accumulator must be scaled, and the degree it has in it."""
+        moves = []
+        inlined = self._inlined(node)
+        for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
+            found = degree(inlined, {name: Degree(plus=Fraction(1))})
+            if found is not None and found.free:
+                continue
+            if found is None or found.plus or found.times >= 0 or kind != "sum":
+                raise DTError(
+                    "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
+                    found=f"{(said := self._as_written(name, member))} in {member.definition.name}",
+                    allowed=f"{said} fused outside the loop over {', '.join(self.bound)}",
+                    at=member.definition.pos,
+                )
+            moves.append((name, found.times))
+        return moves
+
+    def _as_written(self, name: str, user: _Member) -> str:
+        """The Func that a schedule may name for ``name``: what a rule derives stands where that was defined, and before it."""
+        at = self.l.algorithm[name].pos
+        found = [d.name for d in self.l.algorithm.definitions if at is not None and d.pos == at and d is not user.definition]
+        return found[-1] if found else name
+
+    def _moved(self, name: str, times: Fraction) -> Tile:
+        """exp(times * (new - old)), the same for every accumulator of that degree; 0 while nothing was seen."""
+        run = self.running[name]
+        key = ("moved", name, times)
+        known = self.inner.find(key)
+        if known is None:
+            known = self.l.let(f"{name}_rescale", rescale(run.before, run.after, times), self.inner)
+            self.inner.know(key, known)
+        return known
+
+
+def rescale(before: Tile, after: Tile, times: Fraction) -> Tile:
+    """exp(times * (after - before)) for a value that only grows; 0 while nothing was seen."""
+    safe = Op("where", (Op(">", (after, nest.Const(-math.inf))), after, nest.Const(0)))
+    difference: Tile = Op("-", (before, safe))
+    if times != -1:
+        difference = Op("*", (difference, nest.Const(float(-times))))
+    return Op("exp", (difference,))
+
+
+def _outermost(expr: ex.Expr) -> list[ex.Expr]:
+    """Reductions in ``expr`` that stand in no other."""
+    if isinstance(expr, (ex.Reduce, ex.Dot)):
+        return [expr]
+    return [node for child in expr.children() for node in _outermost(child)]
+
+
+def _only_shifts(algorithm: Algorithm, name: str) -> bool:
+    """Whether every use of a Func is ``where(f > -inf, f, 0)``."""
+    uses = guarded = 0
+    for node in (n for d in algorithm.definitions for n in d.expr.walk()):
+        uses += isinstance(node, ex.Access) and node.tensor == name
+        match node:
+            case ex.Call("where", (ex.Binary(">", ex.Access(a, _) as left, _), ex.Access() as right, _)) if a == name and left == right:
+                guarded += 2
+    return uses == guarded > 0

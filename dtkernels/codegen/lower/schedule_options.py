@@ -1,0 +1,183 @@
+"""What a schedule says of a kernel and of its loops beyond how the work is cut."""
+
+from __future__ import annotations
+
+from ...lang.algorithm import Algorithm
+from ...lang.errors import DTError, Position
+from ...lang.schedule import Primitive, Program
+from ..ir.nest import Let, Load, Loop, Statement, statements
+from ..transforms.loops.split_k import Split
+from ..transforms.memory.eviction_hints import kept_until_last
+
+#: primitive on a loop -> what Triton calls it
+LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
+
+
+class Options:
+    """The words of a schedule on the kernel of ``root``.
+
+    ===============================  ==========================================  ====================================================
+    primitive                        before                                      after
+    ===============================  ==========================================  ====================================================
+    ``f.stages(k:3)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, num_stages=3):``
+    ``f.stages(x:3)``, ``x`` blocks  ``for tile_id in tl.range(...):``           ``for tile_id in tl.range(..., num_stages=3):``, if persistent
+    ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: stage_aligned_copies.py
+    ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
+    ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
+    ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py
+    ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
+    ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
+    ``f.evict(A:reread)``            ``tl.load(A_ptr + ...)`` in several loops   ``..., eviction_policy="evict_last")``, in the last one "evict_first"
+    ``f.specialize(y)``              ``size_y``, passed at run time              ``size_y: tl.constexpr``, a kernel for each value
+    ``f.maxnreg(168)``               ``f_kernel[grid](...)``                     ``f_kernel[grid](..., maxnreg=168)``, on NVIDIA GPUs
+    ``f.specialize_warps(k)``        ``tl.range(0, size_k, T)``                  ``tl.range(..., warp_specialize=True)``, in the form with descriptors
+    ``f.cluster(2)``                 ``f_kernel[grid](...)``                     ``f_kernel[grid](..., num_ctas=2)``, refused at run time before Triton 3.8
+    ``f.descriptor(A, f)``           loads and stores by pointers                through descriptors where they can: tensor_descriptors.py
+    ``f.split(k:4)``                 one program a block                         four, and a kernel that merges: split_k.py
+    ``g.store()``                    a Func ``g`` fused into one kernel and      the kernel it is fused into writes ``g``, others read it
+                                     read by another is computed in both
+    ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: partial_sums.py
+                                     the same
+    ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: tail_wave.py
+    ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
+    ===============================  ==========================================  ====================================================
+
+    ``specialize_warps`` takes 4 warps in Triton's text, and does nothing there in a loop that a mask cuts into several
+    (loop_partition.py), on which Triton fails; the Gluon backend, where it takes the nest (backend_select.py), makes a consumer of every 4.
+    """  # noqa: E501 (a table)
+
+    def __init__(self, program: Program, root: str):
+        self.algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+        self.schedule = program.schedule
+        self.fused = self.schedule.fused()
+        self.root = root
+        self.members = (root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == root))
+
+    def of_loop(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
+        """Options of the loop over ``label`` where ``func`` is computed: its own word, its consumers', or that of what is fused there."""
+        asked = [func]
+        while asked[-1] != self.root and asked[-1] in self.fused:
+            asked.append(self.fused[asked[-1]][0])
+        asked += [g for g, place in self.fused.items() if place == (func, label)]
+        found: dict[str, int | bool] = {}
+        for primitive, option in LOOP_OPTIONS.items():
+            sizes = [s[label] for f in asked if label in (s := self.schedule.sizes(f, primitive))]
+            found |= {option: sizes[0]} if sizes else {}
+        if any(label in self.schedule.names(f, "specialize_warps") for f in asked):
+            found["warp_specialize"] = True
+        return tuple(found.items())
+
+    def of_kernel(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, object]:
+        """The fields of Kernel that come from the schedule alone."""
+        number = self.schedule.number
+        evict = self._evict()
+        return {
+            "num_warps": number(self.root, "num_warps") or 4,
+            "num_stages": number(self.root, "num_stages") or 3,
+            "persistent": bool(self.schedule.of(self.root, "persistent")),
+            "options": tuple(
+                (name, value)
+                for name, value in (("maxnreg", number(self.root, "maxnreg")), ("cluster", number(self.root, "cluster")))
+                if value and (name, value) != ("cluster", 1)
+            ),
+            "block_stages": max(self._block_stages(), default=0),
+            "approximate": tuple(dict.fromkeys(f for m in self.members for f in self.schedule.names(m, "approximate"))),
+            "evict": tuple((t, evict[t]) for t in reads if t in evict),
+            "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
+            "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
+            "aligned": tuple(w for w in writes if w in self.algorithm and self.schedule.of(w, "align")),
+            "aligned_reads": tuple(t for t in reads if t in self.algorithm and self.schedule.of(t, "align")),
+        }
+
+    def _evict(self) -> dict[str, str]:
+        """What the schedule says of a tensor's lines in the caches."""
+        return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+
+    def evicted(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        """The body with loads that know what becomes of their lines, where that is not the same for all of a tensor."""
+        for tensor in (t for t, policy in self._evict().items() if policy == "reread"):
+            body = kept_until_last(body, tensor)
+        return body
+
+    def _block_stages(self) -> list[int]:
+        """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""
+        blocked = self.schedule.sizes(self.root, "block")
+        stages = self.schedule.sizes(self.root, "stages") if self.schedule.of(self.root, "persistent") else {}
+        return [
+            size
+            for label, size in stages.items()
+            if label in blocked and self.schedule.sizes(self.root, "tensorize").get(label, 1) == blocked[label]
+        ]
+
+    def where(self, primitive: str) -> Position | None:
+        """Where the schedule says ``primitive`` of this kernel."""
+        return next((p.pos for m in self.members for p in self.schedule.of(m, primitive)), None)
+
+    def descriptors(self) -> tuple[str, ...]:
+        """Tensors that the schedule wants read or written through descriptors."""
+        return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
+
+    def exponentials(self) -> tuple[int, int] | None:
+        """The share of this kernel's exponentials that polynomials work out: part and whole."""
+        return next((share for m in self.members if (share := self.schedule.share(m))), None)
+
+    def split(self) -> Split | None:
+        """The one reduction of this kernel that several programs share, if any."""
+        asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and self._root_of(p.func) == self.root for a in p.args]
+        if len({a.label for a, _ in asked}) > 1:  # type: ignore[union-attr]
+            found = " and ".join(dict.fromkeys(a.label for a, _ in asked))  # type: ignore[union-attr]
+            raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)  # type: ignore[union-attr]
+        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None  # type: ignore[union-attr]
+
+    def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
+        """Refuse a word about a loop or a tensor that this kernel does not have."""
+        loads = frozenset(s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load))
+        for p in (p for m in self.members for name in ("descriptor", "evict") for p in self.schedule.of(m, name)):
+            there, what = (loads, "that the kernel reads") if p.name == "evict" else (touched, "of the kernel")
+            for tensor in (getattr(a, "name", a) for a in p.args):
+                if tensor not in there:
+                    raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)  # type: ignore[arg-type]
+        self._check_warps()
+        looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
+        split = self.split()
+        if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
+            raise split.refuse("no loop that reduces over it", f"a reduction over {split.label} in tiles: tensorize({split.label}:...)")
+        if self._block_stages():
+            looped |= set(self.schedule.sizes(self.root, "block"))
+        for p in self._of_loops():
+            for label in (getattr(a, "label", a) for a in p.args):
+                if label not in looped:
+                    raise DTError(
+                        f"{p.name} names a loop",
+                        found=f"{label}, which is done at once",
+                        allowed=", ".join(sorted(looped)) or "none: nothing loops",
+                        at=p.pos,
+                    )
+
+    def _check_warps(self) -> None:
+        """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""
+        at = self.where("specialize_warps")
+        if at is None:
+            return
+        warps = self.schedule.number(self.root, "num_warps") or 4
+        if warps not in (4, 8, 16):
+            raise DTError(
+                "specialize_warps needs whole warpgroups", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4), 8 or 16", at=at
+            )
+        if not set(self.descriptors()) - {self.root}:
+            raise DTError("specialize_warps needs loads through descriptors", found="none", allowed=f"{self.root}.descriptor(...)", at=at)
+        if self.schedule.of(self.root, "cluster"):
+            raise DTError("a kernel has clusters or specialised warps", found="both", allowed="one of them", at=at)
+        labels = {label for m in self.members for label in self.schedule.names(m, "specialize_warps")}
+        if unrolled := labels & {label for m in self.members for label in self.schedule.sizes(m, "unroll")}:
+            raise DTError(
+                "a loop is unrolled or has specialised warps", found=f"both for {sorted(unrolled)[0]}", allowed="one of them", at=at
+            )
+
+    def _of_loops(self) -> list[Primitive]:
+        return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and self._root_of(p.func) == self.root]
+
+    def _root_of(self, func: str) -> str:
+        while func in self.fused:
+            func = self.fused[func][0]
+        return func

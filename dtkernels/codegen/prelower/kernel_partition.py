@@ -1,0 +1,90 @@
+"""Which Funcs get kernels of their own, and in which order these run."""
+
+from __future__ import annotations
+
+from ...lang import expr as ex
+from ...lang.errors import DTError
+from ...lang.schedule import Program, host
+
+
+def kept(program: Program) -> tuple[str, ...]:
+    """Fused Funcs that ``store()`` has the kernel they are fused into write, for other kernels to read."""
+    fused = program.schedule.fused()
+    return tuple(p.func for p in program.schedule.primitives if p.name == "store" and p.func in fused)
+
+
+def kernel_roots(program: Program) -> tuple[str, ...]:
+    """Funcs with a kernel of their own, each after those whose results it reads. Raises DTError where that cannot be."""
+    fused, outputs = program.schedule.fused(), program.outputs()
+    _check_aligned(program, outputs)
+    roots = [f for f in program.algorithm.needed_by(outputs) if f not in fused]
+    for output in outputs:
+        if output in fused and host(output, fused) not in roots:
+            at = next(p.pos for p in program.schedule.primitives if p.func == output and p.name.startswith("compile"))
+            where = host(output, fused)
+            raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {where}", allowed=f"{where}.compile()", at=at)
+    _check_consumers(program)
+    _check_stored(program, roots)
+    waiting = {root: _read_from(program, root) & set(roots) - {root} for root in roots}
+    ordered: list[str] = []
+    while len(ordered) < len(roots):
+        ready = next((r for r in roots if r not in ordered and waiting[r] <= set(ordered)), None)
+        if ready is None:
+            stuck = [r for r in roots if r not in ordered]
+            at = next(p.pos for p in program.schedule.primitives if p.name == "fuse_at" and host(p.func, fused) in stuck)
+            raise DTError("kernels run one after another", found=f"{' and '.join(stuck)}, each before the other by fuse_at", at=at)
+        ordered.append(ready)
+    return tuple(ordered)
+
+
+def _read_from(program: Program, root: str) -> set[str]:
+    """Hosts of the Funcs that the kernel of ``root`` reads from memory."""
+    algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), kept(program), program.outputs()
+    written = {f for f in (*stored, *outputs) if host(f, fused) == root}
+    todo, seen, found = [root, *written], set(), set()
+    while todo:
+        func = todo.pop()
+        for tensor in {a.tensor for a in ex.accesses(algorithm[func].expr)} - seen:
+            seen.add(tensor)
+            if tensor not in algorithm:
+                continue
+            if tensor not in fused or (tensor in stored and host(tensor, fused) != root):
+                found.add(host(tensor, fused))
+            else:
+                todo.append(tensor)
+    return found
+
+
+def _check_consumers(program: Program) -> None:
+    """A Func that is computed inside another one, itself fused, is not made from that one."""
+    fused = program.schedule.fused()
+    for p in program.schedule.primitives:
+        at = fused[p.func][0] if p.name == "fuse_at" else ""
+        while at in fused:
+            if at in program.algorithm.needed_by((p.func,)):
+                raise DTError("a Func is fused into one that comes after it", found=f"{p.func} in {at}, which it uses", at=p.pos)
+            at = fused[at][0]
+
+
+def _check_stored(program: Program, roots: list[str]) -> None:
+    fused = program.schedule.fused()
+    for func in kept(program):
+        where = host(func, fused)
+        readers = (d.name for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)))
+        users = [r for name in readers if (r := host(name, fused)) in roots]
+        if any(roots.index(r) < roots.index(where) for r in users if where in roots):
+            at = next(p.pos for p in program.schedule.primitives if p.func == func and p.name == "store")
+            raise DTError(
+                "what is stored is computed before it is read",
+                found=f"{func} in {where}, read before",
+                allowed="Funcs that are defined later",
+                at=at,
+            )
+
+
+def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:
+    for p in program.schedule.primitives:
+        if p.name == "align" and (p.func in outputs or p.func in program.schedule.fused()):
+            raise DTError(
+                "align is for a Func between kernels", found=p.func, allowed="a Func that is neither compiled nor fused", at=p.pos
+            )

@@ -1,0 +1,167 @@
+"""Copies of inputs whose rows start at multiples of 16 bytes: ``f.stage(A)``.
+
+Before::
+
+    f[x, y] = rdot(A[x, k], B[k, y], k);
+
+After, with a kernel of its own for the copy, whose buffer has rows as long as alignment wants::
+
+    A_rows[x, k] = A[x, k];
+    f[x, y] = rdot(A_rows[x, k], B[k, y], k);
+
+Copies by 16 bytes and tensor descriptors then reach what the caller's layout keeps from them. Kernels that stage the same
+input share one copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``. Of an input that is read
+only as ``exp(x - where(A > -inf, A, 0))``, the copy holds what the same in base two takes:
+``exp2(log2(e) * x - A_rows)``, and ``A_rows`` is ``log2(e) * where(A > -inf, A, 0)``.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ...lang.errors import DTError
+from ...lang.schedule import Named, Primitive, Program, Schedule, Sized, host
+from ...lang.schedule_checks import labels_in_kernel
+from .kernel_partition import kept
+from .partial_sums import free_name, in_parts
+
+LOG2_E = ex.Const(math.log2(math.e))
+ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row
+
+
+def staged(program: Program) -> Program:
+    """``program`` with a Func for each input that ``stage`` names, and without ``stage``."""
+    program = in_parts(program)
+    asked = [p for p in program.schedule.primitives if p.name == "stage"]
+    known: dict[tuple[str, bool], str] = {}
+    for p in asked:
+        for tensor in p.args:
+            program = _stage(program, p, str(tensor), known)
+    return replace(program, schedule=Schedule(tuple(p for p in program.schedule.primitives if p.name != "stage"))) if asked else program
+
+
+def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, bool], str]) -> Program:
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    schedule = program.schedule
+    if tensor in algorithm:
+        return _aligned(program, p, tensor)
+    labels = algorithm.plain_labels(tensor)
+    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy holds these
+    if tensor not in numbers:
+        raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
+    if not _by_themselves(labels):
+        allowed = ", ".join(t for t in numbers if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
+        raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
+    members = computed(program, p.func)
+    own = tuple(str(label) for label in labels)
+    shift = _read_as_shift(tensor, algorithm, members)
+    name, made = _copy_of(tensor, shift is not None, program, known)
+    plain = ex.Access(tensor, tuple(ex.Label(label) for label in own))
+    copy = Definition(name, own, plain if shift is None else ex.Binary("*", shift, LOG2_E))
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Access(other, _) if other == tensor:
+                return replace(node, tensor=name)
+            case ex.Call("exp", (ex.Binary("-", x, s),)) if shift is not None and is_shift(s) and next(ex.accesses(s)).tensor == name:
+                return ex.Call("exp2", (ex.Binary("-", ex.Binary("*", x, LOG2_E), next(ex.accesses(s))),))
+        return node
+
+    changed = tuple(replace(d, expr=d.expr.transform(change)) if d.name in members else d for d in algorithm.definitions)
+    if changed == algorithm.definitions or not set(own) <= set(labels_in_kernel(p.func, algorithm, schedule)):
+        raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
+
+    changed = tuple(d for d in changed if d.name != name)  # shared: it now stands before the first of its readers
+    first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
+
+    def renamed(q: Primitive) -> Primitive:
+        if q.name not in ("descriptor", "evict") or q.func not in members:
+            return q
+        return replace(
+            q,
+            args=tuple(name if a == tensor else replace(a, name=name) if isinstance(a, Named) and a.name == tensor else a for a in q.args),
+        )
+
+    tile = tuple(Sized(label, COLUMNS if label == own[-1] else ROWS if label in own[-2:-1] else 1) for label in own)
+    copied = (Primitive(name, "block", tile), Primitive(name, "tensorize", tile), Primitive(name, "align"))
+    new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *program.implied()))
+    return Program(
+        replace(
+            algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)
+        ),
+        new,
+        program.counted,
+    )
+
+
+def _by_themselves(labels: tuple[str | None, ...]) -> bool:
+    """Whether each dimension has one label that indexes it by itself, and no other has it."""
+    return bool(labels) and None not in labels and len(set(labels)) == len(labels)
+
+
+def _aligned(program: Program, p: Primitive, func: str) -> Program:
+    """The program with aligned rows of a Func that the kernel of ``p`` reads from memory."""
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    members, taken = computed(program, p.func), {*program.schedule.fused(), *program.outputs()}
+    read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
+    between = sorted(f for f in (read & set(algorithm.funcs)) - members - taken)
+    if func not in between:
+        allowed = ", ".join([*between, *sorted(_inputs(algorithm, members))])
+        raise DTError("stage names an input, or what another kernel makes for this one", found=func, allowed=allowed, at=p.pos)
+    if program.schedule.of(func, "align"):
+        return program
+    return replace(program, schedule=Schedule((*program.schedule.primitives, Primitive(func, "align", (), p.pos))))
+
+
+def is_shift(expr: ex.Expr) -> bool:
+    """``where(A > -inf, A, 0)``, or that in base two, which is never -inf."""
+    match expr:
+        case ex.Binary("*", s, factor) if factor == LOG2_E:
+            return is_shift(s)
+        case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))):
+            return a == b and isinstance(a.arg if isinstance(a, ex.Cast) else a, ex.Access)
+    return False
+
+
+def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.Expr | None:
+    """The one ``where(A > -inf, A, 0)`` whose difference from something ``members`` take exp of; None if they read an input otherwise."""
+    nodes = [n for m in members for n in algorithm[m].expr.walk()]
+    taken = [n.args[0].right for n in nodes if isinstance(n, ex.Call) and n.fn == "exp" and isinstance(n.args[0], ex.Binary) and n.args[0].op == "-"]
+    shifts = [s for s in taken if is_shift(s) and {a.tensor for a in ex.accesses(s)} == {tensor}]
+    inside = sum(1 for s in shifts for _ in ex.accesses(s))
+    other = sum(isinstance(n, ex.Access) and n.tensor == tensor for n in nodes) - inside
+    return shifts[0] if len(set(shifts)) == 1 and not other else None
+
+
+def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, bool], str]) -> tuple[str, bool]:
+    """The Func that is the copy of an input, or holds it as a shift, and whether another kernel has made it already."""
+    if (tensor, shift) in known:
+        return known[tensor, shift], True
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    known[tensor, shift] = free_name(f"{tensor}_rows", algorithm)
+    return known[tensor, shift], False
+
+
+def computed(program: Program, root: str) -> set[str]:
+    """Funcs that the kernel of ``root`` computes, those among them that other kernels compute as well."""
+    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
+    fused, stored = program.schedule.fused(), {*kept(program), *program.outputs()}
+    found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]
+    for f in found:
+        found += [a.tensor for a in ex.accesses(algorithm[f].expr) if a.tensor in fused and a.tensor not in (*stored, *found)]
+    return set(found)
+
+
+def _inputs(algorithm: Algorithm, members: set[str]) -> set[str]:
+    return {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)} & set(algorithm.inputs)
+
+
+def _vars(algorithm: Algorithm, own: tuple[str, ...]) -> tuple[str, ...]:
+    return algorithm.vars + tuple(label for label in own if label in algorithm.rvars)
+
+
+def _rest(algorithm: Algorithm, own: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(label for label in algorithm.rvars if label not in own)

@@ -1,0 +1,128 @@
+"""A maximum of scaled values, scaled after it is found.
+
+Before, with a ``scale`` that is a scalar of the call::
+
+    scores = scale * dot(Q, K)                                                a product an element
+    shift = max(scores)
+    e = exp2(scores * log2(e) - shift * log2(e))                              a multiply-add an element
+
+After, where ``scale`` is more than 0, which the wrapper says by a constant of the kernel::
+
+    scores = dot(Q, K)
+    shift = scale * max(scores)                                               a product a row
+    e = exp2(scores * (scale * log2(e)) - shift * log2(e))
+
+``inside(scale)`` is 1 then and ``outside(scale)`` is ``scale``; otherwise they change places, and the text is what it was.
+Rounding keeps the order of numbers, so that the maximum is the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ...ir.nest import (
+    Accumulator,
+    Assign,
+    Const,
+    Guard,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Scalar,
+    Statement,
+    Tile,
+    TileReduce,
+    axes_of,
+    map_values,
+    statements,
+    values,
+)
+from .exp_to_exp2 import LOG2_E
+
+NAMES = {"inside": "(1.0 if {0}_positive else {0})", "outside": "({0} if {0}_positive else 1.0)"}
+
+
+def scale_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body with products by a scalar put behind a maximum, where nothing but exponentials relative to it reads them too."""
+    factors = _carriers(body)
+    used = Counter(n.name for v in values(body) for n in v.walk() if isinstance(n, Local))
+    wheres = Counter(_carried(s.value, factors) for s in statements(body) if isinstance(s, Let))
+    maxima = Counter(_highest(n, factors) for v in values(body) for n in v.walk())
+    powers = Counter(_power(n, factors) for v in values(body) for n in v.walk())
+    kept = {scale for name, scale in factors.items() if used[name] != wheres[name] + maxima[name] + powers[name]}
+    reached = {scale for name, scale in factors.items() if maxima[name]} - kept
+    factors = {name: scale for name, scale in factors.items() if scale in reached}
+    return _changed(body, factors) if factors else body
+
+
+def _carriers(body: tuple[Statement, ...]) -> dict[str, Scalar]:
+    """Name -> the scalar that it is a multiple of, for names that are given such a value wherever they are given one."""
+    found: dict[str, Scalar] = {}
+    other: set[str] = {s.name for s in statements(body) if isinstance(s, (Accumulator, Assign))}
+    for s in statements(body):
+        if not isinstance(s, Let):
+            continue
+        scale = _factor(s.value) or found.get(_carried(s.value, found))
+        if scale is None or found.setdefault(s.name, scale) != scale:
+            other.add(s.name)
+    return {name: scale for name, scale in found.items() if name not in other}
+
+
+def _factor(tile: Tile) -> Scalar | None:
+    match tile:
+        case Op("*", (Scalar(_, False) as scale, rest)) if axes_of(rest):
+            return scale
+    return None
+
+
+def _carried(tile: Tile, factors: dict[str, Scalar]) -> str:
+    """The name of the multiple that ``tile`` hides a part of."""
+    match tile:
+        case Op("where", (_, Local(name), Const(low))) if low == -math.inf and name in factors:
+            return name
+    return ""
+
+
+def _highest(tile: Tile, factors: dict[str, Scalar]) -> str:
+    """The name of the multiple that ``tile`` is a maximum of."""
+    if not isinstance(tile, TileReduce) or tile.kind != "max":
+        return ""
+    arg = tile.arg.arg if isinstance(tile.arg, Guard) and tile.arg.neutral == -math.inf else tile.arg
+    return arg.name if isinstance(arg, Local) and arg.name in factors else _carried(arg, factors)
+
+
+def _power(tile: Tile, factors: dict[str, Scalar]) -> str:
+    """The name of the multiple that ``tile`` is an exponential of."""
+    match tile:
+        case Op("exp2", (Op("-", (Op("*", (Local(name), factor)), _)),)) if factor == LOG2_E and name in factors:
+            return name
+    return ""
+
+
+def _changed(body: tuple[Statement, ...], factors: dict[str, Scalar]) -> tuple[Statement, ...]:
+    def change(tile: Tile) -> Tile:
+        if name := _highest(tile, factors):
+            return Op("*", (Op("outside", (factors[name],)), tile))
+        if name := _power(tile, factors):
+            ((difference,), scale) = tile.args, Op("outside", (factors[name],))  # type: ignore[attr-defined]
+            product, shift = difference.args
+            return Op("exp2", (Op("-", (Op("*", (product.args[0], Op("*", (scale, LOG2_E)))), shift)),))
+        return tile
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(map(one, s.body)))
+        if isinstance(s, Let) and s.name in factors and (scale := _factor(s.value)):
+            return replace(s, value=Op("*", (Op("inside", (scale,)), s.value.args[1])))  # type: ignore[attr-defined]
+        return map_values((s,), lambda v: v.transform(change))[0]
+
+    return tuple(map(one, body))
+
+
+def scalars(body: tuple[Statement, ...]) -> Iterator[str]:
+    """Scalars of which the kernel must know whether they are more than 0."""
+    yield from dict.fromkeys(n.args[0].name for v in values(body) for n in v.walk() if isinstance(n, Op) and n.fn in NAMES)  # type: ignore[attr-defined]

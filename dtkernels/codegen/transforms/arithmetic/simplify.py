@@ -1,0 +1,130 @@
+"""Simplifying tiles, and the proof that one step of a loop changes nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce
+
+TRUE, FALSE = Const(True), Const(False)
+
+
+def settle(tile: Tile) -> Tile:
+    """``tile`` without the choices that constants have decided."""
+    match tile:
+        case Op("and", (a, b)):
+            return FALSE if FALSE in (a, b) else b if a == TRUE else a if b == TRUE else tile
+        case Op("or", (a, b)):
+            return TRUE if TRUE in (a, b) else b if a == FALSE else a if b == FALSE else tile
+        case Op("not", (Const(bool(value)),)):
+            return Const(not value)
+        case Op("where", (Const(bool(value)), a, b)):
+            return a if value else b
+    return tile
+
+
+def changes_nothing(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool:
+    """Whether a step of ``body`` leaves every accumulator as it was, if ``assume`` rewrites what is known in that step.
+
+    Exact in real arithmetic: 0 times anything is 0. A factor ``exp(x - where(x > -inf, x, 0))`` on an accumulator is 1,
+    or nothing was accumulated yet (reductions.py makes such factors of running maxima alone).
+    """
+    values: dict[str, Tile] = {}
+    inner: set[str] = set()
+
+    def value(tile: Tile) -> Tile:
+        return assume(tile).transform(lambda n: values.get(n.name, n) if isinstance(n, Local) else _evaluate(n))
+
+    def unchanged(statements: tuple[Statement, ...]) -> bool:
+        for s in statements:
+            if isinstance(s, Store) or (isinstance(s, Loop) and not unchanged(s.body)):
+                return False
+            if isinstance(s, Accumulator):
+                inner.add(s.name)
+            elif isinstance(s, Let) and not isinstance(s.value, Load):
+                values[s.name] = value(s.value)
+            elif isinstance(s, Assign) and s.name not in inner:
+                new = value(s.value)
+                if not (isinstance(new, Local) and new.name == s.name):
+                    return False
+        return True
+
+    return unchanged(body)
+
+
+def _evaluate(tile: Tile) -> Tile:
+    tile = settle(tile)
+    match tile:
+        case Guard(Const(value), _, neutral) if value == neutral:
+            return tile.arg
+        case TileReduce(kind, Const(value), _) if kind != "sum" or value == 0:
+            return tile.arg
+        case TileDot(a, b, _) if _is(a, 0) or _is(b, 0):
+            return Const(0.0)
+        case Op("where", (condition, a, b)) if _chooses(a, condition) or _chooses(b, condition):
+            return _evaluate(Op("where", (condition, _under(condition, 1, a), _under(condition, 2, b))))
+        case Op(fn, args):
+            return _operate(tile, fn, args)
+    return tile
+
+
+def _under(condition: Tile, side: int, tile: Tile) -> Tile:
+    """``tile`` where a choice by ``condition`` has been made already: inner choices by it are the same.
+
+    Before: ``where(c, exp(where(c, -inf, 0)), 0)``  After: ``where(c, exp(-inf), 0)``
+    """
+
+    def chosen(node: Tile) -> Tile:
+        return node.args[side] if isinstance(node, Op) and node.fn == "where" and node.args[0] == condition else node
+
+    return tile.transform(chosen).transform(_evaluate)
+
+
+def _chooses(tile: Tile, condition: Tile) -> bool:
+    return any(isinstance(n, Op) and n.fn == "where" and n.args[0] == condition for n in tile.walk())
+
+
+def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
+    match fn, args:
+        case ("neg", (Const(value),)):
+            return Const(-value)
+        case ("exp" | "exp2", (a,)) if _is(a, -math.inf):
+            return Const(0.0)
+        case ("*", (a, b)) if _is(a, 0) or _is(b, 0):
+            return Const(0.0)
+        case ("*", (a, Const(value))) if _is(a, -math.inf) and value > 0:
+            return a
+        case ("*", (a, Op("exp", (d,)))) if _stands_still(d):
+            return a
+        case ("/", (a, _)) if _is(a, 0):
+            return a
+        case ("+" | "-", (a, _)) if isinstance(a, Const) and a.value in (math.inf, -math.inf):
+            return a
+        case ("+" | "-", (a, b)) if _is(b, 0):
+            return a
+        case ("+", (a, b)) if _is(a, 0):
+            return b
+        case ("maximum" | "largest", (a, b)) if _is(a, -math.inf) or _is(b, -math.inf):
+            return b if _is(a, -math.inf) else a
+        case ("minimum", (a, b)) if _is(a, math.inf) or _is(b, math.inf):
+            return b if _is(a, math.inf) else a
+        case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is(a, b.value):
+            return a
+        case (cast, (Const() as a,)) if cast.startswith("cast:"):
+            return a
+    return tile
+
+
+def _is(tile: Tile, value: float) -> bool:
+    return isinstance(tile, Const) and not isinstance(tile.value, bool) and tile.value == value
+
+
+def _stands_still(difference: Tile) -> bool:
+    """``x - where(x > -inf, x, 0)``, or a multiple of it."""
+    match difference:
+        case Op("*", (d, Const())):
+            return _stands_still(d)
+        case Op("-", (x, Op("where", (Op(">", (a, low)), b, zero)))):
+            return x == a == b and _is(low, -math.inf) and _is(zero, 0)
+    return False

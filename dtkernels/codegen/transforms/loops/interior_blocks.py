@@ -1,0 +1,55 @@
+"""Blocks that lie inside their extent, printed without masks.
+
+Before::
+
+    x_ok = (x < size_x) | EVEN_x
+    A = tl.load(A_ptr + x * A_stride_x, mask=x_ok, other=0.0)
+    tl.store(f_ptr + x * f_stride_x, 2 * A, mask=x_ok)
+
+After::
+
+    if EVEN_x or (block_x + 1) * BLOCK_x <= size_x:
+        A = tl.load(A_ptr + x * A_stride_x)
+        tl.store(f_ptr + x * f_stride_x, 2 * A)
+    else:
+        x_ok = x < size_x
+        ...
+
+A vector is loaded at once where its elements are masked alike. Of an extent that may be odd Triton knows that of no two: it moves
+each by itself, in every block for the sake of the last. In kernels of one label alone, whose tensors have no other dimension:
+rows of others do not start at multiples of 16 bytes where that extent is odd, and are moved by single elements anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir import nest
+from ...ir.nest import Axis, Guard, Index, Kernel, Let, Load, Position, Start, Statement, Store
+from .loop_partition import swap_axis
+
+
+def in_two_forms(kernel: Kernel) -> tuple[Axis, tuple[Statement, ...], tuple[Statement, ...]] | None:
+    """(the axis along which blocks are whole or not, what follows its index in those that are, and in any).
+
+    None of a kernel that does more than to map elements of one label.
+    """
+    axis = _only_axis(kernel)
+    if axis is None:
+        return None
+    rest = tuple(s for s in kernel.body if not isinstance(s, Index))
+    return axis, swap_axis(rest, axis, replace(axis, exact=True)), rest
+
+
+def _only_axis(kernel: Kernel) -> Axis | None:
+    """The axis of a kernel without loops whose blocks have one; every tensor that it enters has no other dimension."""
+    axes = [s.axis for s in kernel.body if isinstance(s, Index)]
+    straight = all(isinstance(s, (Index, Let, Store)) for s in kernel.body)
+    if not straight or len(axes) != 1 or [(g.label, g.parts) for g in kernel.grid] != [(axes[0].label, 0)]:
+        return None
+    axis = axes[0]
+    nodes = [n for value in nest.values(kernel.body) for n in value.walk()]
+    loads = [n.index for n in nodes if isinstance(n, Load) and any(axis in nest.axes_of(i) for i in n.index)]
+    alone = all(len(index) == 1 for index in loads) and all(s.index == (Position(axis),) for s in kernel.body if isinstance(s, Store))
+    plain = not (axis.scalar or axis.exact or axis.padded) and not any(isinstance(n, (Guard, Start)) for n in nodes)
+    return axis if alone and plain else None

@@ -1,0 +1,273 @@
+"""Mask ranges: an affine condition on a loop's label becomes bounds of the loop.
+
+Before::
+
+    for l in 0 .. size_l step T:    acc <- acc + guard(where(l <= m, e, 0), l)
+
+After::
+
+    l_end     = min(size_l, last m + 1)                   tiles from here on are masked everywhere
+    l_partial = min(size_l, first m + 1) // T * T         tiles before this one are masked nowhere
+    for l in 0 .. l_partial step T:      acc <- acc + e
+    for l in l_partial .. l_end step T:  acc <- acc + guard(where(l <= m, e, 0), l)
+
+Tiles are left out only where simplify.py proves that they change nothing. A loop with no condition is cut the same way,
+into whole tiles and the last, where its extent guards a matrix product: the guard would cost in every step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from ...ir import nest
+from ...ir.affine import Affine, extreme, inequalities
+from ...ir.nest import (
+    Axis,
+    Const,
+    Guard,
+    Index,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Size,
+    Statement,
+    Step,
+    Tile,
+    TileDot,
+    map_values,
+    statements,
+)
+from ..arithmetic.simplify import FALSE, TRUE, changes_nothing, settle
+
+
+def cut_ranges(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
+    """The body with every reduction loop cut by the conditions in it; ``outside`` are the axes around it."""
+    return _cut(body, outside, nest.names_in(body))
+
+
+def _cut(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str]) -> tuple[Statement, ...]:
+    result: list[Statement] = []
+    for s in body:
+        if isinstance(s, Index):
+            outside |= {s.axis}
+        if isinstance(s, Loop):
+            s = replace(s, body=_cut(s.body, outside | {s.axis}, names))
+            result += _Cut(s, outside, names).loops() if s.reduces and s.within == "extent" else [s]
+        else:
+            result.append(s)
+    return tuple(result)
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """A comparison that must be ``holds`` for a tile to matter: forms that are then all at least 0."""
+
+    comparison: Tile
+    holds: bool
+    forms: tuple[Affine, ...]
+
+
+class _Cut:
+    """One loop and the loops it becomes."""
+
+    def __init__(self, loop: Loop, outside: frozenset[Axis], names: set[str]):
+        self.loop, self.outside, self.names = loop, outside, names
+        self.axis = loop.axis
+        self.begin, self.end = loop.begin or Const(0), loop.end or Size(loop.axis.label)
+        self.conditions = tuple(self._conditions())
+        self.bounds: list[Let] = []
+
+    def loops(self) -> list[Statement]:
+        lower = [f.without(Position(self.axis)).scaled(-1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] > 0]
+        upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
+        if not self.conditions:
+            return self._peeled() if self._guards_a_product() else [self.loop]
+        begin = self._name("begin", self._down(_most([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
+        end = self._name("end", _least([self.end, *self._extremes(upper, True)])) if upper else self.end
+        if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):
+            return [*self.bounds, self._unmasked(begin, end)]
+        return self._three(lower, upper, begin, end)
+
+    def _three(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
+        """Masked tiles, whole ones, masked ones; the first only under a lower bound."""
+        last = self._whole_until(_least([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
+        if not lower:
+            partial = self._name("partial", last)
+            return [*self.bounds, self._unmasked(self.loop.begin, partial), self._masked(partial, end)]
+        full = self._name("full", self._up(_most([self.begin, *self._extremes(lower, True)])))
+        partial = self._name("partial", Op("max", (full, last)))
+        if upper or self.axis.exact:
+            before = self._masked(begin, Op("min", (full, end)))
+            return [*self.bounds, before, self._unmasked(full, partial), *([self._masked(partial, end)] if upper else [])]
+        before = self._exact(begin, Op("min", (full, last)))
+        return [*self.bounds, before, self._unmasked(full, partial), self._tail(_most([begin, last]), end)]
+
+    def _peeled(self) -> list[Statement]:
+        whole = self._name("partial", self._whole_until(self.end, True))
+        return [*self.bounds, self._unmasked(self.loop.begin, whole), self._tail(whole, self.end)]
+
+    def _whole_until(self, bound: Tile, positive: bool) -> Tile:
+        """Where the whole tiles before ``bound`` end; where the loop begins if there are none."""
+        return self._down(bound) if self.begin == Const(0) and positive else _most([self.begin, self._down(bound)])
+
+    # -- conditions -------------------------------------------------------------------------------------------------
+
+    def _conditions(self) -> Iterable[_Condition]:
+        """Comparisons of this loop's label with what is fixed in it that mask everything where they fail (or hold)."""
+        values = [s.value for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign))]
+        for comparison in dict.fromkeys(n for v in values for n in v.walk() if isinstance(n, Op)):
+            for holds, node in ((True, comparison), (False, _negated(comparison))):
+                forms = inequalities(node) if node is not None else ()
+                if not forms or not all(self._usable(f) for f in forms):
+                    continue
+                if changes_nothing(self.loop.body, _setting(comparison, FALSE if holds else TRUE)):
+                    yield _Condition(comparison, holds, forms)
+
+    def _usable(self, form: Affine) -> bool:
+        others = form.axes - {self.axis}
+        inner = {s.axis for s in statements(self.loop.body) if isinstance(s, Index)} - {self.axis}
+        return form.terms.get(Position(self.axis)) in (1, -1) and not others & inner
+
+    def _guards_a_product(self) -> bool:
+        nodes = [n for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign)) for n in s.value.walk()]
+        return any(isinstance(n, TileDot) for n in nodes) and any(isinstance(n, Guard) and self.axis in n.axes for n in nodes)
+
+    # -- bounds -----------------------------------------------------------------------------------------------------
+
+    def _extremes(self, forms: list[Affine], largest: bool) -> list[Tile]:
+        return [extreme(f, largest, self.outside.__contains__).tile() for f in forms]
+
+    def _nonnegative(self, form: Affine) -> bool:
+        return extreme(form, False, self.outside.__contains__).never_negative()
+
+    def _down(self, bound: Tile) -> Tile:
+        return bound if self.axis.scalar else Op("*", (Op("//", (bound, Step(self.axis))), Step(self.axis)))
+
+    def _up(self, bound: Tile) -> Tile:
+        return bound if self.axis.scalar else Op("*", (Op("cdiv", (bound, Step(self.axis))), Step(self.axis)))
+
+    def _name(self, what: str, value: Tile) -> Local:
+        name, count = f"{self.axis.name}_{what}", 1
+        while name in self.names:
+            count += 1
+            name = f"{self.axis.name}_{what}_{count}"
+        self.names.add(name)
+        self.bounds.append(Let(name, value, ()))
+        return Local(name, ())
+
+    # -- bodies -----------------------------------------------------------------------------------------------------
+
+    def _masked(self, begin: Tile | None, end: Tile) -> Loop:
+        """The loop as it was, over a few tiles: too few for warps to specialise in."""
+        return replace(self.loop, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+
+    def _tail(self, begin: Tile | None, end: Tile) -> Loop:
+        """The last tile, where it is not whole: one step, so there is nothing to load ahead for.
+
+        Where a loop adds up several products, what loading ahead holds in registers would slow down the one over whole tiles too.
+        """
+        loop = replace(self._masked(begin, end), tail=True)
+        sums = [s for s in statements(loop.body) if isinstance(s, nest.Assign) and any(isinstance(n, TileDot) for n in s.value.walk())]
+        if len(sums) < 2:
+            return loop
+        return replace(loop, options=(*(o for o in loop.options if o[0] != "num_stages"), ("num_stages", 1)))
+
+    def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
+        """The loop over tiles in which every condition is met and no element lies outside the extent."""
+        known = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
+        return replace(self._exact(begin, end, known), options=self.loop.options)
+
+    def _exact(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:
+        """The loop over a few tiles in which no element lies outside the extent, and conditions are as ``known``."""
+        exact = replace(self.axis, exact=True)
+
+        def change(tile: Tile) -> Tile:
+            tile = known.get(tile, tile)
+            if isinstance(tile, Guard) and self.axis in tile.axes:
+                axes = tuple(a for a in tile.axes if a != self.axis)
+                return replace(tile, axes=axes) if axes else tile.arg
+            return settle(tile)
+
+        body = map_values(self.loop.body, lambda value: value.transform(change))
+        body = without_aliases(swap_axis(body, self.axis, exact))
+        return replace(self.loop, axis=exact, body=body, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+
+
+def _one_kind_of_warps(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
+    return tuple(o for o in loop.options if o[0] != "warp_specialize")
+
+
+def _setting(comparison: Tile, truth: Tile) -> Callable[[Tile], Tile]:
+    return lambda tile: tile.transform(lambda n: truth if n == comparison else n)
+
+
+def _negated(comparison: Op) -> Op | None:
+    opposite = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "!=": "=="}.get(comparison.fn)
+    return Op(opposite, comparison.args) if opposite else None
+
+
+def _most(tiles: list[Tile]) -> Tile:
+    tiles = list(dict.fromkeys(tiles))
+    return tiles[0] if len(tiles) == 1 else Op("max", (tiles[0], _most(tiles[1:])))
+
+
+def _least(tiles: list[Tile]) -> Tile:
+    tiles = list(dict.fromkeys(tiles))
+    return tiles[0] if len(tiles) == 1 else Op("min", (tiles[0], _least(tiles[1:])))
+
+
+def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statement, ...]:
+    """The body with one axis in place of another."""
+
+    def in_tile(tile: Tile) -> Tile:
+        changes = {}
+        if isinstance(tile, (Position, nest.Start, Step)) and tile.axis == old:
+            changes["axis"] = new
+        if isinstance(tile, (Local, Guard, nest.TileReduce, TileDot)) and old in tile.axes:
+            changes["axes"] = tuple(new if a == old else a for a in tile.axes)
+        return replace(tile, **changes) if changes else tile
+
+    def one(s: Statement) -> Statement:
+        changes: dict[str, object] = {}
+        if getattr(s, "axis", None) == old:
+            changes["axis"] = new
+        if old in getattr(s, "axes", ()):
+            changes["axes"] = tuple(new if a == old else a for a in s.axes)  # type: ignore[attr-defined]
+        if isinstance(s, nest.Store):
+            changes["index"] = tuple(i.transform(in_tile) for i in s.index)
+        if isinstance(s, Loop):
+            changes["body"] = tuple(one(x) for x in s.body)
+            changes |= {side: bound.transform(in_tile) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+        return replace(s, **changes) if changes else s
+
+    return map_values(tuple(one(s) for s in body), lambda value: value.transform(in_tile))
+
+
+def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = MappingProxyType({})) -> tuple[Statement, ...]:
+    """The body without names for what has a name already; ``known`` are those of the statements around it."""
+    moving = {s.name for s in statements(body) if isinstance(s, nest.Assign)}
+    alias = dict(known)
+    result: list[Statement] = []
+    rename: Callable[[Tile], Tile] = lambda n: alias.get(n.name, n) if isinstance(n, Local) else n  # noqa: E731
+    for s in body:
+        if isinstance(s, (Let, nest.Assign, nest.Store)):
+            s = replace(s, value=s.value.transform(rename))
+            s = replace(s, value=s.value.transform(settle))
+        if isinstance(s, Loop):
+            bounds = {side: bound.transform(rename) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+            s = replace(s, body=without_aliases(s.body, alias), **bounds)
+        if isinstance(s, Let):
+            alias.pop(s.name, None)
+        if isinstance(s, Let) and _is_alias(s, moving):
+            alias[s.name] = s.value
+        else:
+            result.append(s)
+    return tuple(result)
+
+
+def _is_alias(s: Let, moving: set[str]) -> bool:
+    return s.value in (TRUE, FALSE) or (isinstance(s.value, Local) and s.value.name not in moving)

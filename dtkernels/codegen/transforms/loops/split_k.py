@@ -1,0 +1,325 @@
+"""Splitting a reduction over programs: ``f.split(k:4)``.
+
+Before::
+
+    for k in 0 .. size_k:               acc <- acc + terms          one program a block
+    f := epilogue(acc)
+
+After, two kernels::
+
+    for k in part's share of size_k:    acc <- acc + terms          four programs a block
+    acc_part[part] := acc
+
+    for part in 0 .. 4:                 acc <- acc + acc_part[part]  always in this order, so the same bits every run
+    f := epilogue(acc)
+
+Accumulators relative to a running maximum (reductions.py) are merged with the same repair as from step to step:
+``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf, its sums are 0.
+
+Where a program holds whole rows, so that no block of them would be a program of the merge, that one is cut otherwise: split_k_merge.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from ....lang.errors import DTError
+from ....lang.errors import Position as Place
+from ...ir import nest
+from ...ir.nest import (  # fmt: skip
+    Accumulator,
+    Assign,
+    Axis,
+    Const,
+    Index,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Size,
+    Statement,
+    Step,
+    Store,
+    Tile,
+    TileReduce,
+    Workspace,
+    statements,
+)
+from ...lower.reductions import rescale
+from ..memory.load_sinking import alongside
+from .split_k_merge import at_once, spread
+
+#: how two parts combine -> how the elements of one tile do
+REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
+
+
+@dataclass(frozen=True)
+class Split:
+    """What to split: the reduction over ``label``, over ``parts`` programs."""
+
+    label: str
+    parts: int
+    at: Place | None = None
+
+    def refuse(self, found: str, allowed: str) -> DTError:
+        return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
+
+
+def split_reduction(
+    body: tuple[Statement, ...], split: Split, name: str
+) -> tuple[tuple[Statement, ...], tuple[Workspace, ...], tuple[Statement, ...]] | None:
+    """(body that makes the parts, where it leaves them, body that merges them); None if nothing reduces over the label."""
+    if not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
+        return None
+    return _Splitter(body, split, name).run()
+
+
+class _Splitter:
+    def __init__(self, body: tuple[Statement, ...], split: Split, name: str):
+        self.whole, self.split, self.name = body, split, name
+        self.part = Axis(f"{split.label}_part", f"{split.label}_part", 1, exact=True)
+        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", at_once(body, split.parts), exact=True)
+        self.workspaces: dict[str, Workspace] = {}
+
+    def run(self):
+        parts, merged = self._cut(self.whole, ())
+        parts = (Index(self.part, "block"), *parts)
+        return drop_unused(parts), tuple(self.workspaces.values()), spread(drop_unused(merged))
+
+    def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
+        """Both bodies. ``before`` is what stands outside, in which the loop may find its values."""
+        at = next(i for i, s in enumerate(body) if isinstance(s, Loop) and self._holds(s))
+        loop = body[at]
+        assert isinstance(loop, Loop)
+        prologue = _without_stores(body[:at])
+        if not loop.reduces:
+            parts, merged = self._cut(loop.body, before + body[:at])
+            return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
+        accumulators = self._accumulators(body[:at], loop)
+        fixed = self._fixed(loop, before + body[:at])
+        late = {
+            n.arg.name: n.axes
+            for v in nest.values(body[at + 1 :])
+            for n in v.walk()
+            if isinstance(n, TileReduce) and isinstance(n.arg, Local)
+        }
+        whole = {a.name: replace(a, axes=tuple(x for x in a.axes if x not in late.get(a.name, ()))) for a in accumulators}
+        stores = [self._store(a, whole[a.name], fixed) for a in accumulators]
+        after = _without_sums(body[at + 1 :], whole)
+        if not self.piece.scalar:
+            whole = {name: replace(a, axes=(self.piece, *a.axes)) for name, a in whole.items()}
+            if any(a.moves for a in accumulators):
+                after = (*self._joined(tuple(whole.values())), *_renamed(after, whole, self.piece))
+            else:
+                after = _with_sums(after, whole, self.piece)
+        merge = self._merge(tuple(whole.values()), fixed)
+        start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
+        prologue, share = alongside(prologue, loop)
+        return (*prologue, *self._bounded(share), *stores), (*start, merge, *after)
+
+    def _holds(self, loop: Loop) -> bool:
+        return any(isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label for s in statements((loop,)))
+
+    # -- the part ---------------------------------------------------------------------------------------------------
+
+    def _accumulators(self, before: tuple[Statement, ...], loop: Loop) -> tuple[Accumulator, ...]:
+        """What the loop accumulates. Nothing that it finishes inside may depend on the split label."""
+        inner = next(s for s in statements((loop,)) if isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label)
+        changed = {s.name for s in statements(inner.body) if isinstance(s, Assign)} - {
+            s.name for s in statements(inner.body) if isinstance(s, Accumulator)
+        }
+        found = tuple(s for s in before if isinstance(s, Accumulator) and s.name in changed)
+        if changed - {a.name for a in found}:
+            raise self.split.refuse(
+                f"a reduction that starts anew inside the loop over {loop.axis.label}", "a reduction that one loop of the block finishes"
+            )
+        if any(not running for a in found for running, _ in a.moves):
+            raise self.split.refuse("a sum relative to more than a running maximum", "a shift that is one rmax")
+        return found
+
+    def _fixed(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
+        """Single indices (of batches, say) that the accumulated values belong to."""
+        lets = {s.name: s.value for s in before if isinstance(s, Let)}
+        used: set[Axis] = set()
+        todo: list[Tile] = [v for s in statements(loop.body) for v in _tiles(s)]
+        while todo:
+            for node in todo.pop().walk():
+                if isinstance(node, Position) and node.axis.scalar:
+                    used.add(node.axis)
+                if isinstance(node, Local) and node.name in lets:
+                    todo.append(lets.pop(node.name))
+        inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
+        return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
+
+    def _bounded(self, loop: Loop) -> list[Statement]:
+        """The loop over one part's share of the extent, which is a whole number of tiles."""
+        label, k = self.split.label, next(s.axis for s in statements((loop,)) if isinstance(s, Loop) and s.axis.label == self.split.label)
+        parts, size = Const(self.split.parts), Size(label)
+        chunk: Tile = Op("cdiv", (size, parts)) if k.scalar else Op("*", (Op("cdiv", (Op("cdiv", (size, Step(k))), parts)), Step(k)))
+        names = [Local(f"{label}_{what}", ()) for what in ("chunk", "from", "to")]
+        start = Op("*", (Position(self.part), names[0]))
+        values = (chunk, start, Op("min", (size, Op("+", (names[1], names[0])))))
+
+        def limit(s: Statement) -> Statement:
+            if isinstance(s, Loop):
+                s = replace(s, body=tuple(limit(x) for x in s.body))
+                return replace(s, begin=names[1], end=names[2]) if s.axis == k and s.reduces else s
+            return s
+
+        return [*(Let(n.name, v, ()) for n, v in zip(names, values)), limit(loop)]
+
+    def _store(self, a: Accumulator, whole: Accumulator, fixed: tuple[Axis, ...]) -> Store:
+        """Store the part of ``a``; what the loop left to sum over its own tile is summed here: ``whole`` has the axes that stay."""
+        name = a.name if a.name.startswith(self.name) else f"{self.name}_{a.name}"
+        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes))
+        self.workspaces[a.name] = space
+        over = tuple(x for x in a.axes if x not in whole.axes)
+        value: Tile = Local(a.name, a.axes)
+        value = TileReduce(REDUCTIONS[a.combine], value, over, keeps_nan=a.combine != "largest") if over else value
+        return Store(space.name, _index(self.part, fixed, whole), value, whole.axes)
+
+    # -- the merge --------------------------------------------------------------------------------------------------
+
+    def _merge(self, accumulators: tuple[Accumulator, ...], fixed: tuple[Axis, ...]) -> Loop:
+        """The loop over parts: one step of the accumulation for each, unrolled so that their loads overlap."""
+        running = {name for a in accumulators for name, _ in a.moves}
+        now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
+        after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
+        body: list[Statement] = [] if self.piece.scalar else [Index(self.piece, "loop")]
+        body += [Let(part[a.name].name, Load(self.workspaces[a.name].name, _index(self.piece, fixed, a)), a.axes) for a in accumulators]
+        late: list[Statement] = []
+        known: dict[tuple[str, str, Fraction], Local] = {}
+
+        def scaled(value: Local, a: Accumulator, side: str) -> Tile:
+            result: Tile = value
+            for name, times in a.moves:
+                key = (side, name, times)
+                if key not in known:
+                    before = (now if side == "old" else part)[name]
+                    number = len({k for k in known if k[:2] == key[:2]})
+                    known[key] = Local(f"{before.name}_rescale" + (f"_{number + 1}" if number else ""), before.axes)
+                    body.append(Let(known[key].name, rescale(before, after[name], times), before.axes))
+                result = Op("*", (result, known[key]))
+            return result
+
+        for a in accumulators:
+            value = Op(a.combine, (scaled(now[a.name], a, "old"), scaled(part[a.name], a, "new")))
+            if a.name in running:
+                body.append(Let(after[a.name].name, value, a.axes))
+                late.append(Assign(a.name, a.axes, after[a.name]))
+            else:
+                body.append(Assign(a.name, a.axes, value))
+        return Loop(
+            self.piece,
+            "extent",
+            tuple(body + late),
+            reduces=True,
+            end=Const(self.split.parts),
+            options=(("loop_unroll_factor", min(self.split.parts // self.piece.tile, 16)),),
+        )
+
+    def _joined(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
+        """What is left after the loop where a step takes several parts: those at one place of each step, joined by the same repair."""
+        axes = {a.name: tuple(x for x in a.axes if x != self.piece) for a in accumulators}
+        own = {a.name: Local(a.name, a.axes) for a in accumulators}
+        whole = {name: Local(f"{name}_joined", x) for name, x in axes.items()}
+        running = dict.fromkeys(name for a in accumulators for name, _ in a.moves)
+        moves = dict.fromkeys(move for a in accumulators for move in a.moves)
+        factors = {m: Local(f"{m[0]}_joined_rescale" + (f"_{i}" if i else ""), own[m[0]].axes) for i, m in enumerate(moves)}
+        values: dict[str, Tile] = {}
+        for a in accumulators:
+            value: Tile = own[a.name]
+            for move in a.moves:
+                value = Op("*", (value, factors[move]))
+            values[a.name] = TileReduce(REDUCTIONS[a.combine], value, (self.piece,), keeps_nan=a.combine != "largest")
+        lets = [Let(whole[n].name, values[n], axes[n]) for n in running]
+        lets += [Let(f.name, rescale(own[n], whole[n], times), f.axes) for (n, times), f in factors.items()]
+        return (*lets, *(Let(whole[n].name, v, axes[n]) for n, v in values.items() if n not in running))
+
+
+def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:
+    """The body after a loop, where accumulators come merged: nothing is left to sum over the loop's own tile."""
+
+    def change(tile: Tile) -> Tile:
+        match tile:
+            case TileReduce(_, Local(name, axes) as arg, over) if name in whole and set(over) == set(axes) - set(whole[name].axes):
+                return replace(arg, axes=whole[name].axes)
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
+
+
+def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
+    """The body after a loop whose accumulators are left with one element for each of the parts that a step takes."""
+
+    def change(tile: Tile) -> Tile:
+        if isinstance(tile, Local) and tile.name in merged:
+            a = merged[tile.name]
+            return TileReduce(REDUCTIONS[a.combine], Local(a.name, a.axes), (piece,), keeps_nan=a.combine != "largest")
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
+
+
+def _renamed(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
+    """The body after a loop, with what ``_joined`` makes of its accumulators."""
+
+    def change(tile: Tile) -> Tile:
+        if isinstance(tile, Local) and tile.name in merged:
+            return Local(f"{tile.name}_joined", tuple(x for x in merged[tile.name].axes if x != piece))
+        return tile
+
+    return nest.map_values(body, lambda value: value.transform(change))
+
+
+def _index(part: Axis, fixed: tuple[Axis, ...], a: Accumulator) -> tuple[Tile, ...]:
+    return tuple(Position(x) for x in (part, *fixed, *(x for x in a.axes if x != part)))
+
+
+def _tiles(s: Statement) -> tuple[Tile, ...]:
+    own = (s.value,) if isinstance(s, (Let, Assign, Store, nest.Put)) else ()
+    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, nest.Put) else ())
+
+
+def _without_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    kept = (s for s in body if not isinstance(s, Store))
+    return tuple(replace(s, body=_without_stores(s.body)) if isinstance(s, Loop) else s for s in kept)
+
+
+def drop_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body without names, sums and indices that nothing in it asks for, and without loops that do nothing then."""
+    while True:
+        found = [(s, n) for s in statements(body) for v in (*_tiles(s), *_bounds(s)) for n in v.walk()]
+        nodes = [n for _, n in found]
+        names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
+        axes = {n.axis for n in nodes if isinstance(n, (Position, nest.Start))}
+        axes |= {a for n in nodes if isinstance(n, nest.Guard) for a in n.axes}
+        kept = _keep(body, names, axes)
+        if kept == body:
+            return body
+        body = kept
+
+
+def _bounds(s: Statement) -> tuple[Tile, ...]:
+    return tuple(b for b in (s.begin, s.end) if b is not None) if isinstance(s, Loop) else ()
+
+
+def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for s in body:
+        if isinstance(s, Loop):
+            inner = _keep(s.body, names, axes)
+            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, nest.Put)) for x in statements(inner)) else []
+        elif isinstance(s, (Let, Accumulator, Assign)):
+            kept += [s] if s.name in names else []
+        elif isinstance(s, Index):
+            kept += [s] if s.axis in axes or s.start.endswith("loop") else []
+        else:
+            kept.append(s)
+    return tuple(kept)
+
+
+__all__ = ["Split", "drop_unused", "split_reduction"]

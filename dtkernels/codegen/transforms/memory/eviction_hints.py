@@ -1,0 +1,37 @@
+"""What a kernel reads in several loops stays in the caches until the last of them: ``f.evict(A:reread)``.
+
+Before::
+
+    for y: total <- total + load(A[x, y])
+    for y: store(f[x, y], load(A[x, y]) / total)
+
+After::
+
+    for y: total <- total + load(A[x, y], evict last)
+    for y: store(f[x, y], load(A[x, y], evict first) / total)
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.nest import Let, Load, Loop, Statement, statements
+
+
+def kept_until_last(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
+    """The body with the loads of ``buffer`` kept by all but the last loop that has any; by none where it is in no loop."""
+    reading = [s for s in body if any(_loads(x, buffer) for x in statements((s,)))]
+    loops = [s for s in reading if isinstance(s, Loop)]
+    if loops and len(reading) == 1:
+        return tuple(replace(s, body=kept_until_last(s.body, buffer)) if s is loops[0] else s for s in body)
+    return tuple(_told(s, buffer, "first" if not loops or s is loops[-1] else "last") for s in body)
+
+
+def _told(s: Statement, buffer: str, policy: str) -> Statement:
+    if isinstance(s, Loop):
+        return replace(s, body=tuple(_told(x, buffer, policy) for x in s.body))
+    return replace(s, value=replace(s.value, evict=policy)) if _loads(s, buffer) else s  # type: ignore[attr-defined, type-var]
+
+
+def _loads(s: Statement, buffer: str) -> bool:
+    return isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer == buffer

@@ -1,0 +1,137 @@
+"""Tensor descriptors: ``f.descriptor(A, f)``.
+
+Before::
+
+    A = load A_ptr + x * stride + k     where x < size_x and k < size_k
+    store f_ptr + x * stride + y, acc   where x < size_x and y < size_y
+
+After::
+
+    A_desc = tl.make_tensor_descriptor(A_ptr, [size_x, size_k], [A_stride_x, 1], [BLOCK_x, TILE_k])
+    A = A_desc.load([x_first, k_start])
+    f_desc.store([x_first, y_first], acc)
+
+A descriptor needs a unit stride in the last dimension and a start and other strides in multiples of 16 bytes, which only
+the call can tell. So both forms are emitted and the wrapper chooses; it chooses pointers too on GPUs without such copies.
+Outside the extents a descriptor reads 0 and writes nothing.
+
+What is added to a product and comes by a descriptor is subtracted negated there, which is the same number: Triton would start
+the product from it, and the matrix units then wait until registers hold it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ....lang.errors import DTError
+from ....lang.errors import Position as Place
+from ...ir.nest import (
+    Axis,
+    Const,
+    Fetch,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Put,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    any_product,
+    axes_of,
+    map_values,
+    statements,
+)
+from ..loops.split_k import drop_unused
+
+WIDEST = 256  #: elements of a box along one dimension
+MOST_DIMENSIONS = 5
+
+
+def described(kernel: Kernel, at: Place | None = None) -> Kernel:
+    """The kernel with the buffers in ``descriptors`` reached through descriptors. Raises DTError where boxes cannot say it."""
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(one(x) for x in s.body))
+        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.moves_again:
+            if s.value.whole:
+                raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
+            return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
+        if isinstance(s, Store) and s.buffer in kernel.descriptors:
+            if axes_of(s.value) != frozenset(s.axes):
+                raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
+            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
+        return s
+
+    body = drop_unused(tuple(one(s) for s in kernel.body))
+    return replace(kernel, name=f"{kernel.name}_descriptor", body=_products_first(body))
+
+
+def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body with ``dot(a, b) - -t`` for ``dot(a, b) + t``, where the tile ``t`` of fewer dimensions comes by a descriptor."""
+    fetched = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
+
+    def change(tile: Tile) -> Tile:
+        match tile:
+            case Op("+", (TileDot() as dot, Local(name) as t)) | Op("+", (Local(name) as t, TileDot() as dot)):
+                if name in fetched and axes_of(t) < axes_of(dot):
+                    return Op("-", (dot, Op("neg", (t,))))
+        return tile
+
+    return map_values(body, lambda value: value.transform(change))
+
+
+def pointed(kernel: Kernel) -> Kernel:
+    """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads.
+
+    Nor are products persistent then: their loads by pointers are not pipelined from one block into the next.
+    """
+
+    stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
+    return replace(unspecialized(kernel), persistent=stays, tail=())
+
+
+def unspecialized(kernel: Kernel) -> Kernel:
+    """The kernel without warp specialisation."""
+
+    def one(s: Statement) -> Statement:
+        if not isinstance(s, Loop):
+            return s
+        return replace(s, body=tuple(one(x) for x in s.body), options=tuple(o for o in s.options if o[0] != "warp_specialize"))
+
+    return replace(kernel, body=tuple(one(s) for s in kernel.body))
+
+
+def _box(buffer: str, index: tuple[Tile, ...], at: Place | None) -> tuple[tuple[Tile, ...], tuple[Axis | None, ...]]:
+    start: list[Tile] = []
+    box: list[Axis | None] = []
+    for i in index:
+        if isinstance(i, Position) and not i.axis.scalar:
+            if i.axis.tile > WIDEST:
+                raise _refused(buffer, f"a tile of {i.axis.tile} along {i.axis.label}", f"at most {WIDEST}", at)
+            if i.axis.padded:
+                raise _refused(buffer, f"a padded tile along {i.axis.label}", "tiles that fill their block", at)
+            if i.axis in box:
+                raise _refused(buffer, f"{i.axis.label} along two dimensions", "a label along each", at)
+            start.append(Start(i.axis) if i.axis.tile else Const(0))
+            box.append(i.axis)
+        elif axes_of(i):
+            raise _refused(buffer, f"the index {i}", "labels by themselves, and arithmetic on single indices", at)
+        else:
+            start.append(i)
+            box.append(None)
+    if not index or box[-1] is None:
+        raise _refused(buffer, "its last dimension is read element by element", "a tile of its last label", at)
+    if len(index) > MOST_DIMENSIONS:
+        raise _refused(buffer, f"{len(index)} dimensions", f"at most {MOST_DIMENSIONS}", at)
+    return tuple(start), tuple(box)
+
+
+def _refused(buffer: str, found: str, allowed: str, at: Place | None) -> DTError:
+    return DTError(f"descriptor({buffer})", found=found, allowed=allowed, at=at)

@@ -1,0 +1,47 @@
+"""Which dimensions of a tile the threads of a program share out.
+
+Before, of queries by heads, positions and columns, where ``cos`` is the same for all heads::
+
+    rope_q[h, s, d] = Q[h, s, d] * cos[s, d]      threads lie along d, then h: each has other positions' cos, through shared memory
+
+After::
+
+    rope_q[s, h, d] = Q[s, h, d] * cos[s, d]      threads lie along d, then s: each has all heads of its positions, and one cos for them
+
+Triton spreads threads along what lies contiguous first, then along the other dimensions from the left; so what some of the loads
+are the same for goes to the right of the others. Memory is read and written as before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir.nest import Axis, Let, Load, Local, Loop, Statement, Store, Tile, TileDot, TileReduce, map_values, values
+
+
+def hold(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body with the dimensions of its tiles so ordered, where it computes element by element and each element once."""
+    stores = [s for s in body if isinstance(s, Store)]
+    wide = max((s.axes for s in stores), key=len, default=())
+    products = any(isinstance(n, (TileDot, TileReduce)) for v in values(body) for n in v.walk())
+    if len(wide) < 3 or products or any(isinstance(s, Loop) for s in body):
+        return body
+    loads = [s.axes for s in body if isinstance(s, Let) and isinstance(s.value, Load) and set(s.axes) <= set(wide) and len(s.axes) > 1]
+    lacking = {a: sum(a not in own for own in loads) for a in wide}
+    order = (*sorted(wide[:-1], key=lacking.__getitem__), wide[-1])
+    return body if order == wide else _ordered(body, order)
+
+
+def _ordered(body: tuple[Statement, ...], order: tuple[Axis, ...]) -> tuple[Statement, ...]:
+    place = {axis: i for i, axis in enumerate(order)}
+
+    def sort(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(sorted(axes, key=lambda a: place.get(a, -1)))
+
+    def change(tile: Tile) -> Tile:
+        return replace(tile, axes=sort(tile.axes)) if isinstance(tile, Local) else tile
+
+    def one(s: Statement) -> Statement:
+        return replace(s, axes=sort(s.axes)) if isinstance(s, (Let, Store)) else s
+
+    return map_values(tuple(one(s) for s in body), lambda value: value.transform(change))

@@ -1,0 +1,59 @@
+"""Which way round tiles of two dimensions are kept.
+
+Before, in a kernel whose products take a tile by its columns::
+
+    e[m, l]       = exp2(dot(Q, trans(K)) - shift)
+    d_V[l, n]    += dot(trans(e), d_out)                    rearranged through shared memory in every step
+
+After::
+
+    e[l, m]       = exp2(dot(K, trans(Q)) - shift)
+    d_V[l, n]    += dot(e, d_out)
+
+All values over the same two axes are turned together, where more products of the kernel then take them as they are.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from ...ir.nest import Assign, Axis, Fetch, Let, Load, Local, Loop, Put, Statement, Store, Tile, TileDot, axes_of, map_values, statements
+
+
+def orient(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body with computed tiles of two dimensions the way round that its products want."""
+    lets = {
+        (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))
+    }
+    votes: Counter[tuple[Axis, ...]] = Counter()
+    for s in statements(body):
+        if isinstance(s, (Let, Assign, Store, Put)):
+            votes.update(_wanted(s.value, s.axes, lets))
+    turned = frozenset(key for key in lets if votes[key[1][::-1]] > votes[key[1]])
+    return _turn(body, turned) if turned else body
+
+
+def _wanted(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axis, ...]]]) -> list[tuple[Axis, ...]]:
+    """For each product in ``value``, whose result comes in ``order``, the order in which it takes each named operand."""
+    found = []
+    for dot in (n for n in value.walk() if isinstance(n, TileDot)):
+        left, right = dot.left, dot.right
+        rows, columns = (tuple(axes_of(side) - set(dot.axes)) for side in (left, right))
+        if tuple(a for a in order if a in rows + columns) == columns + rows:
+            left, right, rows, columns = right, left, columns, rows
+        for side, wanted in ((left, rows + dot.axes), (right, dot.axes + columns)):
+            found += [wanted for n in side.walk() if isinstance(n, Local) and (n.name, n.axes) in lets and set(n.axes) == set(wanted)]
+    return found
+
+
+def _turn(body: tuple[Statement, ...], turned: frozenset[tuple[str, tuple[Axis, ...]]]) -> tuple[Statement, ...]:
+    def change(tile: Tile) -> Tile:
+        return replace(tile, axes=tile.axes[::-1]) if isinstance(tile, Local) and (tile.name, tile.axes) in turned else tile
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(one(x) for x in s.body))
+        return replace(s, axes=s.axes[::-1]) if isinstance(s, Let) and (s.name, s.axes) in turned else s
+
+    return map_values(tuple(one(s) for s in body), lambda value: value.transform(change))

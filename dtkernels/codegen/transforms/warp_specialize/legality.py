@@ -1,0 +1,158 @@
+"""What the Gluon backend refuses, each with its reason in one line."""
+
+from __future__ import annotations
+
+from ...ir import nest
+from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Local, Op, Put, Store, Tile, TileReduce, axes_of
+from .plan import REGISTERS, SPARE, WIDEST, Plan, Refused, Step
+
+
+def in_work(step: Step, name: str) -> bool:
+    return any(isinstance(n, Local) and n.name == name for v in nest.values((*step.work, *step.moves)) for n in v.walk())
+
+
+def check_step(step: Step) -> None:
+    accumulators = {p.name for p in (*step.chained, *step.direct)}
+    assigned = {s.name for s in step.work if isinstance(s, Assign)}
+    for s in step.work:
+        for n in s.value.walk():
+            if isinstance(n, Local) and n.name in accumulators:
+                raise Refused(f"{s.name} reads {n.name} before it is finished")
+    for tile, name in [(p.left, p.name) for p in step.chained] + [(s.value, s.name) for s in step.moves]:
+        if any(isinstance(n, Local) and n.name in assigned | (accumulators - {name}) for n in tile.walk()):
+            raise Refused(f"{name} depends on an accumulator that has moved on")
+    if step.direct and (step.fresh or step.chained or step.work or step.moves):
+        raise Refused("products that only add up beside others")
+    if step.fetches and not step.fresh and not step.direct:
+        raise Refused("no product of two loaded tiles")
+    if any(in_work(step, s.name) for s in step.fetches):
+        raise Refused("a tile that is loaded through a descriptor is used outside of products")
+
+
+def check_plan(p: Plan) -> None:
+    body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
+    for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
+        Local("", s.axes) for s in body if isinstance(s, Accumulator)
+    ]:
+        for n in tile.walk():
+            if len(axes_of(n)) > 2 or (len(axes_of(n)) == 2 and p.rows not in axes_of(n) and not _is_loaded(n, p)):
+                raise Refused(f"{n} has other dimensions than rows and columns")
+            if isinstance(n, TileReduce) and (len(n.axes) != 1 or p.rows in n.axes):
+                raise Refused(f"{n} is reduced over rows or over two labels")
+    for s in p.after:
+        if not isinstance(s, (Let, Put, Store)) or isinstance(getattr(s, "value", None), Fetch):
+            raise Refused(f"a {type(s).__name__.lower()} after the loop")
+        if isinstance(s, Put) and [a for a in s.box if a][:1] != [p.rows]:
+            raise Refused(f"{s.buffer} is not stored by rows")
+    used = {
+        side.name
+        for step in p.steps
+        for q in (*step.fresh, *step.chained, *step.direct)
+        for side in (q.left, q.right)
+        if isinstance(side, Local)
+    }
+    if any(s.name not in used for s in p.resident):
+        raise Refused("a tile that is loaded once through a descriptor is used outside of products")
+    _check_loops(p)
+
+
+def _is_loaded(tile: Tile, p: Plan) -> bool:
+    return isinstance(tile, Local) and tile.name in {s.name for s in p.resident} | {s.name for step in p.steps for s in step.fetches}
+
+
+def _check_loops(p: Plan) -> None:
+    """One walk over one extent, whose last loop is right anywhere in it."""
+    last = p.last
+    for step, following in zip(p.steps, p.steps[1:]):
+        begin = following.loop.begin
+        whole = last.loop.end or nest.Size(last.loop.axis.label)
+        if begin is None or step.loop.end not in (begin, Op("min", (begin, whole))):
+            raise Refused("loops that do not follow each other")
+    for step in p.steps[:-1]:
+        if _loads(step) != _loads(last):
+            raise Refused("loops that load or multiply differently")
+        if not _conditions(step) <= _conditions(last) or _bare(step) != _bare(last):
+            raise Refused("the last loop lacks a condition of an earlier one")
+        if [f"{m.name} {m.value}" for m in step.moves] != [f"{m.name} {m.value}" for m in last.moves]:
+            raise Refused("loops that move accumulators differently")
+
+
+def _loads(step: Step) -> tuple[list[str], ...]:
+    """What a step loads, and which products it makes of that."""
+    return (
+        [f"{s.name} {s.value}" for s in step.fetches],
+        [f"{q.name} {q.left} {q.right}" for q in (*step.fresh, *step.direct)],
+        [f"{q.name} {q.right}" for q in step.chained],
+    )
+
+
+def _conditions(step: Step) -> set[str]:
+    found = set()
+    for tile in nest.values((*step.work, *step.moves)):
+        for n in tile.walk():
+            found |= (
+                {str(n.args[0])}
+                if isinstance(n, Op) and n.fn == "where"
+                else {f"{a.name} inside" for a in n.axes}
+                if isinstance(n, Guard)
+                else set()
+            )
+    return found
+
+
+def _bare(step: Step) -> list[str]:
+    """What the step computes, without conditions and without names for parts."""
+    named: dict[str, Tile] = {}
+
+    def strip(n: Tile) -> Tile:
+        if isinstance(n, Guard):
+            return n.arg
+        if isinstance(n, Op) and n.fn == "where" and isinstance(n.args[2], Const):
+            return n.args[1]
+        return named.get(n.name, n) if isinstance(n, Local) else n
+
+    found = []
+    for s in step.work:
+        value = s.value.transform(strip)
+        if isinstance(s, Let):
+            named[s.name] = value
+        else:
+            found.append(f"{s.name} {_text(value)}")
+    return (
+        found
+        + [f"{s.name} {_text(s.value.transform(strip))}" for s in step.moves]
+        + [f"{q.name} {_text(q.left.transform(strip))}" for q in step.chained]
+    )
+
+
+def _text(tile: Tile) -> str:
+    """``tile`` as text that does not tell in which order numbers are multiplied."""
+    match tile:
+        case Op("*", _):
+            factors = [tile]
+            while products := [f for f in factors if isinstance(f, Op) and f.fn == "*"]:
+                factors = [f for f in factors if f not in products] + [a for f in products for a in f.args]
+            return f"({' * '.join(sorted(map(_text, factors)))})"
+        case Op(fn, args):
+            return f"{fn}({', '.join(map(_text, args))})"
+        case TileReduce(kind, arg, axes):
+            return f"{kind}({_text(arg)}, {', '.join(a.name for a in axes)})"
+    return str(tile)
+
+
+def runs_behind(step: Step, consumers: int, share: int) -> bool:
+    """Whether registers suffice to run chained products one step behind. Raises Refused where they do not suffice at all."""
+
+    def each(columns: Axis, width: float = 1) -> float:
+        return share * (columns.tile if columns.tile != WHOLE else 128) * width / 128
+
+    products = (*step.fresh, *step.chained, *step.direct)
+    if any(q.columns.tile > WIDEST for q in products):
+        raise Refused(f"a product of more than {WIDEST} columns")
+    held = sum(each(q.columns) for q in products)
+    held += sum(each(s.axes[-1]) for s in step.work if isinstance(s, Let) and isinstance(s.value, nest.Load) and len(s.axes) == 2)
+    operands = sum(each(q.axes[0], 0.5) for q in step.chained)
+    room = REGISTERS[consumers][0] - SPARE
+    if held > room:
+        raise Refused(f"products take {held:.0f} registers of a thread; {room} are left for them")
+    return held + operands <= room

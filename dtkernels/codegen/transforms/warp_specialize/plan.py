@@ -1,0 +1,84 @@
+"""The form of nest that the Gluon backend prints, and how such a nest is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...ir.nest import Assign, Axis, Kernel, Let, Local, Loop, Statement, Tile
+
+REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a thread that computes, that loads
+HALF = frozenset({64, 128})  #: rows of a consumer
+WIDEST = 256  #: columns of a product
+SPARE = 40  #: registers of a thread beside accumulators and operands
+
+
+class Refused(Exception):
+    """A nest that has not the form; says why in one line."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """``name`` is the local that a fresh product gives, the accumulator that another adds to."""
+
+    name: str
+    left: Tile
+    right: Local
+    axes: tuple[Axis, ...]
+    rows: Axis
+    columns: Axis
+
+
+@dataclass(frozen=True)
+class Step:
+    """The body of one loop, sorted: ``work`` on registers; ``moves``, what accumulators become before the chained products."""
+
+    loop: Loop
+    fetches: tuple[Let, ...]
+    fresh: tuple[Product, ...]
+    work: tuple[Statement, ...]
+    moves: tuple[Assign, ...]
+    chained: tuple[Product, ...]
+    direct: tuple[Product, ...]
+
+
+@dataclass(frozen=True)
+class Ring:
+    """Tiles that are loaded, waited for and given back together; ``late`` where a chained product reads them."""
+
+    name: str
+    tiles: tuple[Let, ...]
+    fresh: bool
+    late: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a kernel is cut; ``kernel`` is its described form with rows first in every tile."""
+
+    kernel: Kernel
+    rows: Axis
+    consumers: int
+    before: tuple[Statement, ...]
+    resident: tuple[Let, ...]
+    steps: tuple[Step, ...]
+    rings: tuple[Ring, ...]
+    after: tuple[Statement, ...]
+    stages: int
+    behind: bool  #: chained products run while the next step's fresh ones are worked on; needs registers for both
+
+    @property
+    def share(self) -> int:
+        """Rows of one consumer."""
+        return self.rows.tile // self.consumers
+
+    @property
+    def last(self) -> Step:
+        return self.steps[-1]
+
+
+def ring_tiles(p: Plan) -> Iterator[tuple[Ring, Let]]:
+    """Every tile that goes through a ring, with its ring."""
+    for ring in p.rings:
+        for tile in ring.tiles:
+            yield ring, tile

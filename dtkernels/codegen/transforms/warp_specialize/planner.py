@@ -1,0 +1,211 @@
+"""Which nests the Gluon backend takes, and how it cuts them: producer, consumers, rings of tiles.
+
+One form, whatever it computes. Rows of a block are dealt to consumer warpgroups, 64 or 128 each; a producer warp brings
+tiles of a reduction loop into rings of shared memory. Inside the loop there may be
+
+* fresh products, of two loaded tiles: ``s = dot(Q, K)``; those of the next step run while this step's are worked on;
+* chained products, whose left operand is computed: ``acc <- f(acc) + dot(p, V)``; they run until the next step needs acc;
+* or direct products alone, ``acc <- acc + dot(A, B)``.
+
+Several loops one behind the other walk one extent; the last must hold every condition that the others have lost.
+``plan`` gives the cut or raises ``Refused`` with the reason in one line; the Triton text of the same schedule is used then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ...ir import nest
+from ...ir.nest import (
+    Accumulator,
+    Assign,
+    Axis,
+    Fetch,
+    Index,
+    Kernel,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Statement,
+    Tile,
+    TileDot,
+    TileReduce,
+    axes_of,
+    statements,
+)
+from .legality import check_plan, check_step, in_work, runs_behind
+from .plan import HALF, REGISTERS, Plan, Product, Refused, Ring, Step
+
+
+def plan(kernel: Kernel) -> Plan:
+    """The cut of a described kernel. Raises Refused."""
+    loops = [s for s in kernel.body if isinstance(s, Loop)]
+    if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
+        raise Refused("no loop has specialize_warps")
+    for loop in loops:
+        if not loop.reduces or loop.within != "extent" or any(isinstance(s, Loop) for s in loop.body):
+            raise Refused(f"the loop over {loop.axis.label} is no single loop of a reduction")
+        if loop.axis.scalar or loop.axis.label != loops[0].axis.label or loop.axis.tile != loops[0].axis.tile:
+            raise Refused("loops over different labels or tiles")
+    rows = _rows(kernel, loops)
+    consumers = _consumers(kernel, rows)
+    kernel = _rows_first(kernel, rows)
+    first, last = (
+        next(i for i, s in seq if isinstance(s, Loop)) for seq in (list(enumerate(kernel.body)), list(enumerate(kernel.body))[::-1])
+    )
+    before, after = tuple(s for s in kernel.body[:last] if not isinstance(s, Loop)), kernel.body[last + 1 :]
+    if any(axes_of(s.value) for s in kernel.body[first:last] if isinstance(s, Let)):
+        raise Refused("tiles are computed between the loops")
+    steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
+    resident = tuple(s for s in before if isinstance(s, Let) and isinstance(s.value, Fetch))
+    behind = runs_behind(steps[-1], consumers, rows.tile // consumers)
+    found = Plan(
+        kernel,
+        rows,
+        consumers,
+        tuple(s for s in before if s not in resident),
+        resident,
+        steps,
+        _rings(steps[-1]),
+        after,
+        _stages(kernel, loops),
+        behind,
+    )
+    check_plan(found)
+    return found
+
+
+def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
+    """The axis of the block that every product keeps and whose parts do not meet."""
+    blocks = [s.axis for s in kernel.body if isinstance(s, Index) and s.start == "block" and not s.axis.scalar]
+    dots = [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
+    if not dots:
+        raise Refused("no matrix product in the loop")
+    kept = [
+        a
+        for a in blocks
+        if all(a in axes_of(d) for d in dots) and all(a in s.axes for s in statements(kernel.body) if isinstance(s, Accumulator))
+    ]
+    kept = [a for a in kept if not any(a in n.axes for v in nest.values(kernel.body) for n in v.walk() if isinstance(n, TileReduce))]
+    computed = [side for d in dots for side in (d.left, d.right) if not isinstance(side, Local) or _is_work(side.name, loops)]
+    kept = [a for a in kept if all(a in axes_of(side) for side in computed)]
+    kept.sort(key=lambda a: a not in axes_of(dots[0].left))
+    if not kept:
+        raise Refused("no block label is kept by every product and reduced by nothing")
+    return kept[0]
+
+
+def _is_work(name: str, loops: list[Loop]) -> bool:
+    """Whether a local is computed in a loop rather than loaded."""
+    return any(isinstance(s, Let) and s.name == name and not isinstance(s.value, Fetch) for loop in loops for s in loop.body)
+
+
+def _consumers(kernel: Kernel, rows: Axis) -> int:
+    count = kernel.num_warps // 4
+    if kernel.num_warps % 4 or count not in REGISTERS:
+        raise Refused(f"num_warps {kernel.num_warps}; 4, 8 or 16 make whole consumers")
+    if rows.tile % count or rows.tile // count not in HALF:
+        raise Refused(f"{rows.tile} rows for {count} consumers; 64 or 128 each")
+    return count
+
+
+def _stages(kernel: Kernel, loops: list[Loop]) -> int:
+    return max(2, int(next((v for loop in loops for k, v in loop.options if k == "num_stages"), kernel.num_stages)))
+
+
+def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
+    """The kernel with ``rows`` the first dimension of every named tile."""
+
+    def order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(sorted(axes, key=lambda a: a != rows))
+
+    def in_tile(tile: Tile) -> Tile:
+        return replace(tile, axes=order(tile.axes)) if isinstance(tile, Local) and tile.name not in loaded else tile
+
+    def one(s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=tuple(one(x) for x in s.body))
+        if isinstance(s, (Let, Accumulator, Assign)) and not (isinstance(s, Let) and isinstance(s.value, Fetch)):
+            s = replace(s, axes=order(s.axes))
+        return replace(s, value=s.value.transform(in_tile)) if hasattr(s, "value") else s
+
+    loaded = {s.name for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
+    return replace(kernel, body=tuple(one(s) for s in kernel.body))
+
+
+# -- one loop ---------------------------------------------------------------------------------------------------------
+
+
+def _step(loop: Loop, rows: Axis) -> Step:
+    fetches = tuple(s for s in loop.body if isinstance(s, Let) and isinstance(s.value, Fetch))
+    computed = {s.name for s in loop.body if isinstance(s, Let) and s not in fetches}
+    fresh: list[Product] = []
+    work: list[Statement] = []
+    moves: list[Assign] = []
+    chained: list[Product] = []
+    direct: list[Product] = []
+    for s in loop.body:
+        match s:
+            case Index() | Let(_, Fetch()):
+                continue
+            case Assign(name, axes, Op("+", (older, TileDot() as dot))):
+                product = _product(name, dot, axes, rows)
+                if isinstance(product.left, Local) and product.left.name not in computed:
+                    direct.append(product)
+                else:
+                    chained.append(product)
+                if older != Local(name, axes):
+                    moves.append(replace(s, value=older))
+            case Let() | Assign():
+                work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
+            case _:
+                raise Refused(f"a {type(s).__name__.lower()} inside the loop")
+    step = Step(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct))
+    check_step(step)
+    return step
+
+
+def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]) -> Tile:
+    """The value of ``s`` with each product in it a local of its own."""
+
+    def one(node: Tile) -> Tile:
+        if not isinstance(node, TileDot):
+            return node
+        columns = next((a for a in axes_of(node) if a != rows), None)
+        known = next((p for p in fresh if (p.left, p.right) in ((node.left, node.right), (node.right, node.left))), None)
+        if known is None:
+            known = _product(s.name, node, (rows, columns), rows)
+            if not isinstance(known.left, Local) or known.left.name in computed:
+                raise Refused(f"{s.name} is a product of what is computed and no accumulator")
+            known = replace(known, name=f"{known.left.name}_{known.right.name}_product")
+            fresh.append(known)
+        return Local(known.name, (rows, known.columns))
+
+    return s.value.transform(one)
+
+
+def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Product:
+    """The product with the operand that has the rows on the left."""
+    left, right = (dot.left, dot.right) if rows in axes_of(dot.left) else (dot.right, dot.left)
+    if len(dot.axes) != 1 or len(axes_of(left)) != 2 or len(axes_of(right)) != 2:
+        raise Refused(f"{name} is no product of two matrices")
+    if not isinstance(right, Local):
+        raise Refused(f"the right operand of {name} is computed")
+    return Product(name, left, right, dot.axes, rows, next(a for a in axes_of(right) if a not in dot.axes))
+
+
+def _rings(step: Step) -> tuple[Ring, ...]:
+    """Tiles in rings: those that the same products read share one."""
+    found: dict[tuple[frozenset[int], bool], list[Let]] = {}
+    products = (*step.fresh, *step.chained, *step.direct)
+    for s in step.fetches:
+        uses = frozenset(
+            i for i, p in enumerate(products) if any(isinstance(side, Local) and side.name == s.name for side in (p.left, p.right))
+        )
+        found.setdefault((uses, in_work(step, s.name)), []).append(s)
+    early, late = len(step.fresh), len(step.fresh) + len(step.chained)
+    return tuple(
+        Ring(tiles[0].name, tuple(tiles), any(i < early for i in uses), worked or any(early <= i < late for i in uses))
+        for (uses, worked), tiles in found.items()
+    )

@@ -1,0 +1,55 @@
+"""What every op function carries besides its call: the operator behind it and the source of its kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..runtime.bind.library_ops import call_entry, signature
+from .registry import shipped
+
+compiling = torch.compiler.is_dynamo_compiling
+
+
+class _Traced:
+    """Stands for an operator while torch.compile reads a call: a name, nothing that the compiler would have to look into."""
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def __call__(self, *args, **kwargs):
+        return call_entry(self.name, _signature(self.name), args, kwargs)
+
+    def fresh(self, tensors: tuple, settings: tuple, given: dict):
+        return self(**given)
+
+
+def _signature(name: str) -> str:
+    shipped(name)
+    return signature(name)
+
+
+_signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
+
+
+def op(function: Any) -> Any:
+    """Attach ``operator`` and ``source`` of the spec that bears the function's name."""
+    name = function.__name__
+
+    def operator():
+        return _Traced(name) if compiling() else shipped(name)
+
+    def source(shape=None, gpu="h200", **options):
+        """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""
+        return operator().source(shape, gpu, **options)
+
+    function.operator, function.source = operator, source
+    return function
+
+
+def only_tensors(name: str, **given: object) -> None:
+    """Raise TypeError, one line, where one of what an op takes is no tensor, before a shape is asked of it."""
+    for argument, value in given.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(f"{name}: {argument} is a {type(value).__name__}; allowed: a tensor")

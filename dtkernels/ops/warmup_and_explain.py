@@ -1,0 +1,51 @@
+"""Making calls ready, and asking why they run what they run, by the name of an op or the op itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..runtime.bind.operator import Operator
+from ..runtime.explain import Explanation, explain_call
+from .registry import registered, shipped_names
+
+
+def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
+    """What a call of ``op`` would run: the row of the schedule table, how far it is, why, and the other rows with their times.
+
+    ``op`` is an op or its name, the rest is what it would be called with. Nothing is run. Example::
+
+        print(dtkernels.explain("softmax", torch.randn(4096, 4096, device="cuda")))
+    """
+    function = _callable(op)
+    operator = function if isinstance(function, Operator) else function.operator()  # type: ignore[attr-defined]
+    return explain_call(operator, *operator.arguments(lambda: function(*args, **kwargs)))
+
+
+def warmup(op: str | Callable, /, *args, backward: bool | None = None, **kwargs) -> None:
+    """Make a kind of call ready, so that the next one compiles and loads nothing.
+
+    Runs ``op`` once on the tensors given, and its backward where one of them asks for a gradient (``backward=False``:
+    not). Their gradients are left as they are. Call it before a CUDA graph capture, or where a first call must be quick.
+    """
+    result = _callable(op)(*args, **kwargs)
+    results = [r for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad]
+    if backward is False or not results:
+        return
+    leaves = [t for t in (*args, *kwargs.values()) if isinstance(t, torch.Tensor) and t.requires_grad]
+    torch.autograd.grad(results, leaves, [torch.zeros_like(r) for r in results], allow_unused=True)
+
+
+def _callable(op: str | Callable) -> Callable:
+    if isinstance(op, Operator) or not isinstance(op, str) and hasattr(op, "operator"):
+        return op
+    from .. import ops
+
+    if isinstance(op, str) and (op in shipped_names() or registered(op) is not None):
+        return getattr(ops, op)
+    found = op if isinstance(op, str) else getattr(op, "__name__", type(op).__name__)
+    raise ValueError(f"no op {found!r}; allowed: {', '.join(shipped_names())}, or one that was registered")
+
+
+__all__ = ["explain", "warmup"]

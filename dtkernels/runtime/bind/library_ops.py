@@ -1,0 +1,365 @@
+"""Ops as torch.library knows them: ``torch.ops.dtkernels.<op>``, for torch.compile, torch.export, autocast and tensors without data.
+
+Each op has four entries, made from its algorithm alone:
+
+``<op>``           the op as the caller sees it, opaque to the compiler; differentiable
+``<op>_open``      the same, which the compiler opens into plain torch operations and fuses with what surrounds it
+``<op>_forward``   one forward and what backward reads of it, on tensors of the ranks that the algorithm declares
+``<op>_backward``  the derived gradient, likewise
+
+Eager calls do not come this way: they go from the arguments to bound kernels. An op that is registered anew with another algorithm
+gets entries of its own, ``<op>_2``: what was compiled with the one before, or holds it, still means that one.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..path_counters import count
+from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
+
+if TYPE_CHECKING:
+    from .operator import Operator, Variant
+
+NAMESPACE = "dtkernels"
+_library = torch.library.Library(NAMESPACE, "FRAGMENT")
+known: dict[str, Operator] = {}  #: the ops of this process by the names of their entries; of several that are alike the last that was made
+_defined: set[str] = set()  #: those that torch.library has
+
+
+def enter(operator: Operator) -> str:
+    """The name of an op's entries: its own, with a number where that stands for another algorithm already."""
+    name, number = operator.name, 1
+    while _taken(name, operator):
+        number += 1
+        name = f"{operator.name}_{number}"
+    known[name] = operator
+    return name
+
+
+def _taken(name: str, operator: Operator) -> bool:
+    """Whether ``name``, or what is made of it, stands for another op: one may be called as another's entry, ``<op>_forward`` say."""
+    if name in known:
+        return _meaning(known[name]) != _meaning(operator)
+    own = _entries(name)
+    return any(own & _entries(other) for other in known)
+
+
+def _entries(name: str) -> set[str]:
+    return {name, f"{name}_open", f"{name}_forward", f"{name}_backward"}
+
+
+def _meaning(operator: Operator) -> tuple:
+    a = operator.outline
+    return a.spec, a.outputs, a.compiled, a.autocast
+
+
+def ensure(name: str) -> None:
+    """Register the entries of an op."""
+    if name not in _defined:
+        _define(name, _schema(known[name]))
+        _defined.add(name)
+
+
+def _schema(operator: Operator) -> str:
+    """Inputs, scalars as tensors, then by name: scalars as numbers and compile-time parameters."""
+    a = operator.spec.algorithm
+    needed = _always_needed(operator)
+    parts = [f"Tensor {n}" if n in needed else f"Tensor? {n}" for n in a.inputs] + [f"Tensor? {s}" for s in a.scalars]
+    for i in range(len(parts) - 1, -1, -1):
+        if not parts[i].startswith("Tensor?"):
+            break
+        parts[i] += "=None"
+    named = _number_arguments(a)
+    named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
+    count = len(operator.outline.outputs)
+    results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
+    return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
+
+
+def _number_arguments(algorithm) -> list[str]:
+    """Scalars as numbers; one by one, for a list of them would hold no number that torch.compile knows as a symbol alone."""
+    whole = algorithm.integer_scalars()
+    return [f"{'SymInt' if s in whole else 'Scalar'}? {s}_number=None" for s in algorithm.scalars]
+
+
+def _always_needed(operator: Operator) -> set[str]:
+    """Inputs that no setting of the truth-valued parameters does without."""
+    flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
+    settings = [(), *((f,) for f in flags), tuple(flags)]
+    return set.intersection(*(set(operator.variant(tuple(sorted(s)), frozenset(), 0).signature.inputs) for s in settings))
+
+
+# -- from a call to an entry ------------------------------------------------------------------------------------------
+
+
+def signature(name: str) -> str:
+    """``entry | inputs | scalars | parameters``, names separated by blanks: a text, which a compiler takes for a constant."""
+    ensure(name)
+    a = known[name].outline
+    entry = name + ("_open" if a.compiled == "fuse" else "")
+    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
+
+
+signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
+
+
+def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = False):
+    """A call by way of torch.library. Written so that torch.compile can read it; ``told`` is the op's signature."""
+    tensors, named = entry_arguments(name, told, args, kwargs)
+    return getattr(torch.ops.dtkernels, name if opaque else told.split(" ")[0])(*tensors, **named)
+
+
+def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[list, dict]:
+    """A call of an op as its entry takes it. Raises TypeError, one line, where names do not agree."""
+    _, inputs, scalars, params = [part.split() for part in told.split("|")]
+    names = inputs + scalars
+    defaults = dict([p.split("=") for p in params])
+    if len(args) > len(names):
+        raise TypeError(f"{name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
+    given = dict(zip(names, args))
+    for key, value in kwargs.items():
+        if key in given or key not in names and key not in defaults:
+            raise TypeError(
+                f"{name}: {'repeated' if key in given else 'unknown'} argument {key!r}; allowed: {', '.join(names + list(defaults))}"
+            )
+        given[key] = value
+    tensors = [given.get(n) for n in inputs]
+    named = {}
+    for n in scalars:
+        value = given.get(n)
+        number = value is not None and not isinstance(value, torch.Tensor)
+        tensors.append(None if number else value)
+        if number:
+            named[n + "_number"] = value
+    for n in defaults:
+        if n in given:
+            named[n] = given[n]
+    return tensors, named
+
+
+def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
+    """What an entry was called with, by the op's own names."""
+    a = operator.outline
+    given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
+    for key, value in named.items():
+        if value is not None:
+            given[key.removesuffix("_number") if key.removesuffix("_number") in a.scalars else key] = value
+    return given
+
+
+# -- entries ------------------------------------------------------------------------------------------------------------
+
+
+def _define(name: str, schema: str) -> None:
+    tags = (torch.Tag.pt2_compliant_tag,)
+    numbers = "".join(f", {n}" for n in _number_arguments(known[name].spec.algorithm))
+    inner = f"(Tensor[] values, str kind{', *' if numbers else ''}{numbers}) -> Tensor[]"
+    for entry, text in ((name, schema), (f"{name}_open", schema), (f"{name}_forward", inner), (f"{name}_backward", inner)):
+        _library.define(f"{entry}{text}", tags=tags)
+
+    def run(*args, **named):
+        operator = known[name]
+        if named or any(a is None for a in args):
+            return operator.plain((), _arguments(operator, args, named))
+        return operator.plain(args, {})
+
+    def shaped(*args, **named):
+        call = known[name].bind((), _arguments(known[name], args, named))
+        results = tuple(call.fitted.restore(r) for r in like_results(call.variant, call.fitted.tensors))
+        return results if len(results) > 1 else results[0]
+
+    def differentiable(*args, **named):
+        given = _arguments(known[name], args, named)
+        refuse_forward_mode(known[name].name, given.values())
+        if not (torch.is_grad_enabled() and any(isinstance(v, torch.Tensor) and v.requires_grad for v in given.values())):
+            with torch._C._AutoDispatchBelowAutograd():
+                return getattr(torch.ops.dtkernels, name)(*args, **named)
+        if torch._C._are_functorch_transforms_active():
+            raise NotImplementedError(
+                f"{known[name].name}: torch.func transforms inside torch.compile are not supported; allowed: transforms of eager calls"
+            )
+        return recorded(known[name], (), given)
+
+    def opened(*args, **named):
+        from ..reference.evaluator import evaluate
+
+        call = known[name].bind((), _arguments(known[name], args, named))
+        variant = call.variant
+        results = evaluate(variant.algorithm, call.fitted.tensors, call.scalars, variant.outputs)
+        results = tuple(call.fitted.restore(r.contiguous()) for r in results)
+        return results if len(results) > 1 else results[0]
+
+    def mapped(info, in_dims, *args, **named):
+        raise unmapped(name)
+
+    _library.impl(name, run, "CompositeExplicitAutograd")
+    _library.impl(name, differentiable, "Autograd")
+    _library.impl(f"{name}_open", opened, "CompositeImplicitAutograd")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", shaped, lib=_library)
+    torch.library.register_vmap(f"{NAMESPACE}::{name}", mapped, lib=_library)
+    for key, device in (("AutocastCUDA", "cuda"), ("AutocastCPU", "cpu")):
+        for entry in (name, f"{name}_open"):
+            _library.impl(entry, _casting(name, entry, device), key)
+    for half in ("forward", "backward"):
+        _library.impl(f"{name}_{half}", _half(name, half), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _half_shaped(name, half), lib=_library)
+        torch.library.register_vmap(f"{NAMESPACE}::{name}_{half}", mapped, lib=_library)
+
+
+def _casting(name: str, entry: str, device: str):
+    """The entry with its floating tensors cast as autocast would have it, see ``autocast_dtype``."""
+
+    def cast(*args, **named):
+        dtype = known[name].autocast_dtype(device)
+        with torch.amp.autocast(device, enabled=False):
+            return getattr(torch.ops.dtkernels, entry)(*[cast_to(v, dtype) for v in args], **named)
+
+    return cast
+
+
+def cast_to(value: object, dtype: torch.dtype | None) -> object:
+    """A tensor of 16 or 32 bits in ``dtype``; anything else, or no dtype, as it is."""
+    plain = dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16)
+    return value if plain else value.to(dtype)
+
+
+def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Tensors in the shapes, dtypes and strides of a variant's results, not filled."""
+    from ...lang import expr as ex
+
+    a, sizes, dtype = variant.algorithm, variant.signature.extents(tensors), variant.signature.result_dtype(tensors)
+    device, found = next(iter(tensors.values())).device, []
+    for output in variant.outputs:
+        cast = a[output].expr
+        own = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else dtype
+        wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64
+        found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=torch.float64 if wide else own, device=device))
+    return tuple(found)
+
+
+# -- the two halves of a gradient ---------------------------------------------------------------------------------------
+
+
+def recorded(operator: Operator, args: tuple, kwargs: dict):
+    """The results of a call, differentiable by the inner entries."""
+    name, call = operator.entry, operator.bind(args, kwargs)
+    values = {**call.fitted.tensors, **call.scalars}
+    numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
+    every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
+    wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
+    params, batched, labels = call.key
+    kept = call.variant.pair_for(wanted, call.fitted.tensors).gradient.products
+    told = {"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "kept": kept, "numbers": numbers}
+    kind = json.dumps(told)
+    tensors = [v for n, v in values.items() if n not in numbers]
+    results = _Recorded.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]
+    results = tuple(call.fitted.restore(r) for r in results)
+    return results if len(results) > 1 else results[0]
+
+
+_pairs: dict[tuple, tuple] = {}
+
+
+def _pair(name: str, kind: str):
+    """(the pair of halves, names of the scalars that are numbers)"""
+    key = (name, kind, id(known[name]))
+    if key not in _pairs:
+        _pairs[key] = _told(name, kind)
+    return _pairs[key]
+
+
+def _told(name: str, kind: str):
+    told = json.loads(kind)
+    variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
+    return variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
+
+
+def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
+    """Tensors and scalars of a variant by name."""
+    a = variant.signature
+    given = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
+    given |= {n: numbers[f"{n}_number"] for n in named if n in a.scalars}
+    return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
+
+
+def _half(name: str, half: str):
+    def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
+        pair, named = _pair(name, kind)
+        variant = getattr(pair, half)
+        tensors, scalars = _sorted_out(variant, values, numbers, named)
+        title = known[name].name + ("" if half == "forward" else " backward")
+        given = (*tensors.values(), *scalars.values())
+        if (route := variant.dispatch.known(given)) is not None:
+            count(title, "gpu" if values[0].is_cuda else "interpreter")
+            return list(route.launch(given))
+        with torch.no_grad():
+            return list(variant.forward(title, tensors, scalars))
+
+    return run
+
+
+def _half_shaped(name: str, half: str):
+    def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
+        pair, named = _pair(name, kind)
+        variant = getattr(pair, half)
+        return list(like_results(variant, _sorted_out(variant, values, numbers, named)[0]))
+
+    return shaped
+
+
+def unmapped(name: str) -> NotImplementedError:
+    """What a vmap over an op raises."""
+    return NotImplementedError(f"{known[name].name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
+
+
+class _Recorded(torch.autograd.Function):
+    """Forward and backward by the two inner entries, so that tracing sees both."""
+
+    @staticmethod
+    def forward(name: str, kind: str, numbers: dict[str, object], *values: torch.Tensor):
+        pair, named = _pair(name, kind)
+        a = pair.forward.signature
+        own = dict(zip([n for n in pair.names if n not in named], values))
+        given = [own[n] for n in (*a.inputs, *a.scalars) if n not in named]
+        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_numbers(numbers, a.scalars)))
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        name, kind, numbers, *values = inputs
+        pair, named = _pair(name, kind)
+        names = [n for n in pair.names if n not in named]
+        found = {**dict(zip(names, values)), **dict(zip(pair.forward.outputs, output))}
+        a = pair.backward.signature
+        ctx.name, ctx.kind, ctx.like = name, kind, {n: (v.shape, v.dtype) for n, v in zip(names, values)}
+        ctx.kept = tuple(n for n in (*a.inputs, *a.scalars) if n in found)
+        ctx.numbers = _numbers(numbers, a.scalars)
+        ctx.save_for_backward(*(found[n] for n in ctx.kept))
+        ctx.mark_non_differentiable(*output[len(pair.public) :])
+
+    @staticmethod
+    def backward(ctx, *grads):
+        pair, named = _pair(ctx.name, ctx.kind)
+        a, saved = pair.backward.signature, ctx.saved_tensors  # once: checkpointing gives them once
+        found = dict(zip(ctx.kept, saved)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
+        values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]
+        results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.kind, **ctx.numbers)
+        made = dict(zip(pair.gradient.grads, results))
+        shaped = tuple(made[n].reshape(shape).to(dtype) if n in made else None for n, (shape, dtype) in ctx.like.items())
+        return (None, None, None, *without_derivative(known[ctx.name].name, shaped, (*saved, *grads)))
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        raise NotImplementedError(f"{known[ctx.name].name}: forward-mode differentiation is not supported; allowed: backward")
+
+    @staticmethod
+    def vmap(info, in_dims, name: str, *values):
+        raise unmapped(name)
+
+
+def _numbers(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
+    """Numbers as the inner entries call them."""
+    return {f"{n}_number": v for n, v in given.items() if n in wanted}

@@ -1,0 +1,296 @@
+"""An op made from a spec: binds a call, picks the path, runs it, differentiates it."""
+
+from __future__ import annotations
+
+import operator
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import forward_ad
+
+from ..dispatch.call_cache import QuickCalls
+from ..select.schedule_selection import Subject
+from ..signature.op_manifest import Outline, read_outline
+from ..signature.shape_binding import Fitted, fit
+from ..signature.signature import check_whole
+from ..torch_support.unsupported_autograd import refuse_forward_mode
+from . import library_ops
+from .variant import KERNEL_DTYPES, Pair, Variant, choose_path, device_target
+
+if TYPE_CHECKING:
+    from ...lang.spec import Spec
+
+INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
+__all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "Pair", "Variant", "choose_path", "device_target"]
+_compiling = torch.compiler.is_dynamo_compiling
+_modes = torch._C._len_torch_dispatch_stack
+_tracing = torch._C._is_tracing
+_grad_enabled = torch.is_grad_enabled
+
+
+class Asked(Exception):
+    """Raised in place of a call that is only asked about; has its arguments."""
+
+
+class Operator:
+    """The callable behind ``dtkernels.ops.<name>``.
+
+    Parameters are the spec's inputs, then its scalars, in order of declaration, by place or by name; compile-time
+    parameters by name. Inputs may have more leading dimensions than declared; they are batched.
+    """
+
+    def __init__(self, spec: Spec | Path):
+        """``spec``, or the file of a spec that has an outline beside it and is read when something wants more than that."""
+        self._from = spec
+        outline = read_outline(spec) if isinstance(spec, Path) else None
+        self.outline = outline or Outline.of(self.spec)
+        self.name = self.__name__ = self.outline.op
+        self._names = self.outline.inputs + self.outline.scalars
+        self._variants: dict[tuple, Variant] = {}
+        self._quick = QuickCalls(self.outline.products)
+        self._asking, self._asked = threading.Lock(), None
+        self.entry = library_ops.enter(self)
+
+    @cached_property
+    def spec(self) -> Spec:
+        """What the spec's file says."""
+        from ...lang.spec import load_spec
+
+        return load_spec(self._from) if isinstance(self._from, Path) else self._from
+
+    @property
+    def __doc__(self) -> str:  # type: ignore[override]
+        return f"{self.spec.doc}\n\n{self.spec.algorithm}"
+
+    def __repr__(self) -> str:
+        return f"<dtkernels op {self.name}>"
+
+    def __copy__(self) -> Operator:
+        return self
+
+    def __deepcopy__(self, memo: dict) -> Operator:
+        """A function of nothing but its arguments: a copy of what holds it holds the same."""
+        return self
+
+    def __call__(self, /, *args, **kwargs):  # an input may be called self
+        if _compiling():
+            return library_ops.call_entry(self.entry, library_ops.signature(self.entry), args, kwargs)
+        quick = self._quick
+        last = quick.last
+        if len(args) == last.count and not kwargs and not _modes() and forward_ad._current_level < 0 and last.same(*args):
+            if (last.grad is None or last.grad is _grad_enabled()) and (found := last.again(args, kwargs)) is not None:
+                return found
+        key = quick.key(args, kwargs)
+        known = quick.known.get(key)
+        if known is None:
+            return self._unknown(key, args, kwargs)
+        if (found := known.run(args, kwargs)) is None:
+            return self._unknown(key, args, kwargs)
+        quick.last = known
+        return found
+
+    def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
+        """What a function in front of this op gives for these, where the last calls by ``fresh`` say how; else None."""
+        return self._quick.repeat(tensors, settings)
+
+    def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
+        """The same for a caller that compares by itself: (tensors like these) -> the result in ``shape``, or None."""
+        return self._quick.ready(tensors, settings, shape)
+
+    def fresh(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
+        """A call with ``given`` by name, which a function made of ``tensors`` and ``settings``, of nothing else, and not of contents."""
+        result = self(**given)
+        self._quick.remember(tensors, settings, given)
+        return result
+
+    def _unknown(self, key: tuple | None, args: tuple, kwargs: dict):
+        """A call of a kind that was not seen before."""
+        if self._asked is not None and self._asked == threading.get_ident():
+            raise Asked(args, kwargs)
+        refuse_forward_mode(self.name, (*args, *kwargs.values()))
+        if torch._C._are_functorch_transforms_active():
+            library_ops.ensure(self.entry)
+            return library_ops.recorded(self, args, kwargs)
+        if any_sharded((*args, *kwargs.values())):
+            from .dtensor import call_sharded
+
+            return call_sharded(self, args, kwargs)
+        if key is None and special(args, kwargs):
+            return library_ops.call_entry(self.entry, library_ops.signature(self.entry), args, kwargs, opaque=True)
+        if torch.is_autocast_enabled() or torch.is_autocast_enabled("cpu"):
+            device = next((v.device.type for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)), "cpu")
+            if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+                dtype = self.autocast_dtype(device)
+                cast = library_ops.cast_to
+                with torch.amp.autocast(device, enabled=False):
+                    return self(*[cast(v, dtype) for v in args], **{n: cast(v, dtype) for n, v in kwargs.items()})
+        bound = self.bind(args, kwargs)
+        results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.name, bound.fitted.tensors, bound.scalars))
+        if key is not None:
+            self._quick.learn(key, args, kwargs, bound, results, self._names)
+        return results if len(results) > 1 else results[0]
+
+    def plain(self, args: tuple, kwargs: dict):
+        """A call without gradients that runs here and now, whatever asks for it."""
+        if torch.is_grad_enabled():
+            with torch.no_grad():
+                return self.plain(args, kwargs)
+        key = self._quick.key(args, kwargs)
+        known = self._quick.known.get(key)
+        if known is None:
+            bound = self.bind(args, kwargs)
+            results = tuple(bound.fitted.restore(r) for r in bound.variant.forward(self.name, bound.fitted.tensors, bound.scalars))
+            if key is not None:
+                self._quick.learn(key, args, kwargs, bound, results, self._names)
+            return results if len(results) > 1 else results[0]
+        return known.run(args, kwargs)
+
+    def autocast_dtype(self, device: str) -> torch.dtype | None:
+        """The dtype of inputs under autocast: the lower one for matrix products, else what the spec says; None: as they are."""
+        if self.outline.autocast is not None:
+            return torch.float32 if self.outline.autocast == "fp32" else None
+        return torch.get_autocast_dtype(device) if self.outline.products else None
+
+    def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
+        """The arguments with which ``call()`` calls this op, which is not run."""
+        with self._asking:
+            known, self._quick = self._quick, QuickCalls(self.outline.products)
+            self._asked = threading.get_ident()
+            try:
+                call()
+            except Asked as asked:
+                return asked.args[0], asked.args[1]
+            finally:
+                self._asked, self._quick = None, known
+        raise RuntimeError(f"{self.name} was not called")
+
+    def bind(self, args: tuple, kwargs: dict) -> BoundCall:
+        """The variant that a call runs, with its tensors in the shapes that it wants. Raises TypeError and ValueError, one line."""
+        tensors, scalars, params = self.named(args, kwargs)
+        core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
+        tensors = {name: tensors[name] for name in core.signature.inputs}
+        self._check_types(tensors)
+        device = next(iter(tensors.values())).device
+        scalars = {name: self._scalar(name, scalars[name], device) for name in core.signature.scalars}
+        fitted = fit(self.name, core.signature, tensors)
+        variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
+        variant.check(self.name, fitted.tensors)
+        key = (tuple(sorted(params.items())), fitted.batched if fitted.labels else frozenset(), fitted.labels)
+        return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.signature.scalars}, key)
+
+    def variant(self, params: tuple, batched: frozenset[str], labels: int) -> Variant:
+        """The op with its parameters bound and its batch labels added."""
+        key = (params, batched, labels)
+        if key not in self._variants:
+            subject = Subject(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
+            make = lambda: self._algorithm(params, batched, labels)  # noqa: E731
+            self._variants[key] = Variant(make, self.outline.outputs, subject, self.outline.facts(*key))
+        return self._variants[key]
+
+    def _algorithm(self, params: tuple, batched: frozenset[str], labels: int):
+        from ...algebra.batch import add_batch
+        from ...algebra.rules.constant_folding import bind_parameters
+
+        return add_batch(bind_parameters(self.spec.algorithm, dict(params)), batched, labels)
+
+    def source(self, shape: tuple[int, ...] | None = None, gpu: str = "h200", dtype: torch.dtype = torch.bfloat16, **params) -> str:
+        """The emitted file for labels of extents ``shape``: the output's labels in order, then the reduced ones. Needs no GPU."""
+        from ...codegen.emit.module import emit
+        from ...codegen.target import target
+
+        variant = self.variant(tuple(sorted(params.items())), frozenset(), 0)
+        return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)), target=target(gpu))
+
+    def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
+        """A call as inputs, scalars and parameters by name. Raises TypeError, one line, where names do not agree."""
+        a, names = self.outline, self._names
+        if len(args) > len(names):
+            raise TypeError(f"{self.name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
+        given = dict(zip(names, args))
+        for name, value in kwargs.items():
+            if name in given or name not in names + tuple(n for n, _ in a.params):
+                allowed = ", ".join(names + tuple(n for n, _ in a.params))
+                raise TypeError(f"{self.name}: {'repeated' if name in given else 'unknown'} argument {name!r}; allowed: {allowed}")
+            given[name] = value
+        params = {n: value for n, default in a.params if n in given and (value := self._parameter(n, given[n], default)) != default}
+        needed = self.variant(tuple(sorted(params.items())), frozenset(), 0).signature
+        for name in (*needed.inputs, *needed.scalars):
+            if given.get(name) is None:
+                raise TypeError(f"{self.name}: argument {name!r} is missing; allowed: {', '.join(names)}")
+        return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
+
+    def _parameter(self, name: str, value: object, default: int | bool) -> int | bool:
+        """What a compile-time parameter is given: true or false, or a whole number. True is no 1, and 1.0 neither: the two would be one key."""
+        if isinstance(value, bool) == isinstance(default, bool) and hasattr(value, "__index__") and not isinstance(value, torch.Tensor):
+            return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+        allowed = "True or False" if isinstance(default, bool) else "a whole number"
+        raise TypeError(f"{self.name}: parameter {name} is {value!r}; allowed: {allowed}")
+
+    def _scalar(self, name: str, value: object, device: torch.device) -> object:
+        """A scalar as kernels take it: a number of Python's own, by which calls are told apart, or a tensor beside the inputs."""
+        if name in self.outline.whole:
+            check_whole(self.name, name, value)
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1:
+                raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")
+            if value.device == device:
+                return value
+            if value.device.type != "cpu":
+                raise ValueError(f"{self.name}: {name} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
+            return value.to(device)
+        # symbols: Inductor fills them in, and a float that is whole by its rules comes back as an integer
+        if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
+            return value
+        if not hasattr(value, "__float__"):
+            raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+        return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
+
+    def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
+        first = next(iter(tensors))
+        for name, t in tensors.items():
+            if not isinstance(t, torch.Tensor):
+                raise TypeError(f"{self.name}: {name} is a {type(t).__name__}; allowed: a tensor")
+            if t.layout is not torch.strided:
+                raise TypeError(f"{self.name}: {name} is of layout {t.layout}; allowed: a tensor with strides")
+            if t.device != tensors[first].device:
+                raise ValueError(f"{self.name}: {name} is on {t.device}, {first} is on {tensors[first].device}; allowed: one device")
+            if (
+                not t.is_floating_point()
+                and t.dtype not in (torch.bool, *INTEGER_DTYPES)
+                or t.is_complex()
+            ):
+                raise TypeError(f"{self.name}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
+            if name in self.outline.integers and t.dtype not in INTEGER_DTYPES:
+                raise TypeError(f"{self.name}: {name} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+
+
+@dataclass(frozen=True)
+class BoundCall:
+    """One call of an op: what runs it, the tensors as given and as fitted, the scalars."""
+
+    variant: Variant
+    given: dict[str, torch.Tensor]
+    fitted: Fitted
+    scalars: dict[str, object]
+    key: tuple  #: what ``Operator.variant`` gives the variant for
+
+
+def special(args: tuple, kwargs: dict) -> bool:
+    """Whether tensors are not plain ones with data, a dispatch mode is on, or torch.jit.trace, which sees the reference's operations and no
+    kernels: torch's dispatcher knows what to do then."""
+    tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
+    if _modes() or _tracing() and choose_path(dict(enumerate(tensors))) != "reference":
+        return True
+    return any(type(v) not in (torch.Tensor, torch.nn.Parameter) for v in tensors)
+
+
+def any_sharded(values) -> bool:
+    """Whether a value is a DTensor."""
+    kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
+    return kind is not None and any(isinstance(v, kind) for v in values)

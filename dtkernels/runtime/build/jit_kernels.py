@@ -1,0 +1,44 @@
+"""Kernels that are compiled here, because none is prebuilt: each build once, whatever the sizes of the calls that it serves."""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from ...codegen.target import Target
+from ..launch.wrapper_recorder import Launch as Note
+from ..tables.kernel_store import Entry
+from .specialization import fits, shared_build
+from .triton_compile import Launch, compile_kernel, entry_of, plain, plain_types
+
+REMEMBERED = 1024  #: kernels of one algorithm
+
+
+class Unshared(Exception):
+    """A launch that only Triton itself can make; says why."""
+
+
+class CompiledKernels:
+    """Of one algorithm, with their machine code."""
+
+    def __init__(self):
+        self._known: dict[tuple, tuple[Entry, bytes]] = {}
+
+    def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[Entry, bytes]:
+        """The kernel of ``note``, a launch of the imported ``source``, in the build that suits it. Raises Unshared."""
+        language = module.tl  # type: ignore[attr-defined]
+        constants = {k: getattr(language, v[3:]) if isinstance(v, str) and v.startswith("tl.") else v for k, v in note.constants.items()}
+        launch = Launch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
+        build = shared_build(tuple(launch.kernel.arg_names), note.args, constants, plain_types(launch))
+        plainly = tuple((k, plain(v)) for k, v in build.constants.items())
+        key = (source, note.kernel, tuple(build.types.items()), plainly, tuple(build.multiples.items()), tuple(note.options.items()), target)
+        if key not in self._known:
+            compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, note.options, target)
+            if compiled.metadata.shared > target.shared_bytes:  # the wrapper then asks for fewer stages
+                raise Unshared(f"{note.kernel} takes {compiled.metadata.shared} bytes of shared memory")
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[key] = entry_of(compiled, "", target.arch), compiled.asm["cubin"]
+        entry, code = self._known[key]
+        if not fits(entry, note.names, note.args, note.constants):
+            raise Unshared(f"{note.kernel} is not what was asked for")
+        return entry, code

@@ -1,0 +1,135 @@
+"""Emitted source as real files, which Triton needs to read its kernels from."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import stat
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+from types import ModuleType
+
+from ..log import warn_once
+from ..path_counters import interpreting, one_at_a_time
+
+
+def cache_dir() -> Path:
+    """``DTKERNELS_CACHE``, else the user's cache; a temporary folder, with a warning, where neither can be written."""
+    folder, problem = find_cache()
+    if problem:
+        _warn(*problem, folder)
+    return folder
+
+
+def find_cache() -> tuple[Path, tuple[str, OSError] | None]:
+    """The folder that ``cache_dir`` gives; if it is not the one that was asked for, that one and what is wrong with it."""
+    wanted = None
+    try:
+        wanted = _wanted()
+        wanted.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=wanted):
+            return wanted, None
+    except OSError as error:
+        return _temporary(), (str(wanted or "~/.cache/dtkernels"), error)
+
+
+def _wanted() -> Path:
+    """What the environment asks for. Raises OSError where there is no home."""
+    if named := os.environ.get("DTKERNELS_CACHE"):
+        return told_folder(named)
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels"
+    except RuntimeError:  # a user without a name, as in many containers
+        raise FileNotFoundError("this user has no home") from None
+
+
+@lru_cache(maxsize=32)
+def told_folder(named: str) -> Path:
+    """The folder that a variable of the environment names: ~ is the home, and where it starts from is where this process was when it first asked."""
+    path = Path(named)
+    try:
+        path = path.expanduser()
+    except RuntimeError:  # nobody's home: a folder called ~
+        pass
+    return path.absolute()
+
+
+@lru_cache(maxsize=1)
+def _temporary() -> Path:
+    """A folder of this user's alone: what lies in it is run. One for all processes, if nobody else made it."""
+    folder = Path(tempfile.gettempdir()) / f"dtkernels-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        about = folder.lstat()
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o022:
+            return folder
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="dtkernels-"))
+
+
+def _warn(wanted: str, error: OSError, folder: Path) -> None:
+    warn_once(f"cannot write the cache folder {wanted} ({error}); using {folder}")
+
+
+def load_module(source: str, name: str) -> ModuleType:
+    """The module of ``source``, from a file named after its contents; written whole or not at all."""
+    digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+    with one_at_a_time:  # who comes while another thread imports it must not see a half
+        return _loaded(source, name, digest)
+
+
+def _loaded(source: str, name: str, digest: str) -> ModuleType:
+    module_name = f"dtkernels_emitted_{name}_{digest}"
+    if module_name in sys.modules:
+        return sys.modules[module_name]
+    path = _written(source, f"{name}_{digest}.py")
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    try:
+        spec.loader.exec_module(module)
+        if interpreting() and "triton" in vars(module):
+            from ..reference.interpreter import right_products
+
+            right_products()
+        if "dot_precision" in vars(module):
+            from ..torch_support.tf32 import dot_precision
+
+            module.dot_precision = dot_precision  # type: ignore[attr-defined]
+    except BaseException as error:
+        del sys.modules[module_name]
+        if isinstance(error, ModuleNotFoundError):
+            what = "Triton's interpreter runs it" if interpreting() else "Triton compiles it"
+            raise ModuleNotFoundError(f"{name}: a kernel cannot run: {what}, and needs {error.name}: pip install {error.name}", name=error.name) from error
+        raise
+    return module
+
+
+def _written(source: str, name: str) -> Path:
+    """A file with these contents: of the cache, of the temporary folder where that is full or holds something else of the name."""
+    folder = cache_dir()
+    try:
+        return _in(folder, source, name)
+    except OSError as error:
+        _warn(str(folder), error, _temporary())
+        return _in(_temporary(), source, name)
+
+
+def _in(folder: Path, source: str, name: str) -> Path:
+    path, wanted = folder / name, source.encode()
+    if path.is_file() and path.read_bytes() == wanted:
+        return path
+    handle, part = tempfile.mkstemp(dir=folder, suffix=".py")
+    try:
+        with os.fdopen(handle, "wb") as f:
+            f.write(wanted)
+        os.replace(part, path)
+    except OSError:
+        Path(part).unlink(missing_ok=True)
+        raise
+    return path

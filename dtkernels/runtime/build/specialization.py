@@ -1,0 +1,178 @@
+"""Which compiled kernel may run a launch, and which ones are worth building for a row.
+
+Of one kernel there are up to five builds, from the narrowest to the one that takes anything: ``aligned`` for sizes as
+regular as the row's; ``ragged`` for any number of rows: what lies contiguous in the tensors of most dimensions is still
+regular, and so are their strides, but not the strides of tensors in which a number of rows lies innermost; ``stepped``, of
+kernels without a product, for any size whose rows start at multiples of 16 bytes; ``contiguous`` for any size; ``any`` for
+any size and layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..tables.kernel_store import Entry
+from .triton_compile import POINTERS, Launch, compile_kernel, plain, plain_types
+
+if TYPE_CHECKING:
+    from ...codegen.target import Target
+
+ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision of float32 products
+_WIDEST = 16  #: bytes of a load
+
+
+def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
+    """Whether the kernel of ``entry`` does what a launch with these arguments asks for."""
+    if entry.names != names:
+        return False
+    pointers, integers, floats, baked = entry.sorts
+    given = len(args)
+    if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
+        return False
+    for i, name, value in baked:
+        if not (args[i] == value if i < given else name in constants and _constant(name, value, constants[name], entry)):
+            return False
+    for i, wide, step in integers:
+        value = args[i]
+        if not isinstance(value, int) or value % step or not (wide or -(2**31) <= value < 2**31):
+            return False
+    for i, kind, step in pointers:
+        value = args[i]
+        if not isinstance(value, torch.Tensor) or POINTERS.get(value.dtype) != kind or value.data_ptr() % step:
+            return False
+    return all(isinstance(args[i], float) for i in floats)
+
+
+def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
+    """Whether rows of some tensor start at multiples of 16 bytes and the kernel does not know: its loads are then narrow.
+
+    Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
+    are small beside them, and of one that itself starts elsewhere nothing is lost.
+    """
+    known, types, strides = entry.multiples, entry.types, _strides_of_most(names)
+    if all(known.get(names[i]) == _WIDEST or types[names[i]] == "constexpr" for i, _, _ in strides):
+        return False
+    pitches: dict[str, tuple[int, str]] = {}
+    loads = _loads(dict(zip(names, args)))
+    for place, tensor, pointer in strides:
+        value = args[place]
+        if isinstance(value, int) and value > 1 and not (pointer is not None and args[pointer].data_ptr() % _WIDEST):
+            pitches[tensor] = min(pitches.get(tensor, (value, names[place])), (value, names[place]))
+    aligned = ((name, loads.get(tensor, _WIDEST)) for tensor, (value, name) in pitches.items() if value % loads.get(tensor, _WIDEST) == 0)
+    return any(known.get(name, 1) % step and types[name] != "constexpr" for name, step in aligned)
+
+
+@lru_cache(maxsize=1024)
+def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
+    """(place of a stride, its tensor, the place of that) for the tensors of most dimensions."""
+    strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
+    ranks = Counter(tensor for _, tensor in strided)
+    places = {name: i for i, name in enumerate(names)}
+    return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
+
+
+def _constant(name: str, built: object, asked: object, entry: Entry) -> bool:
+    if built == asked or built == plain(asked):
+        return True
+    if name.startswith("EVEN_"):
+        return built is False  # masks that are always true do no harm
+    if name == "INDEX":
+        return built == "tl.int64"
+    return name == "PRECISION" and (built == ANY_PRECISION or "*fp32" not in entry.types.values())
+
+
+def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
+    """(labels that lie contiguous in the tensors of most dimensions, tensors whose strides do not depend on other labels)."""
+    ranks = Counter(n.split("_stride_")[0] for n in strides)
+    inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
+    close = {label for tensor, label in inner.items() if ranks[tensor] == max(ranks.values())}
+    return close, {tensor for tensor in ranks if inner.get(tensor) in {*close, None}}
+
+
+@dataclass(frozen=True)
+class Build:
+    """How to compile a kernel: the parameters' types, the constants, and the powers of two up to 16 that parameters are multiples of."""
+
+    types: dict[str, str]
+    constants: dict[str, object]
+    multiples: dict[str, int]
+
+
+def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, *, product: bool = False) -> list[Build]:
+    """The builds of one launch, narrowest first, each different from those before. ``wide`` is the 64-bit index type.
+
+    ``product``: the kernel has a matrix product.
+    """
+    found: list[Build] = []
+    for build in _ways(names, args, constants, types, wide, product):
+        if build not in found:
+            found.append(build)
+    return found
+
+
+def narrowest(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
+    """The first of ``builds``."""
+    return next(_ways(names, args, constants, types, None, False))
+
+
+def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
+    """The build to compile where none is there: the narrowest, but for what merely tells one length from the next.
+
+    It depends on the launch alone, so that calls in any order get the same. Whether an extent is a multiple of 16 matters where
+    it lies contiguous, since loads are then as wide as their masks allow, and where tiles divide it; a cache that grows by single
+    rows needs a build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds:
+    a loop over one query is none.
+    """
+    single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and value == 1), 1)
+    narrow = narrowest(names, args, constants | single, types | dict.fromkeys(single, "constexpr"))
+    inner = {n.partition("_stride_")[2] for n, value in zip(names, args) if "_stride_" in n and value == 1}
+    told = {n for n in narrow.multiples if n.startswith("size_") and n[5:] not in inner and constants.get(f"EVEN_{n[5:]}") is not True}
+    return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
+
+
+def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
+    """The builds, some of which may be the same."""
+    given = dict(zip(names, args))
+    ints = {n: v for n, v in given.items() if isinstance(v, int) and not isinstance(v, bool)}
+    strides = {n for n in ints if "_stride_" in n}
+    ones = {n for n in strides if ints[n] == 1}
+    pointers = dict.fromkeys((n for n, v in given.items() if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0), 16)
+    close, steady = _innermost([n for n in names if n in strides], ones)
+    regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
+    kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
+    kept = {n: step for n, step in kept.items() if step > 1}
+    loads = _loads(given)
+    steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
+    stepped = {n: step for n, step in steps.items() if kept[n] >= step}
+    evens = {n for n in constants if n.startswith("EVEN_")}
+    steady_evens = {f"EVEN_{label}" for label in close}
+    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
+    ways += [] if product else [(pointers | stepped, ones, set())]
+    ways += [(pointers, ones, set()), ({}, set(), None)]
+    for multiples, baked, even in ways:
+        fixed = {n: v if n not in evens or even and n in even else False for n, v in constants.items()} | dict.fromkeys(baked, 1)
+        kinds = types | dict.fromkeys(baked, "constexpr")
+        if even is None:
+            kinds |= dict.fromkeys(ints, "i64")
+            fixed |= {"INDEX": wide} if "INDEX" in fixed else {}
+        yield Build(kinds, fixed, {n: multiples[n] for n in names if n in multiples})
+
+
+def specialized(launch: Launch, target: Target):
+    """The kernel compiled for all that is known of a launch's alignment; None where that is multiples of 16, which Triton itself sees."""
+    build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
+    if set(build.multiples.values()) <= {16}:
+        return None
+    return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
+
+
+def _loads(given: dict[str, object]) -> dict[str, int]:
+    """Tensor -> elements in the widest load of it."""
+    return {n.removesuffix("_ptr"): _WIDEST // v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}

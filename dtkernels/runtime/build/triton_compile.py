@@ -1,0 +1,167 @@
+"""Machine code for a GPU that need not be there.
+
+The emitted wrapper is run on tensors without storage with its kernels replaced by recorders, so that what is compiled
+is exactly what a launch of those shapes, strides and dtypes would pass.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from types import ModuleType
+
+import torch
+
+from ...codegen.target import Target
+from ..tables.kernel_store import Entry, digest
+
+POINTERS = {
+    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.bool: "*i1",
+    torch.int8: "*i8", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
+}  # fmt: skip
+
+
+@dataclass
+class Launch:
+    """One kernel launch that a wrapper asked for."""
+
+    kernel: object
+    grid: tuple[int, ...]
+    args: tuple
+    constants: dict[str, object]
+    options: dict[str, object] = field(default_factory=dict)
+
+
+def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[Launch]:
+    """What ``wrapper`` of an emitted ``module`` would launch for ``args`` (tensors on the meta device will do)."""
+    import triton
+
+    found: list[Launch] = []
+    kernels = {n: f for n, f in vars(module).items() if isinstance(f, triton.runtime.KernelInterface) and n.endswith("_kernel")}
+    try:
+        for name, kernel in kernels.items():
+            setattr(module, name, _Recorder(kernel, found))
+        getattr(module, wrapper)(*args)
+    finally:
+        for name, kernel in kernels.items():
+            setattr(module, name, kernel)
+    return found
+
+
+class _Recorder:
+    def __init__(self, kernel, found: list[Launch]):
+        self.kernel, self.found = kernel, found
+
+    def __getitem__(self, grid: tuple[int, ...]):
+        def record(*args, **kwargs):
+            names = set(self.kernel.arg_names)
+            constants = {k: v for k, v in kwargs.items() if k in names}
+            self.found.append(Launch(self.kernel, grid, args, constants, {k: v for k, v in kwargs.items() if k not in names}))
+
+        return record
+
+
+def build(launch: Launch, target: Target):
+    """The compiled kernel of ``launch`` for ``target``: ``asm`` by stage, ``metadata`` with shared memory and warps."""
+    constants, multiples = dict(launch.constants), {}
+    types = plain_types(launch)
+    for name, value in zip(launch.kernel.arg_names, launch.args):
+        if isinstance(value, torch.Tensor) or isinstance(value, int) and value != 1 and value % 16 == 0:
+            multiples[name] = 16
+        elif isinstance(value, int) and value == 1:
+            types[name], constants[name] = "constexpr", 1
+    return compile_kernel(launch.kernel, types, constants, multiples, launch.options, target)
+
+
+def plain_types(launch: Launch) -> dict[str, str]:
+    """The type of each parameter of a launch, nothing baked in but what is a constant by declaration."""
+    types = {}
+    for name, value in zip(launch.kernel.arg_names, launch.args):
+        if isinstance(value, torch.Tensor):
+            types[name] = POINTERS[value.dtype]
+        elif isinstance(value, int):
+            types[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+        else:
+            types[name] = "fp32"
+    return types | dict.fromkeys(launch.constants, "constexpr")
+
+
+def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target):
+    """One kernel to machine code, for parameters of these ``types`` that are multiples of ``multiples``, powers of two up to 16."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source = _source(kernel, types, constants, multiples)
+    return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
+
+
+def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:
+    """``Entry.ir`` of what ``compile_kernel`` would give, without the minutes that lowering it can take."""
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+
+    source, gpu = _source(kernel, types, constants, multiples), GPUTarget(target.backend, target.arch, target.warp_size)
+    backend = make_backend(gpu)
+    parsed = backend.parse_options({**options, "enable_fp_fusion": True, **source.parse_options()})
+    stages: dict = {}
+    backend.add_stages(stages, parsed, source.language)
+    context = ir.context()
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    module = source.make_ir(gpu, parsed, backend.get_codegen_implementation(parsed), backend.get_module_map(), context)
+    return _ir({"ttir": stages["ttir"](module, dict(vars(parsed))) if "ttir" in stages else module})
+
+
+def _source(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int]):
+    """What Triton compiles."""
+    names = kernel.arg_names
+    attributes = {(names.index(n),): [["tt.divisibility", step]] for n, step in multiples.items()}
+    signature = {n: types[n] for n in names}
+    return _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
+
+
+def _source_class(kernel):
+    """What Triton's compiler takes for a kernel of its own language, or of Gluon."""
+    if kernel.is_gluon():
+        from triton.experimental.gluon._runtime import GluonASTSource
+
+        return GluonASTSource
+    from triton.compiler import ASTSource
+
+    return ASTSource
+
+
+def entry_of(compiled, host: str, arch: int | str) -> Entry:
+    """What a launch must know of a kernel that Triton compiled. Raises AttributeError or KeyError where this Triton keeps it elsewhere."""
+    import triton
+
+    meta, source = compiled.metadata, compiled.src
+    names = list(source.signature)
+    constants = {}
+    for place, value in source.constants.items():
+        if len(place) == 1:
+            constants[names[place[0]]] = plain(value)
+    divisible, steps = split_multiples({names[place[0]]: step for place, what in source.attrs.items() if len(place) == 1 for kind, step in what if kind == "tt.divisibility"})
+    if getattr(meta, "launch_cooperative_grid", False):
+        raise KeyError("a cooperative launch")
+    types = {n: str(t) for n, t in source.signature.items()}
+    scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
+    code = digest(compiled.asm["cubin"])
+    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm), steps)
+
+
+def split_multiples(multiples: dict[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
+    """(what is a multiple of 16, the smaller powers of two), as entries hold them."""
+    return tuple(n for n, step in multiples.items() if step == 16), {n: step for n, step in multiples.items() if step < 16}
+
+
+def _ir(asm) -> str:
+    """A digest of what Triton made of the kernel's text before it lowered it, places in files left out."""
+    text = next(asm[stage] for stage in ("ttir", "source", "ttgir") if stage in asm)  # Gluon has no Triton IR
+    return digest(re.sub(r" loc\(.*\)$|^#loc.*\n", "", str(text), flags=re.MULTILINE).encode())
+
+
+def plain(value: object) -> object:
+    """A constant as JSON can hold it: a Triton type becomes its name."""
+    return value if isinstance(value, (bool, int, float, str, type(None))) else f"tl.{value}"

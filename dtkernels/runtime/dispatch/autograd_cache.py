@@ -1,0 +1,201 @@
+"""Calls seen before whose results are differentiated: an autograd.Function for each kind of them, its backward bound too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..launch.bound_launch import Bound
+from ..path_counters import counter
+from ..torch_support.tensor_checks import refuse_batches
+from ..torch_support.tensor_guards import like, never
+from ..torch_support.tf32 import allows_tf32
+from ..torch_support.unsupported_autograd import without_derivative
+
+if TYPE_CHECKING:
+    from ..bind.operator import BoundCall, Pair
+
+REMEMBERED = 64  #: kinds of arriving gradients that one kind of call keeps
+_grad_enabled = torch.is_grad_enabled
+
+
+def bound_of(variant, values: tuple) -> Bound | None:
+    """The kernels that a variant runs on ``values``, if it ran them before."""
+    route = variant.dispatch.known(values)
+    return route.launch if route is not None and isinstance(route.launch, Bound) else None
+
+
+class Elsewhere(Exception):
+    """A tensor does not lie at a multiple of 16 bytes, as all did when the kernels were bound; nothing was launched."""
+
+
+class Backward:
+    """Bound kernels of a backward: ``run`` takes what was kept, gradients and numbers, and gives the gradients of the arguments.
+
+    ``in_line`` does too, but for None where a tensor does not lie at a multiple of 16 bytes; it may be called where ``alike`` is
+    true of the tensors, no graph of gradients is recorded, and nothing else is known.
+    """
+
+    __slots__ = ("alike", "in_line", "run")
+
+    def __init__(self, alike: Callable[..., bool], in_line: Callable, run: Callable):
+        self.alike, self.in_line, self.run = alike, in_line, run
+
+
+class Training:
+    """One kind of call: ``apply`` takes the inputs and scalars in the variant's order."""
+
+    def __init__(self, call: BoundCall, pair: Pair, bound: Bound, results: tuple[torch.Tensor, ...]):
+        self.pair, self.op = pair, call.variant.subject.op
+        self.counter = counter(f"{self.op} backward")
+        self.names = (*call.fitted.tensors, *call.scalars)
+        self.views = {n: (call.given[n].stride(), tuple(t.shape), t.stride()) for n, t in call.fitted.tensors.items()}
+        self.public = len(results)
+        known = (*self.names, *pair.forward.outputs)
+        signature = pair.backward.signature
+        self.inputs, self.scalars = tuple(signature.inputs), signature.scalars
+        #: where backward's inputs and scalars come from: a place among values and results, None for what arrives as a gradient
+        self.sources = [known.index(n) if n in known else None for n in (*self.inputs, *self.scalars)]
+        adjoints = [pair.gradient.adjoints[o] for o in pair.public]
+        self.arriving = [adjoints.index(n) if i is None else None for n, i in zip((*self.inputs, *self.scalars), self.sources)]
+        self.fitted_results = [bound.shape_of(j) for j in range(self.public)]
+        self._plan_saving({**call.fitted.tensors, **call.scalars})
+        self.like = {n: (tuple(v.shape), v.dtype) for n, v in {**call.given, **call.scalars}.items() if isinstance(v, torch.Tensor)}
+        self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
+        self.precise = pair.backward.dispatch.precise
+        self.backwards: dict[tuple, Backward] = {}
+        self.latest = Backward(never, never, never)
+        # Public results in the shapes that the caller sees.
+        extra = [bound.shape_of(j) for j in range(self.public, len(bound.results))]
+        self.forward = bound.shaped([*(tuple(r.shape) for r in results), *extra])
+        #: the one kernel, which looks by itself where tensors lie; None where there are several
+        self.one = self.forward.alone()
+        self.apply = _function(self)
+
+    def _plan_saving(self, values: dict[str, object]) -> None:
+        """What backward reads, and so what forward keeps: places of tensors, of numbers, and where each value then is."""
+        needed = sorted({i for i in self.sources if i is not None})
+        number = [n for n, v in enumerate(values.values()) if not isinstance(v, torch.Tensor)]
+        self.kept, self.numbers = [i for i in needed if i not in number], [i for i in needed if i in number]
+        after = len(self.kept) + self.public
+        #: for each of backward's values its place among what was kept, then gradients, then numbers
+        self.order = [
+            len(self.kept) + g if i is None else self.kept.index(i) if i in self.kept else after + self.numbers.index(i)
+            for i, g in zip(self.sources, self.arriving)
+        ]
+
+    @staticmethod
+    def of(call: BoundCall, results: tuple[torch.Tensor, ...]) -> Training | None:
+        """None if such calls cannot be repeated from the tensors as given."""
+        values = {**call.fitted.tensors, **call.scalars}
+        if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
+            return None
+        wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
+        pair = call.variant.pair_for(wanted, call.fitted.tensors)
+        forward = pair.forward.signature
+        if (*forward.inputs, *forward.scalars) != tuple(values):
+            return None
+        bound = bound_of(pair.forward, tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in values.values()))
+        return None if bound is None else Training(call, pair, bound, results)
+
+    def back(self, tensors: tuple[torch.Tensor, ...], numbers: Sequence) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of the arguments, in the arguments' shapes; ``tensors`` are those kept, then the gradients that arrive.
+
+        What was kept may come back in another layout, where hooks on saved tensors store it elsewhere.
+        """
+        if any([t.is_neg() for t in tensors]):
+            tensors = tuple([t.resolve_neg() for t in tensors])
+        try:
+            key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
+        except RuntimeError:  # a tensor without a pointer
+            refuse_batches(f"{self.op} backward", tensors)
+            raise
+        self.counter["gpu"] += 1
+        given = (*tensors, *numbers)
+        known = self.backwards.get(key)
+        if known is not None:
+            self.latest = known
+            found = known.run(given)
+            return found if isinstance(found, tuple) else (found,)
+        with torch.no_grad():
+            results = self._first(key, given)
+        return tuple([results[i] if i is not None else None for i in self.wanted])
+
+    def _first(self, key: tuple, given: tuple) -> list[torch.Tensor]:
+        """Backward by way of the dispatcher, on tensors in the shapes that it wants; remembered where those are views."""
+        fitted, same = [], True
+        values = [given[i] for i in self.order]
+        for value, name, source, arriving in zip(values, (*self.inputs, *self.scalars), self.sources, self.arriving):
+            view = value
+            if isinstance(value, torch.Tensor) and (arriving is not None or source is not None and source >= len(self.names)):
+                place = arriving if arriving is not None else source - len(self.names)
+                view = value.reshape(self.fitted_results[place]) if place < self.public else value
+            elif name in self.views:
+                strides, shape, fitted_strides = self.views[name]
+                view = value.as_strided(shape, fitted_strides) if value.stride() == strides else value.reshape(shape)
+            same = same and (not isinstance(view, torch.Tensor) or view.data_ptr() == value.data_ptr())
+            fitted.append(view)
+        count = len(self.inputs)
+        tensors, scalars = dict(zip(self.inputs, fitted)), dict(zip(self.scalars, fitted[count:]))
+        route, results = self.pair.backward.dispatch.bind(tensors, scalars)
+        shapes = [self.like[n] for n in self.pair.gradient.grads]
+        exact = all(r.dtype == dtype and r.is_contiguous() for r, (_, dtype) in zip(results, shapes))
+        if same and exact and isinstance(route.launch, Bound):
+            self._remember(key, route.launch.shaped([shape for shape, _ in shapes], self.order), given)
+        return [r.reshape(shape).to(dtype) for r, (shape, dtype) in zip(results, shapes)]
+
+    def _remember(self, key: tuple, bound: Bound, given: tuple) -> None:
+        """Run ``bound`` from now on for what has this key, and without a further look for what is known to be like ``given``."""
+        one, wanted, count = bound.alone(), self.wanted, len(given) - len(self.numbers)
+        tensors = given[:count]  # for here alone: a function that held them would hold them, and the graph behind them, for good
+
+        def run(given: tuple) -> tuple[torch.Tensor | None, ...]:
+            results = bound(given)
+            return tuple([results[i] if i is not None else None for i in wanted])
+
+        def in_line(given: tuple) -> tuple[torch.Tensor | None, ...] | None:
+            return None if any([t.data_ptr() & 15 for t in given[:count]]) else run(given)
+
+        alike = never if self.precise or any(t.data_ptr() & 15 for t in tensors) else like(tensors)
+        alone = one is not None and wanted == [0]
+        if len(self.backwards) >= REMEMBERED:
+            self.backwards.clear()
+        self.backwards[key] = self.latest = Backward(alike, one if alone else in_line, one if alone else run)
+
+
+def _function(call: Training) -> Callable:
+    """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up. Raises Elsewhere."""
+    one, kept, numbers, public, count = call.one, call.kept, call.numbers, call.public, call.counter
+    only_result = one is not None and kept == [len(call.names)] and not numbers
+
+    def forward_one(ctx, *values):
+        if (result := one(values)) is None:
+            raise Elsewhere
+        ctx.save_for_backward(result)
+        return result
+
+    def forward(ctx, *values):
+        if numbers:
+            ctx.numbers = [values[i] for i in numbers]
+        results = call.forward(values) if one is None else (one(values),)
+        if results[0] is None:
+            raise Elsewhere
+        known = (*values, *results)
+        ctx.save_for_backward(*[known[i] for i in kept])
+        return results[0] if public == 1 else tuple(results[:public])
+
+    def backward(ctx, *grads):
+        tensors = ctx.saved_tensors + grads  # once: checkpointing gives them once
+        latest = call.latest
+        if not _grad_enabled() and latest.alike(*tensors) and (found := latest.in_line((*tensors, *ctx.numbers) if numbers else tensors)) is not None:
+            count["gpu"] += 1
+            return found
+        found = call.back(tensors, ctx.numbers if numbers else ())
+        return without_derivative(call.op, found, tensors) if _grad_enabled() else found
+
+    own = {"forward": staticmethod(forward_one if only_result else forward), "backward": staticmethod(backward)}
+    kind = type(call.op, (torch.autograd.Function,), own)
+    kind._backward_cls.apply = backward  # type: ignore[attr-defined]  # what the engine calls; torch's own looks for ``backward`` each time
+    return super(torch.autograd.Function, kind).apply  # Function.apply looks for functional transforms, whose tensors never come here

@@ -1,0 +1,290 @@
+"""Calls seen before: from the arguments as given straight to bound kernels, with nothing looked at twice.
+
+What a kind of call needs (which argument goes where, the shapes of the results, the kernels) is learned from the first
+call of that kind. Reshaping is not repeated: a view has the same pointer, so the kernels take the tensors as given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch.autograd import forward_ad
+
+from ..launch.bound_launch import Bound
+from ..path_counters import counter
+from ..torch_support.tensor_guards import like, never
+from ..torch_support.tf32 import allows_tf32
+from .autograd_cache import Elsewhere, Training, bound_of
+from .bounded_cache import keep
+
+if TYPE_CHECKING:
+    from ..bind.operator import BoundCall
+
+REMEMBERED = 1024  #: kinds of calls of one op; then the oldest goes
+FRONTS = 4  #: calls of a function in front of an op that are compared one by one: a model has few kinds of layers
+_TOLD = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
+_Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
+_grad_enabled = torch.is_grad_enabled
+_autocast = torch.is_autocast_enabled
+_modes = torch._C._len_torch_dispatch_stack
+_transforms = torch._C._are_functorch_transforms_active
+_tracing = torch._C._is_tracing
+
+
+class Kind:
+    """A kind of call that is known.
+
+    ``run`` takes (args, kwargs) and gives the results, or None where the call must be looked at. ``again`` does too, and gives None where a
+    tensor does not lie at a multiple of 16 bytes; it may be called where ``same(*args)`` is true of ``count`` positional arguments, gradients are recorded or not as
+    ``grad`` says (None: none are asked for), no mode is on, and nothing else is known. ``launches`` gives ``again`` for the values in
+    the variant's order, which come from ``places`` of the arguments, by the shape of the result (None: its own); None where results
+    are differentiated.
+    """
+
+    __slots__ = ("run", "again", "same", "count", "grad", "launches", "places")
+
+    def __init__(self, run: Callable, again: Callable, launches: Callable | None = None, places: list[int | str] | None = None):
+        self.run, self.again, self.same, self.count = run, again, never, -1
+        self.launches, self.places = launches, places or []
+        self.grad: bool | None = None
+
+
+class QuickCalls:
+    """The kinds of calls of one op that are known. ``precise``: the setting of float32 products is part of a kind."""
+
+    def __init__(self, precise: bool):
+        self.known: dict[tuple, Kind] = {}
+        self.last = Kind(never, never)
+        self.fronts: tuple[Front, ...] = ()  #: the latest ones
+        self.named: dict[tuple, Front] = {}  #: all, by what tells most of them apart
+        self.precise = precise
+
+    def key(self, args: tuple, kwargs: dict) -> tuple | None:
+        """What decides how a call runs, but for its contents; None for calls that are not learned."""
+        if _autocast() or _modes() or _tracing() or forward_ad._current_level >= 0:
+            return None
+        grad, parts = False, []
+        try:
+            for v in (*args, *kwargs.values()) if kwargs else args:
+                kind = type(v)
+                if kind is _Tensor or kind is _Parameter:
+                    wants = v.requires_grad
+                    if wants:
+                        grad = True
+                    shape, strides, place = v.shape, v.stride(), v.data_ptr()
+                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and v.is_neg():  # imaginary parts lie two numbers from each other
+                        return None
+                    parts += (shape, strides, v.dtype, v.get_device(), place & 15 == 0 if place else None, wants)
+                elif kind is float:
+                    parts += (float, v > 0)
+                elif kind is int or kind is bool or v is None:
+                    parts += (kind, v)
+                else:
+                    return None
+        except RuntimeError:  # a tensor without storage or strides: functional transforms, sparse layouts
+            return None
+        parts.append((grad and _grad_enabled(), self.precise and allows_tf32()))
+        return (*parts, *kwargs) if kwargs else tuple(parts)
+
+    def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
+        """The result of a call of a function in front of the op, straight from its kernels; None where no like call was remembered.
+
+        What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``like`` asks of ``tensors``, so that
+        it need not be worked out again.
+        """
+        front = self._front(tensors, settings) if self.named else None
+        return None if front is None else front.run(tensors)
+
+    def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
+        """``repeat`` for a caller that sees to it that tensors are like these: (tensors) -> the result in ``shape``, or None."""
+        front = self._front(tensors, settings)
+        return None if front is None else front.shaped(shape)
+
+    def _front(self, tensors: tuple[torch.Tensor, ...], settings: tuple) -> Front | None:
+        types, count = tuple(map(type, settings)), len(tensors)  # types first: a tensor among the settings is not compared
+        for f in self.fronts:
+            if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
+                return f
+        try:
+            front = self.named.get(_name(tensors, types, settings)) if _TOLD.issuperset(types) else None
+        except (AttributeError, RuntimeError, TypeError):  # no tensors, none with strides, or a list for a pair: the op says so
+            return None
+        if front is None or not front.same(*tensors):
+            return None
+        self.fronts = (front, *self.fronts[: FRONTS - 1])
+        return front
+
+    def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
+        """Let ``repeat`` know a call that was just made with ``given`` by name, if it can be repeated so."""
+        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
+            keep(self.named, _name(tensors, front.types, settings), front, REMEMBERED)
+            self.fronts = (front, *self.fronts[: FRONTS - 1])
+
+    def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
+        """Remember how this call ran, if it can be repeated so. ``names``: of what is given by place."""
+        if not results[0].is_cuda or (places := _places(args, kwargs, call, names)) is None:
+            return
+        known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
+        if known is None:
+            return
+        if not kwargs and not self.precise and all(isinstance(v, torch.Tensor) and v.data_ptr() & 15 == 0 for v in args):
+            known.same, known.count = like(args), len(args)
+            known.grad = _grad_enabled() if any(v.requires_grad for v in args) else None
+        keep(self.known, key, known, REMEMBERED)
+
+
+class Front:
+    """A call of a function in front of an op, see ``QuickCalls.repeat``: what must be as it was, and how the kernels' values are found.
+
+    ``run`` takes tensors that are like those of this call; None, and nothing launched, where something else is not as it was.
+    """
+
+    __slots__ = ("count", "settings", "types", "same", "wants", "tf32", "order", "numbers", "launches", "run")
+
+    def shaped(self, shape: tuple[int, ...] | None) -> Callable[[tuple], object]:
+        """``run`` with a result in another shape of as many elements; None for its own."""
+        launch, order, numbers, wants, tf32 = self.launches(shape), self.order, self.numbers, self.wants, self.tf32
+        straight = order == list(range(self.count))
+
+        def run(tensors: tuple[torch.Tensor, ...]):
+            if _modes() or forward_ad._current_level >= 0 or wants and _grad_enabled() or tf32 is not None and tf32 != allows_tf32():
+                return None
+            return launch((*tensors, *numbers) if straight else (*[tensors[i] for i in order], *numbers))
+
+        return run
+
+
+def _told(settings: tuple) -> bool:
+    """Whether settings are numbers and words."""
+    return all(type(v) in _TOLD and (type(v) is not tuple or _told(v)) for v in settings)
+
+
+def _name(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
+    """What tells calls apart in little time; whether one is as it was is then asked of its ``Front``."""
+    return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
+
+
+def _remembered(quick: QuickCalls, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+    """None for calls that cannot be repeated so."""
+    wants = any(t.requires_grad for t in tensors)
+    if wants and _grad_enabled() or not _told(settings):
+        return None
+    pointers = [t.data_ptr() for t in tensors]
+    known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None
+    if known is None or known.launches is None:
+        return None
+    front = Front()
+    front.order, numbers = [], []
+    for place in known.places:
+        value = given[place]  # type: ignore[index]
+        if not isinstance(value, torch.Tensor):
+            numbers.append(value)
+        elif numbers or pointers.count(value.data_ptr()) != 1:  # made by the function, or of two that begin at one place
+            return None
+        else:
+            front.order.append(pointers.index(value.data_ptr()))
+    front.count, front.settings, front.types, front.same = len(tensors), settings, tuple(map(type, settings)), like(tensors)
+    front.wants, front.tf32 = wants, allows_tf32() if quick.precise else None
+    front.numbers, front.launches = tuple(numbers), known.launches
+    front.run = front.shaped(None)
+    return front
+
+
+def _in_line(run: Callable) -> Callable:
+    """``run`` where every tensor lies at a multiple of 16 bytes, else None."""
+
+    def again(args: tuple, kwargs: dict):
+        for v in args:
+            if v.data_ptr() & 15:
+                return None
+        return run(args, kwargs)
+
+    return again
+
+
+def _places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
+    """For each input and scalar of the variant its place among the arguments; None if the kernels cannot take those.
+
+    By name: what is given may be one object at several places, and another call give several there.
+    """
+    places: list[int | str] = []
+    given = dict(zip(names, args)) | kwargs
+    for name, value in (*((n, call.given[n]) for n in call.fitted.tensors), *call.scalars.items()):
+        if given[name] is not value:  # made of what was given
+            return None
+        places.append(name if name in kwargs else names.index(name))
+    same = all(t.data_ptr() == call.given[n].data_ptr() for n, t in call.fitted.tensors.items())
+    return places if same else None
+
+
+def _picker(places: list[int | str]):
+    """(args, kwargs) -> the values in the variant's order."""
+    if places == list(range(len(places))):
+        count = len(places)
+        return lambda args, kwargs: args if len(args) == count else args[:count]
+    return lambda args, kwargs: tuple([args[p] if type(p) is int else kwargs[p] for p in places])
+
+
+def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Kind | None:
+    """A call without gradients."""
+    bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
+    if bound is None or not all(r.is_contiguous() for r in results):
+        return None
+    bound, count, made = bound.shaped([tuple(r.shape) for r in results]), counter(call.variant.subject.op), {}
+
+    def launches(shape: tuple[int, ...] | None) -> Callable:
+        if shape not in made:
+            made[shape] = _launching(bound if shape is None else bound.shaped([shape]), count)
+        return made[shape]
+
+    launch, pick = launches(None), _picker(places)
+    if places == list(range(len(places))):
+
+        def in_order(args: tuple, kwargs: dict):
+            return launch(args)
+
+        return Kind(in_order, in_order, launches, places)
+
+    def picked(args: tuple, kwargs: dict):
+        return launch(pick(args, kwargs))
+
+    return Kind(picked, picked, launches, places)
+
+
+def _launching(bound: Bound, count: dict[str, int]) -> Callable:
+    """(the variant's values) -> the results, counted; None where a tensor does not lie as those did that were bound."""
+    one = bound.alone() or bound.together()
+
+    def launch(values: tuple):
+        result = one(values)
+        if result is not None:
+            count["gpu"] += 1
+        return result
+
+    return launch
+
+
+def _training(call: BoundCall, args: tuple, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Kind | None:
+    """A call whose results are differentiated."""
+    found = Training.of(call, results)
+    if found is None:
+        return None
+    count, pick, apply = counter(found.op), _picker(places), found.apply
+
+    def run(args: tuple, kwargs: dict):
+        if _transforms():  # of others than these tensors, and yet torch applies no such function then
+            return None
+        count["gpu"] += 1
+        return apply(*pick(args, kwargs))
+
+    def in_order(args: tuple, kwargs: dict):
+        try:
+            results = apply(*args)
+        except Elsewhere:
+            return None
+        count["gpu"] += 1
+        return results
+
+    return Kind(run, in_order if found.one is not None and places == list(range(len(args))) else _in_line(run))

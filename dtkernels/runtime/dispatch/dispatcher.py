@@ -1,0 +1,336 @@
+"""From a call to kernels that are ready: looked up by shapes, strides, dtypes and alignment; bound on the first such call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...codegen.target import Target
+from ..build.jit_kernels import CompiledKernels
+from ..build.specialization import fits, loses_alignment, specialized
+from ..launch.bound_launch import Bound, NotBound
+from ..launch.cuda_driver import DriverError, driver
+from ..launch.symbolic_replay import Allocating, Template, kind_of, stand_ins, traceable
+from ..launch.wrapper_recorder import Launch, Record, host_text, record
+from ..log import log, warn_once
+from ..path_counters import in_turn
+from ..select.row_ranking import Candidate
+from ..select.schedule_selection import Choice, Subject, choose, nearest
+from ..select.shape_buckets import Planned, Programs
+from ..signature.signature import Signature
+from ..tables.kernel_store import Entry, Store, StoreError, digest
+from ..torch_support.tf32 import allows_tf32
+from .bounded_cache import keep
+
+if TYPE_CHECKING:
+    from ...lang.algorithm import Algorithm
+    from ...lang.schedule import Program
+
+DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+_NEVER = object()
+TEMPLATES = 16  #: of one kind of call, which differ in what their sizes are multiples of
+REMEMBERED = 1024  #: kinds of calls that one dispatcher keeps, each of about 16 KiB; then the oldest goes
+
+
+@dataclass(frozen=True)
+class Route:
+    """How a kind of call runs: ``launch`` takes the inputs then the scalars and gives the results."""
+
+    launch: Callable[[tuple], list[torch.Tensor]]
+    kind: str  #: "prebuilt", "compiled" (by Triton, here) or "interpreted"
+    candidate: Candidate | None  #: the row, None for the formula
+    choice: Choice | None  #: None where only the first row was asked for
+
+
+def call_key(values: tuple, precision: bool) -> tuple:
+    """What the kernels of a call depend on, but for the contents."""
+    parts = []
+    for v in values:
+        if isinstance(v, torch.Tensor):
+            parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
+        else:
+            parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may know a number's sign
+    return (*parts, precision and allows_tf32())
+
+
+class Dispatcher:
+    """The kernels of one prepared algorithm, which ``algorithm()`` gives where something must be compiled."""
+
+    def __init__(
+        self,
+        subject: Subject,
+        signature: Signature,
+        algorithm: Callable[[], Algorithm],
+        outputs: tuple[str, ...],
+        device_target: Callable[[torch.device], Target],
+    ):
+        self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
+        self.device_target, self.precise = device_target, signature.precise
+        self._pitches = signature.pitches()
+        self.programs = Programs(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
+        self._routes: dict[tuple, Route] = {}
+        #: of a row and a kind; an empty list where one call was made, None where the wrapper cannot be traced
+        self._templates: dict[tuple, list[Template] | None] = {}
+        self._compiled: set[str] = set()  #: files that were told of
+        self._kernels = CompiledKernels()
+        self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
+        self._lock = threading.RLock()
+
+    def __call__(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> list[torch.Tensor]:
+        """The outputs."""
+        values = (*tensors.values(), *scalars.values())
+        route = self._routes.get(call_key(values, self.precise))
+        return route.launch(values) if route is not None else self.bind(tensors, scalars)[1]
+
+    def known(self, values: tuple) -> Route | None:
+        """The route of a kind of call that was seen before."""
+        return self._routes.get(call_key(values, self.precise))
+
+    def bind(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
+        """The route of this kind of call, with the results of this call."""
+        values = (*tensors.values(), *scalars.values())
+        key = call_key(values, self.precise)
+        with self._lock:
+            if key in self._routes:
+                return self._routes[key], self._routes[key].launch(values)
+            route, results = self._first(tensors, scalars)
+            keep(self._routes, key, route, REMEMBERED)
+            return route, results
+
+    def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
+        """The rows for these tensors."""
+        dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
+        target = self.device_target(next(iter(tensors.values())).device)
+        return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
+
+    def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
+        on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
+        if on_gpu and self._templates and (route := self._again(tensors, scalars)) is not None:
+            return route
+        choice = self.choose(tensors)
+        route = self._stored(choice, tensors, scalars, coarse=False) if on_gpu else None
+        if route is not None:
+            return route
+        try:
+            return self._by_triton(choice, tensors, scalars, on_gpu)
+        except (torch.OutOfMemoryError, MemoryError):  # says nothing about compiling
+            raise
+        except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
+            route = self._stored(choice, tensors, scalars, coarse=True) if on_gpu else None
+            if route is None:
+                raise
+            warn_once(f"{self.subject.op} {self.subject.direction}: a kernel for any layout runs, since none can be compiled: {type(error).__name__}")
+            return route
+
+    def _stored(self, choice: Choice, tensors: dict, scalars: dict, coarse: bool) -> tuple[Route, list[torch.Tensor]] | None:
+        """The nearest row's prebuilt kernels; ``coarse``: also such as know less of the tensors' alignment than is so."""
+        if choice.table.store is None:
+            return None
+        for candidate in choice.usable:
+            found = self._prebuilt(candidate, choice.table.store, tensors, scalars, coarse) if candidate.exact else None
+            if found is not None:
+                return Route(found[0], "prebuilt", candidate, choice), found[1]
+        return None
+
+    # -- prebuilt -------------------------------------------------------------------------------------------------
+
+    def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
+        try:
+            if not candidate.row.binaries:
+                return None
+            entries, values = _Read(store, candidate.row.binaries), _apart(tensors, scalars)
+            host = store.host(next(iter(entries)).host)
+            notes = record(host, values)
+            kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
+            if kernels is None:
+                return None
+            bound = Bound(notes, values, self._places(tensors, scalars), kernels, values[0].device)
+            results = bound.first(values, notes)
+            if not coarse:
+                self._trace(candidate, host, entries, store, tensors, scalars)
+            return bound, results
+        except NotBound:
+            return None
+        except (StoreError, DriverError, OSError) as error:
+            warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
+            return None
+
+    def _fitting(self, launches: list[Launch], entries: _Read, store: Store, device: torch.device, coarse: bool) -> list[tuple] | None:
+        """For each launch the first of the entries that may run it, loaded; None where one has none."""
+        arch, kernels = self.device_target(device).arch, []
+        for launch in launches:
+            fitting = (e for e in entries if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants))
+            entry = next(fitting, None)
+            if entry is None or not coarse and loses_alignment(entry, launch.names, launch.args):
+                return None
+            kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
+        return kernels
+
+    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: Store, tensors: dict, scalars: dict) -> None:
+        """Note how the kernels that were just bound hang on the sizes, from the second call of a kind on."""
+        values = (*tensors.values(), *scalars.values())
+        kind = self._kind(candidate, values)
+        if (known := self._templates.get(kind, _NEVER)) is _NEVER:
+            if len(self._templates) >= REMEMBERED:
+                self._templates.clear()
+            self._templates[kind] = []
+        elif known is not None and len(known) < TEMPLATES and traceable(values):
+            (tape, stands), allocating = stand_ins(values), Allocating()
+            try:
+                notes = record(host, stands, None, allocating)
+                notes.allocated = allocating.allocated
+                kernels = self._fitting(notes.launches, entries, store, values[0].device, False)
+                if kernels is not None:
+                    known.append(Template(tape, Bound(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))
+            except Exception as error:  # a wrapper that does more than arithmetic of sizes is run for each call
+                self._templates[kind] = None
+                log.debug("dtkernels: the wrapper of %s is run at each new length: %s: %s", self.subject.op, type(error).__name__, error)
+
+    def _again(self, tensors: dict, scalars: dict) -> tuple[Route, list[torch.Tensor]] | None:
+        """A call that differs in its sizes from one before, by the same row and the same kernels; None where none was like it."""
+        values = (*tensors.values(), *scalars.values())
+        if not traceable(values):
+            return None
+        dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
+        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
+        if candidate is None:
+            return None
+        for template in self._templates.get(self._kind(candidate, values)) or ():
+            if (bound := template.at(values)) is not None:
+                return Route(bound, "prebuilt", candidate, None), bound(values)
+        return None
+
+    def _kind(self, candidate: Candidate, values: tuple) -> tuple:
+        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *kind_of(values))
+
+    def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
+        """Where in ``values`` each number is that may differ from call to call."""
+        return {name: len(tensors) + i for i, (name, v) in enumerate(scalars.items()) if not isinstance(v, (torch.Tensor, int))}
+
+    # -- compiled here ----------------------------------------------------------------------------------------------
+
+    def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+        gpu = self.device_target(next(iter(tensors.values())).device)
+        itemsize = self.signature.result_dtype(tensors).itemsize
+        planned = self.programs.plan(choice, itemsize, gpu)
+        if (candidate := planned.candidate) is not None:
+            try:
+                return self._compile(planned, choice, tensors, scalars, on_gpu)
+            except (torch.OutOfMemoryError, MemoryError):
+                raise
+            except Exception as error:  # too large for this GPU, say: the formula fits
+                warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
+                planned = self.programs.formula(choice, itemsize, gpu)
+        return self._compile(planned, choice, tensors, scalars, on_gpu)
+
+    def _compile(self, planned: Planned, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+        from ..build.source_cache import load_module
+
+        candidate = planned.candidate
+        source = self._source(planned.program, self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
+        module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
+        if source not in self._compiled:
+            self._compiled.add(source)
+            if on_gpu:
+                where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_none()}"
+                log.info(
+                    "dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where
+                )
+
+        def launch(values: tuple) -> list[torch.Tensor]:
+            with in_turn():
+                result = module.call(*values)
+            return list(result) if isinstance(result, tuple) else [result]
+
+        if not on_gpu:
+            return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
+        values = _apart(tensors, scalars)
+        with _relaxed():
+            if (found := self._shared(source, module, values, tensors, scalars)) is not None:
+                return Route(found[0], "compiled", candidate, choice), found[1]
+            try:
+                notes = record(host_text(source), values, module)
+            except (ImportError, NameError, SyntaxError) as error:  # a wrapper that asks for more than its stand-ins know
+                log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
+                return Route(launch, "compiled", candidate, choice), launch(values)
+        return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
+
+    def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[Bound, list[torch.Tensor]] | None:
+        """Kernels compiled for this and for other sizes; None where Triton must launch."""
+        device = values[0].device
+        target = self.device_target(device)
+        try:
+            notes = record(host_text(source), values)
+            found = [self._kernels.kernel(source, module, note, target) for note in notes.launches]
+            kernels = [(e, driver().function(device.index, e.code, lambda c=code: c, e.kernel, e.shared)) for e, code in found]
+            bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
+            return bound, bound.first(values, notes)
+        except (torch.OutOfMemoryError, MemoryError):
+            raise
+        except Exception as error:  # whatever Triton says to this, its own launch tells
+            log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
+            return None
+
+    def _source(self, program: Program, target: Target | None) -> str:
+        """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""
+        from ...codegen.emit.module import emit
+
+        key = program.schedule, program.counted, target
+        if key not in self._emitted:
+            if len(self._emitted) >= REMEMBERED:
+                self._emitted.clear()
+            self._emitted[key] = emit(program, "call", target)
+        return self._emitted[key]
+
+    def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
+        """What Triton compiled, launched from now on without Triton; None where that cannot be."""
+        from ..build.triton_compile import Launch, entry_of
+
+        device = values[0].device
+        target = self.device_target(device)
+        try:
+            kernels = []
+            for launch in notes.launches:
+                asked = Launch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
+                compiled = specialized(asked, target) or launch.compiled
+                entry: Entry = entry_of(compiled, "", target.arch)
+                if not fits(entry, launch.names, launch.args, launch.constants):
+                    return None
+                code = compiled.asm["cubin"]
+                kernels.append((entry, driver().function(device.index, digest(code), lambda c=code: c, entry.kernel, entry.shared)))
+            return Bound(notes, values, self._places(tensors, scalars), kernels, device)
+        except (NotBound, DriverError, OSError, AttributeError, KeyError, TypeError) as error:
+            log.debug("dtkernels: %s is launched by Triton: %s: %s", self.subject.op, type(error).__name__, error)
+            return None
+
+
+class _Read:
+    """The entries of a store with these names, in their order, each read when it is reached: the first is often the one."""
+
+    def __init__(self, store: Store, names: tuple[str, ...]):
+        self.store, self.names = store, names
+        self.read: list[Entry] = []
+
+    def __iter__(self) -> Iterator[Entry]:
+        for i, name in enumerate(self.names):
+            if i == len(self.read):
+                self.read.append(self.store.entry(name))
+            yield self.read[i]
+
+
+def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:
+    """The values with every tensor an object of its own, so that one given twice is told apart."""
+    return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in (*tensors.values(), *scalars.values()))
+
+
+def _relaxed():
+    """Module loads of Triton inside a CUDA graph capture."""
+    try:
+        return driver().relaxed() if torch.cuda.is_current_stream_capturing() else nullcontext()
+    except (OSError, DriverError):
+        return nullcontext()

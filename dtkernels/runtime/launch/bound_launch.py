@@ -1,0 +1,326 @@
+"""A call bound to loaded kernels: allocates as the emitted wrapper does, fills in pointers, launches."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import struct
+from collections.abc import Callable, Sequence
+
+import torch
+
+from ..tables.kernel_store import Entry
+from .cuda_driver import NO_CONTEXT, driver, launch_config
+from .wrapper_recorder import Record
+
+_RAW = frozenset(("i32", "i64", "fp32"))
+
+
+def _stream_of(device: int) -> int:
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+# What torch's own generated code calls: five to ten times faster than the public forms, which stand in where they are missing.
+raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
+current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
+_empty_strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
+
+
+def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], torch.Tensor]:
+    """(shape, strides, dtype) -> a tensor, not filled, on ``device``, which is the current one."""
+    if device.type == "cuda" and _empty_strided is not None:
+        return _empty_strided
+    return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Strides of a contiguous tensor."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= max(n, 1)
+    return tuple(reversed(strides))
+
+
+def _bits(number: float) -> int:
+    return int.from_bytes(struct.pack("<f", number), "little")
+
+
+class NotBound(Exception):
+    """A record that cannot be replayed; says why."""
+
+
+class _Frame:
+    """Argument storage of one call in flight."""
+
+    __slots__ = ("slots", "floats", "launches", "stream")
+
+    def __init__(self, slots: ctypes.Array, floats: list[tuple[int, ctypes.c_float]], launches: list[tuple]):
+        self.slots, self.floats, self.launches, self.stream = slots, floats, launches, 0  #: the stream that the launches name
+
+    def move(self, stream: int) -> None:
+        """Launch on ``stream`` from now on."""
+        self.stream = stream
+        for config, *_ in self.launches:
+            config.stream = stream
+
+
+class Bound:
+    """Replays what was recorded for one kind of call, on tensors of the same shapes, strides, dtypes and alignment.
+
+    Threads may call it at once: each call takes its own argument storage from a pool.
+    """
+
+    def __init__(
+        self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[Entry, ctypes.c_void_p]], device: torch.device
+    ):
+        self.device, self.index = device, device.index
+        used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
+        record.allocated = [t for t in record.allocated if id(t) in used]
+        self.allocations = [(tuple(t.shape), t.dtype) for t in record.allocated]
+        self._made = {id(t): j for j, t in enumerate(record.allocated)}
+        self._given = {id(v): i for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+        if any(id(r) not in self._made for r in record.results):
+            raise NotBound("a result is not a tensor that the wrapper allocates")
+        self.results = tuple(self._made[id(r)] for r in record.results)
+        self._scalars = scalars
+        self._slots: dict[tuple, int] = {}  #: what a slot holds -> its place
+        self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
+        self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
+        self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
+        #: bits that are 0 in all pointers given: kernels may count on tensors that lie at multiples of 16 bytes
+        self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
+        self._strides = [row_major(shape) for shape, _ in self.allocations]
+        self._numbers: Sequence[int] | None = None  #: of the slots, where they are not those of the record
+        self._free: list[_Frame] = []
+        self._taken: list[tuple] = []  #: the same for ``alone``
+        self._empty = allocator(device)
+        self._several = torch.cuda.device_count() > 1
+        self._launch = driver().launch
+        self._overlaps = [driver().overlaps and "launch_pdl" in launch.options for launch in record.launches]
+        del self._made, self._given
+
+    def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
+        """(places of the arguments, grid, entry, function) of one launch."""
+        args, slots, places = launch.args, self._slots, []
+        for i, name, kind in entry.given:
+            value = args[i]
+            if type(value) is int and kind in _RAW and name not in self._scalars:  # most are: strides and sizes
+                places.append(slots.setdefault(("raw", kind, value), len(slots)))
+            else:
+                places.append(self._slot(name, kind, value))
+        scratch, _ = entry.scratch
+        if scratch:
+            self.allocations.append(((scratch * entry.blocks * math.prod(launch.grid),), torch.uint8))
+            places += [self._place(("made", len(self.allocations) - 1)), self._place(("raw", "i64", 0))]
+        else:
+            places += [self._place(("raw", "i64", 0))] * 2
+        return places, launch.grid, entry, function
+
+    def _slot(self, name: str, kind: str, value: object) -> int:
+        if isinstance(value, torch.Tensor):
+            if id(value) in self._given:
+                return self._place(("given", self._given[id(value)]))
+            if id(value) in self._made:
+                return self._place(("made", self._made[id(value)]))
+            raise NotBound(f"{name} is a tensor that the wrapper converts")
+        if name in self._scalars:
+            if kind != "fp32":
+                raise NotBound(f"{name} is a number that the wrapper makes whole")
+            return self._place(("float", self._scalars[name]))
+        if kind not in _RAW or not isinstance(value, (int, float)):
+            raise NotBound(f"{name} is a {type(value).__name__}")
+        return self._place(("raw", kind, value))
+
+    def _place(self, key: tuple) -> int:
+        return self._slots.setdefault(key, len(self._slots))
+
+    def _frame(self) -> _Frame:
+        slots = (ctypes.c_uint64 * max(1, len(self._slots)))(*self._raw())
+        base = ctypes.addressof(slots)
+        floats = [(key[1], ctypes.c_float.from_address(base + 8 * slot)) for key, slot in self._slots.items() if key[0] == "float"]
+        launches = []
+        for (places, grid, entry, function), overlaps in zip(self._plans, self._overlaps):
+            config, attributes = launch_config(grid, entry.threads, entry.shared, entry.blocks, overlaps)
+            params = (ctypes.c_uint64 * len(places))(*[base + 8 * p for p in places])
+            launches.append((config, ctypes.byref(config), function, params, attributes))
+        return _Frame(slots, floats, launches)
+
+    def _raw(self) -> Sequence[int]:
+        """What slots hold from the start, as bits: kernels read the lower half of those of 32-bit parameters."""
+        if self._numbers is not None:
+            return self._numbers
+        return [(_bits(key[2]) if key[1] == "fp32" else key[2]) if key[0] == "raw" else 0 for key in self._slots]
+
+    def __call__(self, values: tuple) -> list[torch.Tensor]:
+        """The results for ``values``, the inputs then the scalars in order of declaration."""
+        if self._several and current_device() != self.index:
+            with torch.cuda.device(self.index):
+                return self.run(values, self._allocate())
+        return self.run(values, self._allocate())
+
+    def shape_of(self, result: int) -> tuple[int, ...]:
+        """The shape of a result."""
+        return self.allocations[self.results[result]][0]
+
+    def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> Bound:
+        """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other.allocations = list(self.allocations)
+        for j, shape in zip(self.results, shapes):
+            other.allocations[j] = (tuple(shape), self.allocations[j][1])
+        other._strides = [row_major(shape) for shape, _ in other.allocations]
+        if order is not None:  # else storage of arguments serves both
+            other._free, other._taken = [], []
+            other.pointers = [(order[i], slot) for i, slot in self.pointers]
+            other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
+        return other
+
+    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> Bound:
+        """The same kernels with other numbers in their slots, other grids, and other shapes of what is allocated."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        other._numbers, other._strides, other._free, other._taken = raw, list(strides), [], []
+        other.allocations = [(shape, dtype) for shape, (_, dtype) in zip(shapes, self.allocations)]
+        other._plans = [(places, grid, *kernel) for grid, (places, _, *kernel) in zip(grids, self._plans)]
+        return other
+
+    def _allocate(self) -> list[torch.Tensor]:
+        empty = self._empty
+        return [empty(shape, strides, dtype) for (shape, dtype), strides in zip(self.allocations, self._strides)]
+
+    def alone(self) -> Callable[[tuple], torch.Tensor | None] | None:
+        """What calling this does, for kinds of one kernel that writes one result, which is given without a list; else None.
+
+        It is what most calls are, and written out: each step that is left out is a twentieth of the call. Where all tensors
+        lay at multiples of 16 bytes and one does not now, it gives None and launches nothing.
+        """
+        if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
+            return None
+        (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
+        strides, several, index = row_major(shape), self._several, self.index
+        empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._taken
+
+        def run(values: tuple) -> torch.Tensor | None:
+            try:
+                taken = free.pop()  # another thread may take the last one between a test and this
+            except IndexError:
+                taken = self._take()
+            slots, floats, reference, function, params, frame = taken
+            bits = 0
+            for i, place in pointers:
+                slots[place] = pointer = values[i].data_ptr()
+                bits |= pointer
+            if bits & grain:
+                free.append(taken)
+                return None
+            if several and current_device() != index:
+                free.append(taken)
+                return self(values)[0]
+            made = empty(shape, strides, dtype)
+            slots[slot] = made.data_ptr()
+            if floats:
+                for i, number in floats:
+                    number.value = values[i]
+            if (stream := stream_of(index)) != frame.stream:
+                frame.move(stream)
+            if code := launch(reference, function, params, None):
+                self._again(code, reference, function, params)
+            free.append(taken)
+            return made
+
+        return run
+
+    def together(self) -> Callable[[tuple], torch.Tensor | tuple[torch.Tensor, ...] | None]:
+        """The same for kinds of several kernels or results: what lies between the kernels is one piece of memory. Several results are a tuple."""
+        outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results]
+        inner, size = [], 0
+        for j, slot in self.made:
+            if j not in self.results:
+                shape, dtype = self.allocations[j]
+                inner.append((slot, size))
+                size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # as the allocator would have aligned each of them
+        pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
+        empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._free
+
+        def run(values: tuple):
+            try:
+                frame = free.pop()
+            except IndexError:
+                frame = self._frame()
+            slots, bits = frame.slots, 0
+            for i, slot in pointers:
+                slots[slot] = pointer = values[i].data_ptr()
+                bits |= pointer
+            if bits & grain:
+                free.append(frame)
+                return None
+            if several and current_device() != index:
+                free.append(frame)
+                results = self(values)
+                return results[0] if single else tuple(results)
+            made = []
+            for shape, dtype, strides, places in outs:
+                made.append(result := empty(shape, strides, dtype))
+                for slot in places:
+                    slots[slot] = result.data_ptr()
+            if size:
+                memory = empty((size,), (1,), torch.uint8)
+                base = memory.data_ptr()
+                for slot, offset in inner:
+                    slots[slot] = base + offset
+            for i, number in frame.floats:
+                number.value = values[i]
+            if (stream := stream_of(index)) != frame.stream:
+                frame.move(stream)
+            for _, reference, function, params, _ in frame.launches:
+                if code := launch(reference, function, params, None):
+                    self._again(code, reference, function, params)
+            free.append(frame)
+            return made[0] if single else tuple(made)
+
+        return run
+
+    def _take(self) -> tuple:
+        """A frame, with what one launch needs of it at hand."""
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = self._frame()
+        _, reference, function, params, _ = frame.launches[0]
+        return frame.slots, frame.floats, reference, function, params, frame
+
+    def run(self, values: tuple, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Launch on ``values`` into ``made``."""
+        try:
+            frame = self._free.pop()
+        except IndexError:
+            frame = self._frame()
+        slots = frame.slots
+        for i, slot in self.pointers:
+            slots[slot] = values[i].data_ptr()
+        for j, slot in self.made:
+            slots[slot] = made[j].data_ptr()
+        for i, number in frame.floats:
+            number.value = values[i]
+        if (stream := raw_stream(self.index)) != frame.stream:
+            frame.move(stream)
+        for _, reference, function, params, _ in frame.launches:
+            if code := self._launch(reference, function, params, None):
+                self._again(code, reference, function, params)
+        self._free.append(frame)
+        return [made[j] for j in self.results]
+
+    def first(self, values: tuple, record: Record) -> list[torch.Tensor]:
+        """Launch into the tensors that ``record`` allocated."""
+        scratch = [torch.empty(shape, dtype=dtype, device=self.device) for shape, dtype in self.allocations[len(record.allocated) :]]
+        with torch.cuda.device_of(record.allocated[0]):
+            return self.run(values, record.allocated + scratch)
+
+    def _again(self, code: int, reference, function, params) -> None:
+        """A thread that never touched the device has no context: give it one and launch again."""
+        if code == NO_CONTEXT:
+            driver().make_current(self.index)
+            code = self._launch(reference, function, params, None)
+        driver().check(code, "launching a kernel")

@@ -1,0 +1,223 @@
+"""The reference: an algorithm evaluated by eager torch operations, differentiable, on any device.
+
+Every value is a tensor with named dimensions; operations broadcast by name. Half-precision inputs are computed in
+float32, float64 inputs in float64, so that the same code is the oracle of the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from ...codegen.emit.module import value_inputs
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ..signature.signature import promoted, size_sources
+
+_UNARY = {
+    "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
+    "abs": torch.abs, "erf": torch.erf, "floor": torch.floor, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+}  # fmt: skip
+_BINARY = {
+    "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.true_divide, "<": torch.lt, "<=": torch.le, ">": torch.gt,
+    ">=": torch.ge, "==": torch.eq, "!=": torch.ne, "maximum": torch.maximum, "minimum": torch.minimum,
+}  # fmt: skip
+
+
+@dataclass
+class Named:
+    """A tensor whose dimensions are labels."""
+
+    data: torch.Tensor
+    labels: tuple[str, ...]
+
+
+def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+    """The extent of every label from the shapes of the inputs."""
+    return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in size_sources(algorithm).items()}
+
+
+def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+    """The outputs of a prepared algorithm, dimensions in the order of their labels, in the inputs' promoted dtype."""
+    return _Evaluator(algorithm, tensors, scalars).outputs(outputs)
+
+
+def result_dtype(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> torch.dtype:
+    """The promoted dtype of the inputs whose values enter the results."""
+    return promoted([tensors[name].dtype for name in value_inputs(algorithm, list(tensors)) if tensors[name].is_floating_point()])
+
+
+class _Evaluator:
+    def __init__(self, algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object]):
+        self.algorithm, self.tensors, self.scalars = algorithm, tensors, scalars
+        self.sizes = extents(algorithm, tensors)
+        self.result = result_dtype(algorithm, tensors)
+        self.integers = algorithm.integer_inputs()
+        self.compute = torch.float64 if self.result == torch.float64 else torch.float32
+        self.device = next(iter(tensors.values())).device
+        self.known: dict[str, Named] = {}
+
+    def outputs(self, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
+        needed = self.algorithm.needed_by(names)
+        last = {access.tensor: name for name in needed for access in ex.accesses(self.algorithm[name].expr)}
+        for name in needed:
+            d = self.algorithm[name]
+            self.known[name] = self._spread(self.value(d.expr), d.labels)
+            for read in [k for k in self.known if last.get(k) == name and k not in names]:
+                del self.known[read]  # its memory is free for the rest
+        found = []
+        for name in names:
+            cast = self.algorithm[name].expr
+            dtype = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else self.result
+            dtype = self.compute if isinstance(cast, ex.Cast) and cast.dtype == "fp32" else dtype  # float64 stays float64
+            found.append(self.known[name].data.to(dtype))
+        return tuple(found)
+
+    def _spread(self, value: Named, labels: tuple[str, ...]) -> Named:
+        """``value`` with exactly ``labels``, repeated along those it lacks."""
+        data = self._aligned(value, labels)
+        return Named(data.expand([self.sizes[label] for label in labels]), labels)
+
+    def _aligned(self, value: Named, labels: tuple[str, ...]) -> torch.Tensor:
+        kept = [label for label in labels if label in value.labels]
+        data = value.data.permute([value.labels.index(label) for label in kept])
+        for i, label in enumerate(labels):
+            if label not in value.labels:
+                data = data.unsqueeze(i)
+        return data
+
+    def _together(self, *values: Named) -> tuple[list[torch.Tensor], tuple[str, ...]]:
+        labels = tuple(label for label in self.algorithm.labels if any(label in v.labels for v in values))
+        return [self._aligned(v, labels) for v in values], labels
+
+    def _number(self, value: object, integer: bool = False) -> Named:
+        if isinstance(value, torch.Tensor):
+            return Named(value.to(self.device).reshape(()).to(value.dtype if integer else self.compute), ())
+        dtype = torch.bool if isinstance(value, bool) else torch.int64 if integer else self.compute
+        return Named(torch.tensor(value, dtype=dtype, device=self.device), ())
+
+    def value(self, expr: ex.Expr) -> Named:
+        match expr:
+            case ex.Const(value):
+                return self._number(value)
+            case ex.Scalar(name):
+                return self._number(self.scalars[name])
+            case ex.Len(label):
+                return self._number(self.sizes[label])
+            case ex.Label(name):
+                return Named(torch.arange(self.sizes[name], device=self.device).to(self.compute), (name,))
+            case ex.Access():
+                return self._access(expr)
+            case ex.Unary(op, arg):
+                v = self.value(arg)
+                return Named(torch.logical_not(v.data) if op == "not" else -self._numbers(v.data), v.labels)
+            case ex.Binary(op, left, right):
+                whole = (op in ex.COMPARISONS or op == "%") and all(ex.is_integer(side, self.integers) for side in (left, right))
+                (a, b), labels = self._together(*((self._index if whole else self.value)(side) for side in (left, right)))
+                if op == "%":
+                    return Named(torch.remainder(a, b).to(self.compute), labels)
+                if op in ("and", "or"):
+                    return Named((torch.logical_and if op == "and" else torch.logical_or)(a, b), labels)
+                return Named(_BINARY[op](self._numbers(a), self._numbers(b)), labels)
+            case ex.Call("maximum" | "minimum" as fn, (a, b)) if isinstance(a, ex.Const) or isinstance(b, ex.Const):
+                return self._clamp(fn, *((a, b) if isinstance(b, ex.Const) else (b, a)))
+            case ex.Call(fn, args):
+                return self._call(fn, [self.value(a) for a in args])
+            case ex.Cast(arg, dtype):
+                v = self.value(arg)
+                return v if dtype == "fp32" else Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
+            case ex.Reduce(kind, arg, labels):
+                return self._reduce(kind, self._spread_over(self.value(arg), labels), labels)
+            case ex.Dot(left, right, labels):
+                return self._dot(self._spread_over(self.value(left), labels), self._spread_over(self.value(right), labels), labels)
+        raise AssertionError(f"{type(expr).__name__} is gone before evaluation")
+
+    def _call(self, fn: str, args: list[Named]) -> Named:
+        data, labels = self._together(*args)
+        if fn == "where":
+            return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
+        data = [self._numbers(d) for d in data]
+        return Named(_UNARY[fn](data[0]) if fn in _UNARY else _BINARY[fn](*data), labels)
+
+    def _numbers(self, data: torch.Tensor) -> torch.Tensor:
+        """Truth values as 0 and 1 in the dtype that is computed in, as kernels take them; anything else as it is."""
+        return data.to(self.compute) if data.dtype == torch.bool else data
+
+    def _clamp(self, fn: str, arg: ex.Expr, bound: ex.Expr) -> Named:
+        """Against a constant: at a tie the constant has won, so that the gradient there is 0. NaN stays."""
+        v, limit = self.value(arg), self.value(bound)
+        beyond = v.data <= limit.data if fn == "maximum" else v.data >= limit.data
+        return Named(torch.where(beyond, limit.data, v.data), v.labels)
+
+    def _spread_over(self, value: Named, over: tuple[str, ...]) -> Named:
+        labels = value.labels + tuple(label for label in over if label not in value.labels)
+        return self._spread(value, labels)
+
+    def _reduce(self, kind: str, value: Named, over: tuple[str, ...]) -> Named:
+        dims = [value.labels.index(label) for label in over]
+        labels = tuple(label for label in value.labels if label not in over)
+        data = self._numbers(value.data)
+        if kind == "sum":
+            return Named(data.sum(dims), labels)
+        if any(self.sizes[label] == 0 for label in over):
+            shape = [self.sizes[label] for label in labels]
+            return Named(torch.full(shape, -math.inf if kind == "max" else math.inf, dtype=self.compute, device=self.device), labels)
+        return Named(data.amax(dims) if kind == "max" else data.amin(dims), labels)
+
+    def _dot(self, left: Named, right: Named, over: tuple[str, ...]) -> Named:
+        names = {label: i for i, label in enumerate(self.algorithm.labels)}
+        labels = tuple(label for label in self.algorithm.labels if label in left.labels + right.labels and label not in over)
+        one, other = left.data.to(self.compute), right.data.to(self.compute)  # truth values are numbers here
+        data = torch.einsum(one, [names[x] for x in left.labels], other, [names[x] for x in right.labels], [names[x] for x in labels])
+        return Named(data, labels)
+
+    def _access(self, access: ex.Access, whole: bool = False) -> Named:
+        """An element, in the dtype that is computed in; as it is if it is a truth value, or a ``whole`` number is wanted."""
+        if access.tensor in self.known:
+            value = self.known[access.tensor].data
+        else:
+            value = self.tensors[access.tensor]
+            value = value.to(self.compute) if value.dtype != torch.bool and not whole else value
+        plain = [i.name for i in access.index if isinstance(i, ex.Label)]
+        if len(plain) == len(access.index) and len(set(plain)) == len(plain):
+            return Named(value, tuple(plain))
+        return self._gather(value, [self._index(i) for i in access.index])
+
+    def _gather(self, value: torch.Tensor, index: list[Named]) -> Named:
+        """Elements at computed places; 0 outside."""
+        places, labels = self._together(*index)
+        inside = torch.ones((), dtype=torch.bool, device=self.device)
+        safe = []
+        for size, place in zip(value.shape, places):
+            inside = inside & (place >= 0) & (place < size)
+            safe.append(place.clamp(0, max(size - 1, 0)))
+        if 0 in value.shape:
+            return Named(torch.zeros([self.sizes[label] for label in labels], dtype=value.dtype, device=self.device), labels)
+        found = value[tuple(torch.broadcast_tensors(*safe))]
+        return Named(torch.where(inside, found, torch.zeros((), dtype=value.dtype, device=self.device)), labels)
+
+    def _index(self, expr: ex.Expr) -> Named:
+        match expr:
+            case ex.Label(name):
+                return Named(torch.arange(self.sizes[name], device=self.device), (name,))
+            case ex.Const(value):
+                return self._number(value, integer=True)
+            case ex.Len(label):
+                return self._number(self.sizes[label], integer=True)
+            case ex.Scalar(name):
+                return self._number(self.scalars[name], integer=True)
+            case ex.Access():
+                return self._access(expr, whole=True)
+            case ex.Unary(_, arg):
+                v = self._index(arg)
+                return Named(-v.data, v.labels)
+            case ex.Call("floor", (quotient,)):  # of whole numbers, where a value is one
+                return self._index(quotient)
+            case ex.Binary(op, left, right):
+                (a, b), labels = self._together(self._index(left), self._index(right))
+                if op == "%":
+                    return Named(torch.remainder(a, b), labels)
+                return Named(torch.div(a, b, rounding_mode="floor") if op == "/" else _BINARY[op](a, b), labels)
+        raise AssertionError(f"{type(expr).__name__} in an index")

@@ -1,0 +1,26 @@
+"""Triton's interpreter, as far as kernels need it to be right: it multiplies bf16 matrices as the integers that their bits are."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from ..log import warn_once
+
+
+@cache
+def right_products() -> None:
+    """Have the interpreter widen bf16 operands of products to float32 first, which loses nothing. Once for a process."""
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    builder = getattr(interpreter, "InterpreterBuilder", None)
+    own = getattr(builder, "create_dot", None)
+    if own is None or not hasattr(builder, "cast_impl"):
+        warn_once("this Triton's interpreter is not known here: its products of bf16 may be wrong")
+        return
+
+    def create_dot(self, a, b, *rest):
+        wide = [self.cast_impl(x, tl.float32) if x.dtype.scalar == tl.bfloat16 else x for x in (a, b)]
+        return own(self, *wide, *rest)
+
+    builder.create_dot = create_dot  # type: ignore[union-attr]

@@ -1,0 +1,81 @@
+"""How much longer than its work is worth a row's schedule takes at other sizes than its own.
+
+It is cut in blocks that suit its own sizes: at others they reach past the end, a few of them need one more round of the
+multiprocessors, or they are too few to give each multiprocessor one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from functools import lru_cache
+
+from ..tables.table import Row
+
+LAUNCH = 4.0  #: microseconds that a kernel takes whatever it does
+
+_CUT = re.compile(r"\.(block|tensorize|split)\(([^)]*)\)")
+_SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
+
+
+@lru_cache(maxsize=4096)
+def cuts(schedule: str) -> tuple[tuple[str, str, tuple[tuple[str, int], ...]], ...]:
+    """(Func, "block", "tensorize" or "split", the labels with their sizes) of each such statement."""
+    found = []
+    for m in _CUT.finditer(schedule):
+        begin = max(schedule.rfind("\n", 0, m.start()), schedule.rfind(";", 0, m.start())) + 1
+        found.append((schedule[begin : m.start()].strip(), m[1], tuple([(label, int(size)) for label, size in _SIZED.findall(m[2])])))
+    return tuple(found)
+
+
+@lru_cache(maxsize=4096)
+def _kernels(schedule: str) -> tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]:
+    """Of each kernel the parts of a sum, and each label's tile and block; 0 is the next power of two, or no block."""
+    found: dict[str, dict[str, dict[str, int]]] = {}
+    for func, name, sized in cuts(schedule):
+        found.setdefault(func, {"block": {}, "tensorize": {}, "split": {}})[name].update(sized)
+    made = []
+    for said in found.values():
+        tiles = said["block"] | said["tensorize"]
+        made.append((math.prod(said["split"].values()), tuple((label, tile, said["block"].get(label, 0)) for label, tile in tiles.items())))
+    return tuple(made)
+
+
+def _lasts(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[float, float]:
+    """(how long the kernels last, how long if nothing were wasted), in elements of their loops that one multiprocessor goes through."""
+    total = useful = 0.0
+    for parts, labels in _kernels(schedule):
+        elements = filled = 1
+        programs = parts
+        for label, tile, block in labels:
+            size = max(sizes.get(label, 1), 1)
+            elements *= size
+            filled *= -(-size // tile) * tile if tile else 1 << (size - 1).bit_length()
+            programs *= -(-size // block) if block else 1
+        total += filled / programs * -(-programs // multiprocessors)
+        useful += elements / multiprocessors
+    return total, useful
+
+
+def waste(row: Row, sizes: dict[str, int]) -> float:
+    """How many times as long for the same work ``row``'s schedule takes at ``sizes`` as at its own, by its blocks alone; at least 1.
+
+    Of a kernel that took little more than a launch does, little can be wasted. 1 where the row does not say how many multiprocessors
+    its GPU has.
+    """
+    multiprocessors = row.by.get("multiprocessors")
+    if not isinstance(multiprocessors, int) or multiprocessors < 1 or sizes == row.sizes:
+        return 1.0
+    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors), _lasts(row.schedule, sizes, multiprocessors)
+    if not own[0]:  # nothing is cut
+        return 1.0
+    lasts, worth = there[0] / own[0], there[1] / own[1]
+    if row.microseconds:
+        launch = LAUNCH / max(row.microseconds - LAUNCH, row.microseconds / 10)
+        lasts, worth = launch + lasts, launch + worth
+    return max(1.0, lasts / worth)
+
+
+@lru_cache(maxsize=4096)
+def _own(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
+    return _lasts(schedule, dict(sizes), multiprocessors)

@@ -1,0 +1,183 @@
+"""The tables on disk, read when they are first asked for; what cannot be read is told of once and does without."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+from ..log import forget as forget_warnings
+from ..log import warn_once
+from ..tables.kernel_store import Store, StoreError, digest
+from ..tables.table import Gpu, Row, TableError, kind_of, kind_text, read_gpu, read_rows
+from .row_ranking import Candidate, Near, agreeing, nearest_gpu
+
+_NEAR = 256  #: places among sizes that one table keeps
+_PACKAGE = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class OpTable:
+    """The rows of one op for one GPU, with its binaries if there are any."""
+
+    gpu: str | None  #: the table's folder
+    written: tuple[Row, ...] = ()  #: the rows, if they were read from the table itself
+    store: Store | None = None
+    packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
+    _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _near: dict[tuple, Near] = field(default_factory=dict, compare=False, repr=False)
+    _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Every row."""
+        return self.written if self.packed is None else self._copied(None)
+
+    def like(self, key: tuple) -> tuple[Row, ...]:
+        """The rows that agree with ``key`` but for numbers among the parameters, if not more."""
+        if self.packed is None:
+            return self.written
+        kind = kind_of(key)
+        if kind not in self._read:  # of each kind once: every new shape asks
+            self._read[kind] = self._copied(key)
+        return self._read[kind]
+
+    def agreeing(self, key: tuple) -> list[tuple[Row, bool]]:
+        """The rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
+        if key not in self._agree:
+            self._agree[key] = agreeing(self.like(key), key)
+        return self._agree[key]
+
+    def nearest(self, key: tuple, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
+        """The first row for ``key`` that may be taken, as ``ranked`` has them; quick where the last call of the kind was near this one."""
+        name = (key, spec, Near.name(sizes, pitches))
+        if (near := self._near.get(name)) is not None:
+            close, found = near.first(sizes)
+            if close:
+                return found
+        if len(self._near) >= _NEAR:
+            self._near.clear()
+        near = self._near[name] = Near(self.agreeing(key), sizes, spec, pitches)
+        return near.first(sizes)[1]
+
+    def _copied(self, key: tuple | None) -> tuple[Row, ...]:
+        assert self.store is not None and self.packed is not None
+        try:
+            if found := self.store.rows(key):
+                return found
+            if found := tuple(r for r in self._table if key is None or kind_text(r.key) == kind_text(key)):
+                raise StoreError(f"{self.store.path}: its rows are missing")
+        except StoreError as error:
+            warn_once(f"rows are read from the table: {_named(self.packed, error)}", about=self.store.path)
+            found = self._table
+        return found
+
+    @cached_property
+    def _table(self) -> tuple[Row, ...]:
+        """The rows as the table itself has them."""
+        assert self.packed is not None
+        return _read(self.packed)
+
+
+def tables_folder() -> Path:
+    """``DTKERNELS_TABLES``, else the tables that came with the package."""
+    named = os.environ.get("DTKERNELS_TABLES")
+    if not named:
+        return _own_tables()
+    from ..build.source_cache import told_folder  # which a call whose kernels are prebuilt does without
+
+    return told_folder(named)
+
+
+@lru_cache(maxsize=1)
+def _own_tables() -> Path:
+    inside = _PACKAGE / "schedule_tables"
+    return inside if inside.is_dir() else _PACKAGE.parent / "schedule_tables"
+
+
+def op_table(op: str, gpu: Gpu) -> OpTable:
+    """What is known of ``op`` on ``gpu``. Never raises."""
+    return _op_table(op, gpu, tables_folder())
+
+
+def forget() -> None:
+    """Read everything anew from now on."""
+    _op_table.cache_clear()
+    _folder_for.cache_clear()
+    forget_warnings()
+
+
+@lru_cache(maxsize=256)
+def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
+    name = _folder_for(gpu, root)
+    if name is None:
+        return OpTable(None)
+    path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
+    try:
+        copied = store is not None and store.table == digest(path.read_bytes())
+        return OpTable(name, (), store, path) if copied else OpTable(name, _with_own(_read(path), store, path), store)
+    except FileNotFoundError:
+        return OpTable(name)
+    except (OSError, TableError, UnicodeDecodeError) as error:
+        warn_once(f"table not used, schedules of {op} come from the formula: {_named(path, error)}")
+        return OpTable(name)
+
+
+def _read(path: Path) -> tuple[Row, ...]:
+    return read_rows(path.read_bytes().decode(), str(path))
+
+
+def _with_own(rows: tuple[Row, ...], store: Store | None, path: Path) -> tuple[Row, ...]:
+    """Rows of a table that has changed since its kernels were built: those that did not change have kernels, others none.
+
+    A name alone does not say what a kernel computes: that of another row may differ in a parameter, and run for this one.
+    """
+    if store is None or not any(r.binaries for r in rows):
+        return rows
+    try:
+        built = {(r.key, r.spec, r.schedule, r.binaries) for r in store.rows()}
+    except StoreError as error:
+        warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}", about=store.path)
+        built = set()
+    found = tuple(r if (r.key, r.spec, r.schedule, r.binaries) in built else replace(r, binaries=()) for r in rows)
+    if changed := sum(a.binaries != b.binaries for a, b in zip(rows, found)):
+        warn_once(f"{path}: {changed} rows name kernels that were built for others, and are compiled when first called; tools/build.py builds theirs", about=store.path)
+    return found
+
+
+def _named(path: Path, error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if str(path) in text else f"{path}: {text}"
+
+
+def _store(path: Path) -> Store | None:
+    try:
+        return Store(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, StoreError) as error:
+        warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}")
+        return None
+
+
+@lru_cache(maxsize=32)
+def _folder_for(gpu: Gpu, root: Path) -> str | None:
+    """The folder of the GPU itself, else of the nearest one; None if there is none."""
+    if (root / gpu.folder).is_dir():
+        return gpu.folder
+    found = {}
+    try:
+        folders = sorted(p for p in root.iterdir() if (p / "gpu.yaml").exists())
+    except OSError as error:
+        warn_once(f"no tables: {_named(root, error)}")
+        return None
+    if not folders:
+        inside = ": it is one table; name the folder that it lies in" if (root / "gpu.yaml").exists() else ""
+        warn_once(f"no tables: {root}: no folder in it has a gpu.yaml{inside}")
+    for folder in folders:
+        try:
+            found[folder.name] = read_gpu(folder)
+        except (OSError, TableError) as error:
+            warn_once(f"table not used: {_named(folder, error)}")
+    return nearest_gpu(found, gpu)

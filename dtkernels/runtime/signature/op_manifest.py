@@ -1,0 +1,156 @@
+"""What calls must know of an op, written beside its spec: a first call then reads no algorithm and derives no gradient.
+
+An outline is JSON with the checksum of the spec's file; ``python tools/write_manifests.py`` writes them. Signatures are there for the usual
+parameters, gradients for the calls that a table of the package has rows for. Each lies in a line of its own, and a call reads those
+that are for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from .signature import Halves, Signature
+
+if TYPE_CHECKING:
+    from ...algebra.autodiff.rematerialization import Product
+    from ...lang.spec import Spec
+
+ANY_NUMBER = 2  #: stands in signatures' lines for every number from 2 on; what they say is the same for all of them
+Params = tuple[tuple[str, "int | bool"], ...]
+_HEAD = ("op", "inputs", "scalars", "params", "outputs", "spec", "integers", "products", "compiled", "autocast")
+
+
+class Facts(NamedTuple):
+    """What is known of a variant without its algorithm. ``products`` are None where they are not."""
+
+    signature: Signature
+    products: tuple[Product, ...] | None = None
+    halves: Callable[[tuple[str, ...], tuple[str, ...]], Halves | None] = lambda wanted, kept: None
+
+
+@dataclass(frozen=True)
+class Outline:
+    """Of one op."""
+
+    op: str
+    inputs: tuple[str, ...]
+    scalars: tuple[str, ...]
+    params: Params
+    outputs: tuple[str, ...]
+    spec: str  #: ``spec_hash`` of the algorithm
+    integers: tuple[str, ...]  #: inputs that hold integers, which stand in an index
+    products: bool  #: whether there are products for the matrix units
+    compiled: str
+    autocast: str | None
+    lines: tuple[str, ...] = ()  #: signatures and gradients as JSON
+    whole: tuple[str, ...] = ()  #: scalars that stand in an index; ops of the package see to theirs
+
+    def facts(self, params: Params, batched: frozenset[str], labels: int) -> Facts | None:
+        """Of a variant, if they are there; batch labels and batched inputs need the algorithm."""
+        alike = tuple((n, v if isinstance(v, bool) or v < ANY_NUMBER else ANY_NUMBER) for n, v in params)
+        if batched or labels or (data := self._line(_signature_key(alike))) is None:
+            return None
+        return Facts(_signature(data["signature"]), tuple(map(_product, data["products"])), lambda wanted, kept: self.halves(params, wanted, kept))
+
+    def halves(self, params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Halves | None:
+        """Of a gradient, if they are there."""
+        data = self._line(_gradient_key(params, wanted, kept))
+        if data is None:
+            return None
+        signatures = (data[half] and _signature(data[half]) for half in ("forward", "backward"))
+        return Halves(tuple(data["outputs"]), data["adjoints"], data["grads"], tuple(data["products"]), *signatures)
+
+    def _line(self, key: str) -> dict | None:
+        """The line that begins with ``key``."""
+        found = next((line for line in self.lines if line.startswith(key)), None)
+        return json.loads(found.rstrip(",")) if found else None
+
+    def keys(self) -> tuple[list[Params], list[tuple[Params, tuple[str, ...], tuple[str, ...]]]]:
+        """(parameters that there are signatures for, (parameters, wanted, kept) that there are gradients for)"""
+        data = [json.loads(line.rstrip(",")) for line in self.lines]
+        signatures = [tuple(d["params"].items()) for d in data if "signature" in d]
+        return signatures, [(tuple(d["params"].items()), tuple(d["wanted"]), tuple(d["kept"])) for d in data if "wanted" in d]
+
+    @staticmethod
+    def of(spec: Spec) -> Outline:
+        """The outline of a spec, without lines."""
+        from ...lang import expr as ex
+        from ..tables.table import spec_hash
+
+        a = spec.algorithm
+        products = any(isinstance(n, ex.Dot) for d in a.definitions for n in d.expr.walk())
+        integers = tuple(sorted(a.integer_inputs()))
+        return Outline(
+            spec.op, a.inputs, a.scalars, tuple(a.params), spec.outputs, spec_hash(a), integers, products, spec.compiled, spec.autocast,
+            whole=tuple(sorted(a.integer_scalars())),
+        )
+
+
+# -- beside the spec ------------------------------------------------------------------------------------------------------
+
+
+def outline_path(spec: Path) -> Path:
+    """Where the outline of a spec's file lies."""
+    return spec.with_suffix(".json")
+
+
+def _signature_key(params: Params) -> str:
+    return f'{{"params": {json.dumps(dict(params))}, "signature": '
+
+
+def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]) -> str:
+    return f'{{"params": {json.dumps(dict(params))}, "wanted": {json.dumps(wanted)}, "kept": {json.dumps(kept)}, '
+
+
+def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
+    """The line of a variant."""
+    plain = [(p.name, p.against) for p in products]
+    return json.dumps({"params": dict(params), "signature": vars(signature), "products": plain})
+
+
+def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...], halves: Halves) -> str:
+    """The line of a gradient."""
+    plain = halves._asdict() | {half: s and vars(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
+    return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
+
+
+def outline_text(outline: Outline, spec: bytes) -> str:
+    """The JSON of an outline of the spec whose file holds ``spec``."""
+    head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(outline, n) for n in _HEAD}}
+    return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(outline.lines) + "\n]}\n"
+
+
+def read_outline(spec: Path) -> Outline | None:
+    """The outline that lies beside a spec's file, if it is of the file as it is now."""
+    try:
+        head, *lines, end = outline_path(spec).read_text().splitlines()
+        data = json.loads(head + end)
+        if data.pop("file") != hashlib.sha256(spec.read_bytes()).hexdigest():
+            return None
+        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        return Outline(**{**plain, "params": tuple(tuple(p) for p in data["params"]), "lines": tuple(lines)})
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def _product(data: list) -> Product:
+    from ...algebra.autodiff.rematerialization import Product
+
+    name, against = data
+    return Product(name, tuple((tuple(own), tuple(other)) for own, other in against))
+
+
+def _signature(data: dict) -> Signature:
+    return Signature(
+        {n: tuple(labels) for n, labels in data["inputs"].items()},
+        tuple(data["scalars"]),
+        tuple(data["values"]),
+        {label: tuple(s) if isinstance(s, list) else s for label, s in data["sizes"].items()},
+        {label: tuple(names) for label, names in data["rows"].items()},
+        data["precise"],
+    )

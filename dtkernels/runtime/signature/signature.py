@@ -1,0 +1,98 @@
+"""What a call must know of an algorithm before any kernel runs: names, ranks, where extents and dtypes come from.
+
+All of it follows from the algorithm; for the ops of the package it is also written down, see op_manifest.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+if TYPE_CHECKING:
+    from ...algebra.autodiff.gradient import Gradient
+    from ...lang.algorithm import Algorithm
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Of one prepared algorithm."""
+
+    inputs: dict[str, tuple[str | None, ...]]  #: the label of each dimension, None where only index arithmetic enters
+    scalars: tuple[str, ...]
+    values: tuple[str, ...]  #: inputs whose dtype enters the results'
+    sizes: dict[str, tuple[str, int] | int]  #: label -> (input, dimension) or a constant
+    rows: dict[str, tuple[str, ...]]  #: labels that may stand for more rows, if these inputs and no others have them
+    precise: bool  #: whether the setting of float32 products matters
+
+    @staticmethod
+    def of(algorithm: Algorithm) -> Signature:
+        """The signature of a prepared algorithm."""
+        from ...codegen.emit.module import plain_labels, value_inputs
+        from ...lang import expr as ex
+        from .dim_collapse import rows_of
+
+        inputs = {n: plain_labels(algorithm, n) for n in algorithm.inputs}
+        precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
+        firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
+        rows = {label: found for label in firsts if (found := rows_of(algorithm, label)) is not None}
+        return Signature(inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise)
+
+    def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
+        """The extent of every label from the shapes of the inputs."""
+        return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in self.sizes.items()}
+
+    def pitches(self) -> frozenset[str]:
+        """Labels whose extent is the distance of one row of an input from the next, where it is contiguous."""
+        return frozenset(labels[-1] for labels in self.inputs.values() if len(labels) > 1 and labels[-1])
+
+    def result_dtype(self, tensors: dict[str, torch.Tensor]) -> torch.dtype:
+        """The promoted dtype of the inputs whose values enter the results."""
+        return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])
+
+
+class Halves(NamedTuple):
+    """Of one gradient: what forward gives to backward, and how the two call it. See ``algebra.autodiff.gradient.Gradient``."""
+
+    outputs: tuple[str, ...]  #: of forward: the op's own, then what backward is handed
+    adjoints: dict[str, str]  #: output -> the input of backward that is its gradient
+    grads: dict[str, str]  #: input or scalar -> the output of backward that is its gradient
+    products: tuple[str, ...]  #: those of ``outputs`` that are products
+    forward: Signature | None = None  #: None where it is not known yet, or forward is the op's own
+    backward: Signature | None = None
+
+    @staticmethod
+    def of(gradient: Gradient) -> Halves:
+        """Those of a derived gradient, without signatures."""
+        return Halves(gradient.forward_outputs, gradient.adjoints, gradient.grads, gradient.products)
+
+
+def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
+    """Where the extent of every label that has one comes from."""
+    found: dict[str, tuple[str, int] | int] = {}
+    for label in algorithm.labels:
+        if (constant := algorithm.constant_extent(label)) is not None:
+            found[label] = constant
+        elif (source := algorithm.extent_source(label)) is not None:
+            found[label] = (source[0], source[1])
+    return found
+
+
+def check_whole(op: str, name: str, value: object) -> None:
+    """Raise TypeError, one line, for a scalar that may not stand in an index: a number with a fraction, or a tensor of floats."""
+    if isinstance(value, torch.Tensor):
+        whole = not value.is_floating_point()
+    else:
+        whole = isinstance(value, (int, torch.SymInt)) or float(value).is_integer()  # type: ignore[arg-type]
+    if not whole:
+        found = value.dtype if isinstance(value, torch.Tensor) else value
+        raise TypeError(f"{op}: {name} is {found}; allowed: a whole number, as it stands in an index")
+
+
+def promoted(dtypes: list[torch.dtype]) -> torch.dtype:
+    """The dtype of a result; float32 where there is nothing to go by."""
+    result = dtypes[0] if dtypes else torch.float32
+    for dtype in dtypes[1:]:
+        result = torch.promote_types(result, dtype)
+    return result

@@ -1,0 +1,138 @@
+"""`apply_to(model)`: the public entry. Every op has one patcher; this file picks them, runs them and keeps the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+from torch import nn
+
+from .attention import attention_patch
+from .layers import activations, gated_mlp, linear_chains, loss, norms, rope
+from .patching.report import PatchReport
+
+
+def _patch_lora(model: nn.Module, report: PatchReport) -> None:
+    from ..peft import patch_lora
+
+    patch_lora(model, report)
+
+
+# op -> patcher(model, report): adds what it found to the report, and before each change how to take it back.
+_PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
+    "attention": attention_patch.patch_attention,
+    "lora": _patch_lora,
+    "relu": activations.patch_relu,
+    "softmax": activations.patch_softmax,
+    "two_mm": linear_chains.patch_chains,
+    "gate": linear_chains.patch_gates,
+    "rmsnorm": norms.patch_rmsnorm,
+    "layernorm": norms.patch_layernorm,
+    "swiglu": partial(gated_mlp.patch_gated, "swiglu"),
+    "geglu": partial(gated_mlp.patch_gated, "geglu"),
+    "rope": rope.patch_rope,
+    "cross_entropy": loss.patch_cross_entropy,
+}
+OPS = tuple(_PATCHERS)
+#: What ops="auto" takes, and the measurement in benchmarks/ that says so. An op without one is on request only.
+DEFAULTS = {
+    "attention": "h200_attention_warpgroups.json",
+    "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
+    "rmsnorm": "h200_models.json",
+    "swiglu": "h200_models.json",
+    "geglu": "h200/more_forward.json",
+    "rope": "h200_models.json",
+    "cross_entropy": "h200_models.json",  # less memory, the same time
+}
+_SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
+
+
+class PatchError(RuntimeError):
+    """Raised by `apply_to(strict=True)` when something that holds one of the ops was skipped."""
+
+
+def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> PatchReport:
+    """Make this model instance run its ops on dtkernels; nothing global and no class is changed.
+
+        attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
+        relu        max(x, 0), in nn.ReLU modules; only if asked for: torch's is as fast
+        lora        y + scale * (x A') B', in LoRA layers of PEFT
+        softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
+        two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
+        gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; only if asked for
+        rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it
+        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; only if asked for
+        swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
+        geglu       gelu(gate(x)) * up(x), the same
+        rope        q and k turned by cos and sin, in attention modules that call a function for it
+        cross_entropy   of the next token, where a Hugging Face model's loss_function is that
+
+    Under torch.compile the last six are left to Inductor, which fuses what the module computes itself.
+
+    model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
+    ops       "auto" (those of DEFAULTS: what is measured to be faster), "all", one op's name, or several of all these
+    strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
+    dry_run   change nothing; the report says what would be patched
+
+    Where "auto" alone asks for it, as in ops="auto" and ops=["auto", "relu"], attention goes to sdpa on a GPU where gradients
+    are wanted and there is no mask, since its backward is faster there (benchmarks/h200/attention_backward.json), and where a mask is
+    a matrix of which nothing is known, or torch.compile traces (benchmarks/h200_last_run.txt). Asked for by name, in
+    ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
+
+    A query that sees no key, padding on the left for one, gets zeros, as from sdpa with a boolean mask. Eager attention, and masks
+    of the lowest number there is, give it the mean of the values. No query that sees a key depends on it.
+
+    What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
+    Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
+    A second call patches nothing and reports "already". A model that shares its config object with another one shares its
+    attention switch too: give each its own (`copy.deepcopy(config)`).
+
+    Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
+
+        report = apply_to(model)
+        print(report)
+        report.undo()
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"apply_to needs a torch.nn.Module, got {type(model).__name__}")
+    chosen = _chosen(ops)
+    report = PatchReport(dry_run=dry_run, as_measured=frozenset(op for op, auto in chosen.items() if auto))
+    try:
+        for op in chosen:
+            _PATCHERS[op](model, report)
+    except BaseException:
+        report.undo()
+        raise
+    if strict and report.skipped:
+        report.undo()
+        first, more = report.skipped[0], len(report.skipped) - 1
+        tail = f" (and {more} more)" if more else ""
+        raise PatchError(f"strict: skipped {first.op} in {first.module or 'the model'}: {first.reason}{tail}")
+    return report
+
+
+@contextmanager
+def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> Iterator[PatchReport]:
+    """`apply_to` for the length of a `with` block; yields the report and restores the model at the end, errors included.
+
+    Blocks may be nested: an inner one on the same model finds everything patched and restores nothing.
+    """
+    report = apply_to(model, ops=ops, strict=strict, dry_run=dry_run)
+    try:
+        yield report
+    finally:
+        report.undo()
+
+
+def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
+    """The ops, in the order asked for, and of each whether "auto" alone asked for it."""
+    chosen: dict[str, bool] = {}
+    for entry in [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops:
+        if not isinstance(entry, str):
+            raise TypeError(f"apply_to: ops is a name or several names; got {entry!r}")
+        for name in _SEVERAL.get(entry, (entry,)):
+            if name not in _PATCHERS:
+                raise ValueError(f"unknown op {name!r}; apply_to knows {', '.join(OPS)}, 'all', or 'auto' for {', '.join(DEFAULTS)}")
+            chosen[name] = entry == "auto" and chosen.get(name, True)
+    return chosen

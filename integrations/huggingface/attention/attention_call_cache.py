@@ -1,0 +1,125 @@
+"""Calls that the checks of the attention function let through: let through again where nothing that they look at differs.
+
+The layers of a model call attention alike, with as many keys and the very same mask, so that one look serves them all. What is
+looked at: the tensors but for their contents, by torch's own guards, which also know of autocast, tracing and transforms; numbers
+among the other arguments; which mask it is, or what is noted on it where it is another one. Calls of one query, without gradients:
+of others the kernels take longer.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+
+from dtkernels.ops.attention import ready
+from dtkernels.runtime.dispatch.bounded_cache import keep
+from dtkernels.runtime.torch_support.tensor_guards import like, never
+
+from .masks import note_on
+
+# Keyword arguments that reach every attention function and do not change its result: what they say is in the mask
+# already, or concerns other layers. Whatever is not here, and neither None nor False, goes to the original path.
+HARMLESS = frozenset(
+    "cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch "
+    "output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache".split()
+)
+KEPT = 4  # kinds of layers of a model, which are compared one by one
+REMEMBERED = 1024  # calls that are found by their names: each step of a generation makes new ones, the next generation meets them again
+_NUMBERS = (bool, int, float, str)
+_seen: tuple[Seen, ...] = ()
+_named: dict[tuple, Seen] = {}
+
+
+class Seen:
+    """One call: how to know it again, and ``launch``, which takes the tensors to the result in the shape that transformers wants."""
+
+    __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
+
+    def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
+        """Of a call that was known again; None where the op must be asked."""
+        if mask is None and not self.added:
+            return self.launch((query, key, value))
+        tensors = [query, key, value]
+        if (mask := note_on(mask).padding if self.noted else mask) is not None:
+            tensors.append(mask)
+        return self.launch((*tensors, *[kwargs[name] for name in self.added]))
+
+
+def known(query, key, value, mask, kwargs: dict) -> Seen | None:
+    """The call before that this one is like; None where there is none."""
+    if not _seen or torch.compiler.is_compiling():
+        return None
+    tensors = [query, key, value] if mask is None else [query, key, value, mask]
+    told = _told(kwargs, tensors)
+    for s in _seen:
+        if s.told == told and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
+            return s if not s.noted or note_on(mask) is not None else None
+    return _by_name(told, mask, tensors)
+
+
+def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> Seen | None:
+    """A call further back, which may have had another mask, of which the same is known."""
+    global _seen
+    reach = None if mask is None else note_on(mask)
+    try:
+        s = _named.get(_name(told, reach, tensors))
+    except (AttributeError, RuntimeError, TypeError):  # tensors without strides, a mask that is none, arguments that cannot be compared so
+        return None
+    if s is None or s.told != told or not s.like(*tensors):
+        return None
+    if reach is not None and reach.padding is not None and not s.padded(reach.padding):
+        return None
+    if mask is not None:
+        s.mask = weakref.ref(mask)
+    _seen = (s, *_seen[: KEPT - 1])
+    return s
+
+
+def _name(told: tuple, reach, tensors: list) -> tuple:
+    """What tells calls apart in little time, and of a note on a mask all but its tensor."""
+    noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None)
+    return (told, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
+
+
+def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, options: dict, added: dict[str, str]) -> None:
+    """Know a call again that the op computed with the mask ``taken`` and ``options``; ``added``: their names of tensors in ``kwargs``.
+
+    Where a result in [B, H, Tq, D] is one in [B, Tq, H, D] too, it is made as such.
+    """
+    global _seen
+    batch, heads, queries, _ = query.shape
+    if queries != 1 or torch.compiler.is_compiling():
+        return  # with many queries the kernel takes longer than all that
+    noted = options.get("offset") is not None
+    if not noted and mask is not taken or any(options[option] is not kwargs[name] for name, option in added.items()):
+        return  # what was made anew for this call
+    tensors = [query, key, value] if mask is None else [query, key, value, mask]
+    told = _told(kwargs, tensors)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
+        return
+    s = Seen()
+    s.launch = ready((batch, 1, heads, value.shape[3]), query, key, value, taken, **options)
+    if s.launch is None:
+        return
+    s.count, s.like, s.told = len(tensors), like(tuple(tensors)), told
+    s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
+    reach = None if mask is None else note_on(mask)
+    s.padded = never if reach is None or reach.padding is None else like((reach.padding,))
+    _seen = (s, *_seen[: KEPT - 1])
+    if reach is None or type(reach.offset) is int:
+        keep(_named, _name(told, reach, tensors), s, REMEMBERED)
+
+
+def _told(kwargs: dict, tensors: list) -> tuple:
+    """Name, type and number of each keyword argument that may tell something; tensors among them are put to the others."""
+    told: list = []
+    for name, given in kwargs.items():
+        if given is None or given is False or name in HARMLESS:
+            continue
+        if isinstance(given, torch.Tensor):
+            tensors.append(given)
+            told += (name, torch.Tensor, None)
+        else:
+            told += (name, type(given), given)
+    return tuple(told)

@@ -1,0 +1,232 @@
+"""The attention function that transformers calls under the name "dtkernels": op where the op fits, original path elsewhere.
+
+It follows sdpa's conventions to the letter, because the masks are those of transformers' own `sdpa_mask` (see masks.py):
+no mask and more than one query means causal, upper-left aligned, where the module is causal; one query attends to all.
+A model that knows eager attention only gets eager's masks, and no mask is no mask (see mask_conventions.py).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+
+from dtkernels import ops
+
+from ..patching.call_stats import NAME, CallRecord, record_of
+from ..patching.forward_patching import DTYPES, in_autocast, plain, transformed, without_autocast
+from ..patching.source_inspection import eager_function
+from .attention_call_cache import HARMLESS, known, remember
+from .fallback import ignores, original_attention
+from .mask_conventions import takes_eager_masks
+from .masks import dtkernels_mask, reach_of
+
+try:
+    from transformers.utils.output_capturing import _active_collector
+except ImportError:  # releases that hand on what is asked for
+    _active_collector = None
+
+_ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # what is added to the scores, and what the op calls it
+_NOT_SDPA = ("softcap", "s_aux", "position_bias")
+_HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias"})
+
+
+def register() -> None:
+    """Make `attn_implementation="dtkernels"` known to transformers: the attention function and its masks."""
+    AttentionInterface.register(NAME, dtkernels_attention)
+    AttentionMaskInterface.register(NAME, dtkernels_mask)  # without it padding and sliding windows would vanish silently
+
+
+def dtkernels_attention(
+    module: nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    **kwargs,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """softmax(scaling * q k^T + mask) v, with softcap, sinks and position bias, in the shape of transformers' AttentionInterface.
+
+    query [B, H, Tq, D], key [B, Hkv, Tk, D], value [B, Hkv, Tk, Dv] with Hkv dividing H; attention_mask None, boolean
+    (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None); the attention weights
+    in place of None when `output_attentions` asks for them, or when the original path is eager.
+
+    Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord.
+    """
+    record = record_of(module)
+    if _collects_weights(module):
+        kwargs["output_attentions"] = True
+    seen = known(query, key, value, attention_mask, kwargs)
+    if seen is not None and (output := seen.result(query, key, value, attention_mask, kwargs)) is not None:
+        record.calls += 1
+        return output, None
+    causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
+    inputs = _autocast(query, key, value)
+    others = _others(kwargs)
+    reason = _read(module, record, others) or _unsupported(*inputs, attention_mask, kwargs) or _slower(record, inputs, attention_mask, kwargs)
+    if reason is None:
+        cast = in_autocast(query.device.type)
+        mask, options = _given(inputs[0], key, attention_mask, causal, kwargs)
+        try:
+            with without_autocast(query.device.type):
+                output = ops.attention(*inputs, mask, **options)
+        except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
+            reason = str(error)
+    record.count(reason)
+    if reason is not None:
+        return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
+    if not cast and not others:  # another module may read those
+        added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
+        remember(query, key, value, attention_mask, kwargs, mask, options, added)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _collects_weights(module: nn.Module) -> bool:
+    """Whether transformers records the attention weights of the model that runs: not every model hands `output_attentions` on.
+
+    torch.compile traces that question only where it traces the whole model. In a layer compiled by itself the answer is that of the
+    moment of tracing; that a hook came since traces it anew, and a module with a hook is asked each time, as its hook asks.
+    """
+    if _active_collector is None:
+        return False
+    alone = torch.compiler.is_compiling() and not getattr(_active_collector, "compiling", False)
+    return _collects_now() if alone and not module._forward_hooks else _weights_asked_for()
+
+
+@torch.compiler.assume_constant_result
+def _collects_now() -> bool:
+    return _weights_asked_for()
+
+
+def _weights_asked_for() -> bool:
+    collected = _active_collector.get()
+    return bool(collected) and any(name.endswith("attentions") for name in collected)
+
+
+def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
+    """The mask and the keyword arguments of the op."""
+    options = {"causal": causal, "scale": kwargs.get("scaling"), "softcap": kwargs.get("softcap")}
+    reach = reach_of(mask, query.shape[2], key.shape[2])
+    if reach is not None:
+        options |= {"window": reach.window, "offset": reach.offset}
+        mask = reach.padding
+    elif mask is not None:
+        mask = _in_dtype_of(query, mask if mask.dim() == 4 else mask[(None,) * (4 - mask.dim())])
+    for name, option in _ADDED:
+        if kwargs.get(name) is not None:
+            options[option] = _in_dtype_of(query, kwargs[name])
+    return mask, options
+
+
+def _in_dtype_of(query: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
+    """What is added to the scores, in the dtype of the query, which is that of the result; what was finite stays so."""
+    if added.dtype in (torch.bool, query.dtype):
+        return added
+    narrow = added.to(query.dtype)
+    return torch.where(narrow.isinf() & ~added.isinf(), torch.finfo(query.dtype).min, narrow)
+
+
+def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None, asked: bool | None) -> bool:
+    if mask is not None or query.shape[2] <= 1 or takes_eager_masks(type(getattr(module, "config", None))):
+        return False
+    return bool(getattr(module, "is_causal", True) if asked is None else asked)
+
+
+def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Under autocast torch's own attention casts its inputs; a custom function has to do it itself."""
+    device = tensors[0].device.type
+    if not in_autocast(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
+
+
+def _others(kwargs: dict) -> list[str]:
+    """The arguments that the op knows nothing of."""
+    return [name for name, given in kwargs.items() if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False]
+
+
+def _read(module: nn.Module, record: CallRecord, names: list[str]) -> str | None:
+    """The first of the names that the original path may read; None where there is none."""
+    eager = record.eager or eager_function(type(module)) if names else None
+    return next((name for name in names if not ignores(eager, name)), None)
+
+
+def _unsupported(query, key, value, mask, kwargs) -> str | None:
+    """Why the op cannot compute this call, or None if it can."""
+    bias = kwargs.get("position_bias")
+    return (
+        _unsupported_kwargs(query, key, mask, kwargs)
+        or _unsupported_tensors(query, key, value)
+        or _unsupported_mask("mask", query, key, mask)
+        or _unsupported_mask("position_bias", query, key, bias)
+        or ("position_bias of dtype bool" if bias is not None and bias.dtype == torch.bool else None)
+    )
+
+
+def _slower(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, kwargs: dict) -> str | None:
+    """Why sdpa is the better way for a call that the op could compute, as measured on an H200.
+
+    Forward and backward of cuDNN's attention take 0.8 to 1.0 of the kernels' time. A mask that is a matrix the kernels read whole,
+    whatever it says: under torch.compile a training step took 1.6 times sdpa's, a generated token 1.02 and 1.09. With notes, which
+    masks have there too since, nothing was measured.
+    """
+    if not record.as_measured or record.original != "sdpa" or any(kwargs.get(n) is not None for n in _NOT_SDPA) or not _on_gpu(inputs[0]):
+        return None
+    if mask is not None:
+        if torch.compiler.is_compiling():
+            return "a mask under torch.compile: sdpa was faster"
+        noted = reach_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
+        return None if noted else "a mask without a note of what it says: sdpa is faster"
+    learning = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
+    return "gradients without a mask: sdpa is faster" if learning else None
+
+
+def _on_gpu(tensor: torch.Tensor) -> bool:
+    return tensor.is_cuda
+
+
+def _unsupported_kwargs(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, kwargs: dict) -> str | None:
+    if kwargs.get("dropout"):
+        return "dropout"
+    window = kwargs.get("sliding_window")
+    # The mask holds the window. Without one, only a window that reaches over all keys is no window.
+    if window is not None and mask is None and not (isinstance(window, int) and key.shape[2] <= window):
+        return "sliding_window without a mask"
+    softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")
+    if softcap is not None and not (type(softcap) in (int, float) and softcap > 0):
+        return "softcap that is no number above 0"
+    if sinks is not None and not (isinstance(sinks, torch.Tensor) and plain(sinks) and sinks.shape == query.shape[1:2]):
+        return "s_aux that is not one number a head"
+    return None
+
+
+def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> str | None:
+    if (reason := transformed()) is not None:
+        return reason
+    if not (plain(query) and plain(key) and plain(value)):
+        return "tensor types " + ", ".join(type(x).__name__ for x in (query, key, value))
+    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+        return "dtypes " + ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
+    if not query.dim() == key.dim() == value.dim() == 4:
+        return "q, k and v that are not all 4-d"
+    batch, heads, _, width = query.shape
+    key_batch, key_heads, keys, key_width = key.shape
+    value_batch, value_heads, values, _ = value.shape
+    fits = batch == key_batch == value_batch and width == key_width and keys == values and key_heads == value_heads
+    if not fits or key_heads == 0 or heads % key_heads != 0:
+        return "batch, head or width sizes of q, k and v that do not match"
+    return None
+
+
+def _unsupported_mask(name: str, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str | None:
+    if mask is None:
+        return None
+    if not isinstance(mask, torch.Tensor) or not plain(mask):
+        return f"{name} of type {type(mask).__name__}"
+    if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
+        return f"{name} of dtype {str(mask.dtype).removeprefix('torch.')}"
+    whole = (*query.shape[:3], key.shape[2])
+    if mask.dim() > 4 or any(size not in (1, full) for size, full in zip(mask.shape, whole[4 - mask.dim() :], strict=True)):
+        return f"{name} that does not broadcast to [B, H, Tq, Tk]"
+    return None

@@ -1,0 +1,194 @@
+"""The attention switch of one model instance: which configs may say "dtkernels", set, read back, and put back.
+
+A model's attention modules read the implementation's name from their config at every call, so the switch is the config.
+`set_attn_implementation` sets it but only warns where it cannot; what counts is what the config of each module says after.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from functools import partial
+
+from torch import nn
+
+from ..patching.call_stats import ATTRIBUTE, NAME, CallRecord
+from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
+from ..patching.source_inspection import eager_function, gives_weights, names_in, own_attention, treats_specially, uses_interface
+
+_KEY = "_attn_implementation"
+
+
+@dataclass
+class _Site:
+    """One attention module: where it is, the config it reads, and the implementation that stands there before the switch."""
+
+    name: str
+    module: nn.Module
+    config: object
+    before: str | None
+
+
+def patch_attention(model: nn.Module, report: PatchReport) -> None:
+    """Switch every Hugging Face model inside `model` to dtkernels' attention; see `apply_to` for the arguments."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            report.add(name, "attention", SKIPPED, "nn.MultiheadAttention is one function of torch with its projections; call dtkernels.ops.attention there")
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        return  # nothing in the model can be a transformers model
+    walk = list(_walk(model, PreTrainedModel))
+    try:
+        from . import attention_function  # noqa: F401  the interface must know the name before a config says it
+    except ImportError as error:  # a transformers of before the AttentionInterface
+        for name, module, owner in walk:
+            if module is owner:
+                report.add(name, "attention", SKIPPED, f"this transformers lacks what is needed: {error}")
+        return
+    blocked = _blocked(walk)
+    sites = [
+        _Site(name, module, config, getattr(config, _KEY))
+        for name, module, owner in walk
+        if uses_interface(type(module)) and (config := _config(module, owner)) is not None
+    ]
+    _add_models_without_interface(walk, sites, report)
+    if not report.dry_run and any(site.before != NAME and id(site.config) not in blocked for site in sites):
+        _switch(walk, blocked, report)
+    for site in sites:
+        _add_site(site, blocked.get(id(site.config)), report)
+
+
+def _walk(model: nn.Module, pretrained: type):
+    """Every module once, as (name, module, the nearest transformers model around it or None)."""
+    owners = {}
+    for name, module in model.named_modules():
+        parent = owners.get(name.rpartition(".")[0]) if name else None
+        owners[name] = module if isinstance(module, pretrained) else parent
+        yield name, module, owners[name]
+
+
+def _config(module: nn.Module, owner: nn.Module | None) -> object | None:
+    for holder in (module, owner):
+        config = getattr(holder, "config", None)
+        if hasattr(config, _KEY):
+            return config
+    return None
+
+
+def _configs(walk: list) -> list:
+    """Every config that a switch of the model may touch, sub-configs included, each once."""
+    found, queue = {}, [config for _, module, owner in walk if (config := _config(module, owner)) is not None]
+    while queue:
+        config = queue.pop()
+        if id(config) not in found:
+            found[id(config)] = config
+            children = (getattr(config, key, None) for key in getattr(config, "sub_configs", ()))
+            queue += [child for child in children if hasattr(child, _KEY)]
+    return list(found.values())
+
+
+def _blocked(walk: list) -> dict[int, str]:
+    """id(config) -> why the modules that read it must keep their implementation."""
+    blocked = {}
+    for _, module, owner in walk:
+        if owner is None or (config := _config(owner, None)) is None:
+            continue
+        if (reason := _reason(module, owner, config)) is not None:
+            blocked.setdefault(id(config), reason)
+        if uses_interface(type(module)) and not owner._supports_sdpa and gives_weights(type(owner)):
+            reason = f"{type(owner).__name__} returns attention weights unasked: only eager attention computes them"
+            blocked.setdefault(id(_config(module, owner)), reason)
+    return blocked
+
+
+def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
+    cls = type(module)
+    special = treats_specially(cls)
+    if "sdpa" in special:
+        return f"{cls.__name__} treats 'sdpa' unlike other names"
+    if not owner._supports_sdpa and "eager" in special:
+        return f"{cls.__name__} treats 'eager' unlike other names"
+    if getattr(config, "output_attentions", False):
+        return "config.output_attentions is set: only eager attention returns the weights"
+    return None
+
+
+def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchReport) -> None:
+    """One row for each model with attention that does not go through the AttentionInterface."""
+    seen = {id(site.config) for site in sites}
+    for name, module, owner in walk:
+        if module is not owner or id(module.config) in seen:
+            continue
+        by = type(module) if not _can_switch(module) else _alone(walk, module)
+        if by is not None:  # else a model inside this one, of the same config, may have some
+            seen.add(id(module.config))
+            report.add(name, "attention", SKIPPED, f"{by.__name__} does not use transformers' AttentionInterface")
+
+
+def _alone(walk: list, owner: nn.Module) -> type | None:
+    """What computes attention by itself in a model of a file where something else uses the interface; None if nothing does."""
+    parts = (type(module) for _, module, of in walk if of is owner and module is not owner)
+    by_itself = (part for part in parts if own_attention(part) or "scaled_dot_product_attention" in names_in(part))
+    return next((part for part in by_itself if not uses_interface(part)), None)
+
+
+def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:
+    """Switch every transformers model that may and can, outermost first; take it back where it reached a blocked config.
+
+    A model passes the name on to those inside it, but not every version of transformers to all of them.
+    """
+    taken_back = []
+    for config in _configs(walk):
+        restore = partial(_restore_config, config, _attention_state(config))
+        if id(config) in blocked:
+            taken_back.append(restore)
+        else:
+            report.on_undo(restore)
+    for _, module, owner in walk:
+        if module is owner and id(module.config) not in blocked and getattr(module.config, _KEY) != NAME and _can_switch(module):
+            module.set_attn_implementation(NAME)
+    for restore in taken_back:
+        restore()
+
+
+def _can_switch(module: nn.Module) -> bool:
+    can_set = getattr(type(module), "_can_set_attn_implementation", None)
+    return can_set is None or can_set()
+
+
+def _attention_state(config: object) -> dict:
+    return {key: value for key, value in vars(config).items() if key.startswith("_attn_")}
+
+
+def _restore_config(config: object, before: dict) -> None:
+    """Put the name back, unless somebody has chosen another one since."""
+    if getattr(config, _KEY) != NAME:
+        return
+    for key in _attention_state(config).keys() - before.keys():
+        del vars(config)[key]
+    vars(config).update(before)
+
+
+def _add_site(site: _Site, blocked: str | None, report: PatchReport) -> None:
+    """Say what became of one attention module, and give it a record to count its calls in."""
+    state = ALREADY if site.before == NAME else WOULD_PATCH if report.dry_run else PATCHED
+    now = getattr(site.config, _KEY)
+    if state != ALREADY and blocked is not None:
+        report.add(site.name, "attention", SKIPPED, blocked)
+    elif state == PATCHED and now != NAME:
+        report.add(site.name, "attention", SKIPPED, f"its config still says {now!r} after the switch")
+    else:
+        record = vars(site.module).get(ATTRIBUTE)
+        if record is None and not report.dry_run:
+            original = None if site.before == NAME else site.before
+            record = CallRecord(original=original, eager=eager_function(type(site.module)), as_measured="attention" in report.as_measured)
+            report.on_undo(partial(_forget, weakref.ref(site.module), record))
+            setattr(site.module, ATTRIBUTE, record)
+        report.add(site.name, "attention", state, record=record)
+
+
+def _forget(ref: weakref.ref, record: CallRecord) -> None:
+    module = ref()
+    if module is not None and vars(module).get(ATTRIBUTE) is record:
+        delattr(module, ATTRIBUTE)

@@ -1,0 +1,58 @@
+"""nn.ReLU and nn.Softmax modules: one instance's `forward` is replaced by a function that calls the op."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import as_stored, in_autocast, replace_forward, taken, unsupported
+from ..patching.report import PatchReport
+
+
+def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> torch.Tensor:
+    """max(x, 0); tensors that the op does not take go to torch."""
+    reason = unsupported(input) or ("inplace=True by now" if module.inplace else None)
+    record.count(reason)
+    if reason is not None:
+        return F.relu(input, module.inplace)
+    from dtkernels import ops
+
+    return as_stored(ops.relu, input)
+
+
+def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor) -> torch.Tensor:
+    """exp(x) / sum(exp(x)) over the last dimension; other dimensions, and tensors that the op does not take, go to torch."""
+    reason, dim = unsupported(input), module.dim
+    if reason is None and dim not in (-1, input.dim() - 1):
+        reason = "softmax over a dimension that is not the last"
+    if reason is None and input.device.type != "cuda" and input.dtype != torch.float32 and in_autocast(input.device.type):
+        reason = "autocast of a 16-bit input"  # on a GPU it gives float32, as the op does
+    record.count(reason)
+    if reason is not None:
+        return F.softmax(input, dim)
+    from dtkernels import ops
+
+    return ops.softmax(input)
+
+
+def patch_relu(model: nn.Module, report: PatchReport) -> None:
+    """Patch every nn.ReLU of `model` whose input nobody else can observe."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.ReLU):
+            # An in-place ReLU also changes its input, which a residual branch may read; the op writes a new tensor.
+            reason = "inplace=True: others may read the tensor it overwrites" if module.inplace else None
+            reason = reason or taken(module, nn.ReLU)
+            replace_forward(name, module, "relu", partial(relu_forward, CallRecord(), module), reason, report)
+
+
+def patch_softmax(model: nn.Module, report: PatchReport) -> None:
+    """Patch every nn.Softmax of `model` that may run over the last dimension."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Softmax):
+            reason = None if isinstance(module.dim, int) else "dim=None leaves the dimension to torch"
+            reason = reason or taken(module, nn.Softmax)
+            replace_forward(name, module, "softmax", partial(softmax_forward, CallRecord(), module), reason, report)

@@ -1,0 +1,151 @@
+"""Gated MLPs, down(act(gate(x)) * up(x)) with silu or gelu: one instance's `forward` computes act(gate) * up by the op.
+
+The linear layers are called as modules, so that hooks, LoRA and quantisation inside them stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from itertools import permutations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import beside_its_forward, replace_forward, taken, unsupported
+from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
+from ..patching.report import PatchReport
+
+_WIDTHS = 6, 10, 7  #: of a stand-in: in, between, out
+_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
+
+
+@dataclass(frozen=True)
+class Form:
+    """The names of the children, and the activation. Where `up` is None the layer `gate` computes both, side by side."""
+
+    gate: str
+    up: str | None
+    down: str
+    activation: str
+    gate_first: bool = True  #: of the two halves, where they are side by side
+
+    @property
+    def op(self) -> str:
+        return "swiglu" if self.activation == "silu" else "geglu"
+
+
+def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[str, object], *args, **kwargs) -> torch.Tensor:
+    """down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out).
+
+    ``rest``: what else the module had when it was found to compute that, its activation for one.
+    """
+    if torch.compiler.is_compiling():
+        return type(module).forward(module, *args, **kwargs)
+    children, attributes = module._modules, vars(module)
+    reason = "arguments other than one tensor" if len(args) != 1 or kwargs else None
+    for name, held in rest.items():
+        if (children if name in children else attributes).get(name) is not held:
+            reason = "another activation than when it was patched"
+        elif name in children and (more := beside_its_forward(held)) is not None:
+            reason = f"its {type(held).__name__} has {more}"
+    if reason is not None:
+        record.count(reason)
+        return type(module).forward(module, *args, **kwargs)
+    if form.up is None:
+        gate, up = children[form.gate](args[0]).chunk(2, -1)[:: 1 if form.gate_first else -1]
+    else:
+        gate, up = children[form.gate](args[0]), children[form.up](args[0])
+    reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
+    record.count(reason)
+    product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up)
+    del gate, up  # at a prefill they are the largest tensors there are: not to be held while down runs
+    return children[form.down](product)
+
+
+def _rest(module: nn.Module, form: Form) -> dict[str, object]:
+    """Children other than the linear layers, and functions among the attributes."""
+    own = (form.gate, form.up, form.down)
+    functions = {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT}
+    return functions | {name: child for name, child in module._modules.items() if name not in own}
+
+
+def _by_the_op(form: Form, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    from dtkernels import ops
+
+    return ops.swiglu(gate, up) if form.activation == "silu" else ops.geglu(gate, up, exact=form.activation == "gelu")
+
+
+def patch_gated(op: str, model: nn.Module, report: PatchReport) -> None:
+    """Patch every gated MLP of `model` whose activation is that of `op`, "swiglu" or "geglu"."""
+    for name, module in model.named_modules():
+        form = _form(module, training=False)
+        if form is not None and form.op == op:
+            # What training changes, dropout for one, would be lost in the new forward.
+            reason = None if _form(module, training=True) == form else "it computes something else in training"
+            reason = reason or taken(module, type(module))
+            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _rest(module, form)), reason, report)
+
+
+def _form(module: nn.Module, training: bool) -> Form | None:
+    """How a module is a gated MLP, None if it is none: from its children's sizes, then from what its class computes."""
+    children = {name: child for name, child in module._modules.items() if child is not None}
+    linears = {name: child for name, child in children.items() if _sizes(child) is not None}
+    others = {name: child for name, child in children.items() if name not in linears}
+    held = [value for part in (module._parameters, module._buffers) for value in part.values() if value is not None]
+    if len(linears) not in (2, 3) or held or not takes_one_tensor(type(module)):
+        return None
+    if any(next(child.children(), None) or next(child.parameters(), None) is not None for child in others.values()):
+        return None
+    others = {name: stand_in(child, training=training) for name, child in others.items()}
+    for gate, up, down, first in _roles(linears):
+        layers = _layers(gate, up, down)
+        twin, x = stand_in(module, children=others | layers, training=training), rows(_WIDTHS[0])
+        result = output_of(type(module).forward, twin, x)
+        for activation, function in _ACTIVATIONS.items():
+            if same(result, _formula(layers, gate, up, down, first, function, x)):
+                return Form(gate, up, down, activation, first)
+    return None
+
+
+def _sizes(module: nn.Module) -> tuple[int, int] | None:
+    """(in, out) of anything like a linear layer: nn.Linear, LoRA over one, quantised ones."""
+    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    return sizes if all(type(size) is int for size in sizes) else None
+
+
+def _roles(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str, bool]]:
+    """(gate, up, down, gate first) as the sizes of the layers allow."""
+    sizes = {name: _sizes(child) for name, child in linears.items()}
+    if len(linears) == 3:
+        for gate, up, down in permutations(linears):
+            if sizes[gate] == sizes[up] and sizes[gate][1] == sizes[down][0]:
+                yield gate, up, down, True
+        return
+    for both, down in permutations(linears):
+        if sizes[both][1] == 2 * sizes[down][0]:
+            yield both, None, down, True
+            yield both, None, down, False
+
+
+def _layers(gate: str, up: str | None, down: str) -> dict[str, nn.Linear]:
+    """Small random layers under the same names."""
+    enter, between, leave = _WIDTHS
+    sizes = {gate: (enter, between if up else 2 * between), down: (between, leave)} | ({up: (enter, between)} if up else {})
+    layers = {}
+    for seed, (name, (k, n)) in enumerate(sizes.items()):
+        layers[name] = layer = nn.Linear(k, n, dtype=torch.float64, device="meta")
+        layer.weight, layer.bias = (nn.Parameter(normal(*shape, seed=10 * seed + len(shape))) for shape in ((n, k), (n,)))
+    return layers
+
+
+def _formula(layers: dict[str, nn.Linear], gate: str, up: str | None, down: str, first: bool, activation, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        if up is None:
+            a, b = layers[gate](x).chunk(2, -1)[:: 1 if first else -1]
+        else:
+            a, b = layers[gate](x), layers[up](x)
+        return layers[down](activation(a) * b)

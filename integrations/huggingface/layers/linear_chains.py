@@ -1,0 +1,132 @@
+"""nn.Sequential modules in which linear layers follow each other, or a sigmoid: two products, or product and sigmoid, as one op.
+
+A gate that a forward computes by a function, `torch.sigmoid(self.gate(x))`, is left alone. The layer is called before the
+function is, and by then its product is in memory; to change the call of the function would be to change torch for everybody
+or to rewrite somebody else's forward. `dtkernels.ops.gate` is there for whoever owns that forward.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import beside_its_forward, in_autocast, restore, simple_linear, slot_of, taken, unsupported_rows
+from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
+
+Way = tuple[CallRecord, Callable, Callable]  #: what counts its calls, which pairs of layers it joins, and what computes them
+NARROW = 128  #: widest intermediate that two chained products keep on the chip
+
+
+def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch.Tensor) -> torch.Tensor:
+    """The children of `module` in turn, pairs that one of the ways joins computed by it."""
+    children, i = list(module), 0
+    while i < len(children):
+        pair = children[i : i + 2]
+        way = next((way for way in ways.values() if len(pair) == 2 and way[1](*pair)), None)
+        if way is None:
+            input, i = children[i](input), i + 1
+            continue
+        record, _, joined = way
+        reason = unsupported_rows(input) or ("autocast" if in_autocast(input.device.type) else None)
+        reason = reason or _special(*pair)
+        record.count(reason)
+        input = pair[1](pair[0](input)) if reason is not None else joined(*pair, input)
+        i += 2
+    return input
+
+
+def is_chain(first: nn.Module, second: nn.Module) -> bool:
+    """Two linear layers, nothing between them, not even a bias, and narrow in the middle."""
+    both = type(first) is type(second) is nn.Linear and first.bias is None
+    return both and first.out_features == second.in_features <= min(NARROW, first.in_features, second.out_features)
+
+
+def is_gate(first: nn.Module, second: nn.Module) -> bool:
+    """A linear layer and its sigmoid."""
+    return type(first) is nn.Linear and type(second) is nn.Sigmoid
+
+
+def chain(first: nn.Linear, second: nn.Linear, x: torch.Tensor) -> torch.Tensor:
+    """(x @ A) @ B + bias."""
+    from dtkernels import ops
+
+    y = ops.two_mm(x, first.weight.t(), second.weight.t())
+    return y if second.bias is None else y + second.bias
+
+
+def gate(first: nn.Linear, _: nn.Sigmoid, x: torch.Tensor) -> torch.Tensor:
+    """sigmoid(x @ A + bias)."""
+    from dtkernels import ops
+
+    return ops.gate(x, first.weight, first.bias)
+
+
+def patch_chains(model: nn.Module, report: PatchReport) -> None:
+    """Patch every nn.Sequential of `model` that holds two linear layers in a row with a narrow middle."""
+    _patch(model, "two_mm", is_chain, chain, report)
+
+
+def patch_gates(model: nn.Module, report: PatchReport) -> None:
+    """Patch every nn.Sequential of `model` that holds a linear layer and its sigmoid."""
+    _patch(model, "gate", is_gate, gate, report)
+
+
+def _special(*layers: nn.Module) -> str | None:
+    """Why one of `layers`, linear ones and sigmoids, must be called itself; None if none must."""
+    return next((why for layer in layers if (why := _watched(layer)) is not None), None)
+
+
+def _watched(layer: nn.Module) -> str | None:
+    if isinstance(layer, nn.Linear):
+        return simple_linear(layer)
+    more = beside_its_forward(layer)
+    return None if more is None else f"its nn.Sigmoid has {more}"
+
+
+def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report: PatchReport) -> None:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Sequential) and (pairs := [p for p in zip(list(module), list(module)[1:]) if joins(*p)]):
+            ways = _ways(vars(module).get(slot_of(module)))
+            reason = taken(module, nn.Sequential) if ways is None else None
+            reason = reason or _special(*(layer for pair in pairs for layer in pair))
+            if ways is not None and op in ways:
+                report.add(name, op, ALREADY, record=ways[op][0])
+            elif reason is not None:
+                report.add(name, op, SKIPPED, reason)
+            elif report.dry_run:
+                report.add(name, op, WOULD_PATCH)
+            else:
+                report.add(name, op, PATCHED, record=_join(module, op, joins, joined, report))
+
+
+def _join(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
+    """Put a way into the module's forward, of which another op may have made one already; the way's record."""
+    slot, record = slot_of(module), CallRecord()
+    current = vars(module).get(slot)
+    report.on_undo(partial(_leave, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
+    if _ways(current) is None:
+        vars(module)[slot] = partial(sequential_forward, {}, module)
+    vars(module)[slot].args[0][op] = record, joins, joined
+    return record
+
+
+def _leave(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
+    """Take a way out again, and with the last one the forward."""
+    module = ref()
+    for place in ("forward", "_old_forward") if module is not None else ():
+        forward = vars(module).get(place)
+        ways = _ways(forward)
+        if ways is not None and op in ways and ways[op][0] is record:
+            del ways[op]
+            if not ways:
+                restore(ref, slot, original, forward)
+
+
+def _ways(forward: object) -> dict[str, Way] | None:
+    """The ways of a forward that was put here; None of another."""
+    return forward.args[0] if isinstance(forward, partial) and forward.func is sequential_forward else None

@@ -1,0 +1,106 @@
+"""RMSNorm modules, found by what they compute, and nn.LayerNorm: one instance's `forward` is replaced by a call of the op.
+
+Under torch.compile the module's own forward is what Inductor reads and fuses, here and in gated_mlp.py, rope.py and loss.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+from torch import nn
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import as_stored, in_autocast, plain, replace_forward, taken, unsupported
+from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, takes_one_tensor
+from ..patching.report import PatchReport
+
+
+def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int, *args, **kwargs) -> torch.Tensor:
+    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; `eps` names the attribute that holds it.
+
+    x: (..., C) in the dtype of the weight, as is the result. Other calls go to the module's own forward and are counted.
+    """
+    reason = _unsupported(module.weight, args, kwargs)
+    record.count(reason)
+    if reason is not None or torch.compiler.is_compiling():
+        return type(module).forward(module, *args, **kwargs)
+    from dtkernels import ops
+
+    return as_stored(lambda x: ops.rmsnorm(x, module.weight, getattr(module, eps), offset=offset), args[0], last=True)
+
+
+def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
+    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as of `rmsnorm_forward`."""
+    reason = _not_for_the_op(module) or _unsupported(module.weight, args, kwargs)
+    record.count(reason)
+    if reason is not None or torch.compiler.is_compiling():
+        return nn.LayerNorm.forward(module, *args, **kwargs)
+    from dtkernels import ops
+
+    return ops.layernorm(args[0], module.weight, module.bias, module.eps)
+
+
+def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
+    """Why the op does not take this call; None if it does."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
+        return "arguments other than one tensor"
+    x = args[0]
+    if (reason := unsupported(x)) is not None:
+        return reason
+    if not plain(weight):
+        return "a weight that is sharded or quantised"
+    if x.dtype != weight.dtype:  # which dtype comes out then differs from model to model
+        return "input and weight of different dtypes"
+    if in_autocast(x.device.type) and x.dtype != torch.float32:
+        return "autocast of a 16-bit input"
+    return "input and weight on different devices" if x.device != weight.device else None
+
+
+def patch_rmsnorm(model: nn.Module, report: PatchReport) -> None:
+    """Patch every module of `model` that computes an RMSNorm with a weight."""
+    for name, module in model.named_modules():
+        if (form := _rmsnorm_form(module)) is not None:
+            reason = None if plain(module.weight) else "its weight is quantised or sharded"
+            reason = reason or taken(module, type(module))
+            replace_forward(name, module, "rmsnorm", partial(rmsnorm_forward, CallRecord(), module, *form), reason, report)
+
+
+def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
+    """(the attribute that holds eps, what is added to the weight) of a module that is an RMSNorm; None of others."""
+    weight = module._parameters.get("weight")
+    own = [key for held in (module._parameters, module._buffers, module._modules) for key, value in held.items() if value is not None]
+    if weight is None or own != ["weight"] or weight.dim() != 1 or not weight.dtype.is_floating_point or not takes_one_tensor(type(module)):
+        return None
+    names = [key for key, value in vars(module).items() if isinstance(value, float) and 0 < value < 0.1]
+    width = weight.shape[0]
+    if not names or width == 0:
+        return None
+    w, x = normal(width, seed=1), rows(width)
+    results = [output_of(type(module).forward, stand_in(module, {"weight": w}, training=training), x) for training in (False, True)]
+    for dtype in (torch.float16, torch.bfloat16):  # some return float32 for those, the op never does
+        result = output_of(type(module).forward, stand_in(module, {"weight": w.to(dtype)}), x.to(dtype))
+        if getattr(result, "dtype", None) != dtype:
+            return None
+    for eps in names:
+        normed = x * (x.square().mean(-1, keepdim=True) + getattr(module, eps)).rsqrt()
+        for offset in (0, 1):
+            if all(same(result, normed * (w + offset)) for result in results):
+                return eps, offset
+    return None
+
+
+def patch_layernorm(model: nn.Module, report: PatchReport) -> None:
+    """Patch every nn.LayerNorm of `model` that has a weight and a bias and normalizes the last dimension."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            reason = _not_for_the_op(module) or taken(module, nn.LayerNorm)
+            replace_forward(name, module, "layernorm", partial(layernorm_forward, CallRecord(), module), reason, report)
+
+
+def _not_for_the_op(module: nn.LayerNorm) -> str | None:
+    if len(module.normalized_shape) != 1:
+        return "it normalizes more than the last dimension"
+    if module.weight is None or module.bias is None:
+        return "it has no weight or no bias"
+    return None if plain(module.weight) and plain(module.bias) else "its weight is quantised or sharded"

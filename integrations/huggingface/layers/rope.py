@@ -1,0 +1,163 @@
+"""Rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
+
+That function is a global of the file, shared by every model. So the instance gets a forward with the same code and globals that
+are the file's, but for this one name, which means the op: neither the file nor the class changes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from contextvars import ContextVar
+from functools import cache, partial
+
+import torch
+from torch import nn
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import plain, replace_forward, taken, unsupported
+from ..patching.numeric_probe import normal, output_of, same
+from ..patching.report import PatchReport
+
+_record: ContextVar[CallRecord | None] = ContextVar("record of the attention module that runs", default=None)
+
+
+class _Globals(dict):
+    """Some names, and for all others what a file's globals say at the time."""
+
+    def __init__(self, own: dict, file: dict):
+        super().__init__(own, __builtins__=file["__builtins__"])
+        self.file = file
+
+    def __missing__(self, name: str) -> object:
+        return self.file[name]
+
+
+class Rebound:
+    """The forward of a class with `original`, the global `name`, replaced by the op; None as `function` where it cannot be."""
+
+    def __init__(self, cls: type[nn.Module], name: str, original: Callable):
+        self.cls, self.name, self.original = cls, name, original
+        self.forward = forward = cls.forward
+        self.scope: dict = forward.__globals__
+        scope = _Globals({name: partial(rotated, original)}, self.scope)
+        self.function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
+        self.function.__kwdefaults__ = forward.__kwdefaults__
+        self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
+
+    def __reduce__(self):
+        return rebound, (self.cls,)  # functions with globals of their own are not pickled: they are made anew
+
+    def changed(self) -> str | None:
+        """What is no longer as it was: the function that was replaced, or the class's forward; None where both are."""
+        if self.scope.get(self.name) is not self.original:
+            return "its modeling file has another rotary function now"
+        return None if self.cls.forward is self.forward else "its class has another forward now"
+
+
+def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, **kwargs):
+    """The module's own forward, with q and k rotated by the op; arguments and result as before."""
+    if torch.compiler.is_compiling():
+        return type(module).forward(module, *args, **kwargs)
+    if (reason := bound.changed()) is not None:
+        record.count(reason)
+        return type(module).forward(module, *args, **kwargs)
+    token = _record.set(record)
+    try:
+        return bound.function(module, *args, **kwargs)
+    finally:
+        _record.reset(token)
+
+
+def rotated(original: Callable, q, k=None, cos=None, sin=None, *args, **kwargs):
+    """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted.
+
+    Some of those functions turn q alone, which an indexer of sparse attention asks for.
+    """
+    reason = _unsupported(q, k, cos, sin, args, kwargs)
+    if (record := _record.get()) is not None:
+        record.count(reason)
+    if reason is not None:
+        return original(q, k, cos, sin, *args, **kwargs)
+    from dtkernels import ops
+
+    return ops.rope(q, k, cos, sin)
+
+
+def _unsupported(q, k, cos, sin, args: tuple, kwargs: dict) -> str | None:
+    if args or any(value is not None and not (key == "unsqueeze_dim" and value == 1) for key, value in kwargs.items()):
+        return "arguments other than q, k, cos and sin"
+    if k is None or cos is None or sin is None:
+        return "no k, cos or sin"
+    for x in (q, k, cos, sin):
+        if (reason := unsupported(x)) is not None:
+            return reason
+    if len({x.dtype for x in (q, k, cos, sin)}) > 1 or len({x.device for x in (q, k, cos, sin)}) > 1 or not plain(q):
+        return "q, k, cos and sin of different dtypes or devices"
+    sizes = (q.shape[0], 1), (q.shape[2],) if q.dim() == 4 else (), (q.shape[-1],)
+    if q.dim() != 4 or k.dim() != 4 or k.shape[0] != q.shape[0] or k.shape[2:] != q.shape[2:]:
+        return "q and k that are not (B, H, S, D) and (B, G, S, D)"
+    if cos.dim() != 3 or cos.shape != sin.shape or any(n not in allowed for n, allowed in zip(cos.shape, sizes)):
+        return "cos and sin that are not (B, S, D)"
+    return None
+
+
+def patch_rope(model: nn.Module, report: PatchReport) -> None:
+    """Patch every attention module of `model` that rotates halves of its queries and keys against each other."""
+    for name, module in model.named_modules():
+        function = _rotary_name(type(module))
+        if function is not None:
+            bound = rebound(type(module))
+            reason = _held_back(type(module), function) if bound is None else taken(module, type(module))
+            if bound is not None or reason is not None:  # a function that does something else is not this op
+                replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
+
+
+def _rotary_name(cls: type[nn.Module]) -> str | None:
+    """The global that the forward of a class calls with (q, k, cos, sin); None where there is none."""
+    forward = inspect.unwrap(cls.forward)
+    if not inspect.isfunction(forward):
+        return None
+    for name in forward.__code__.co_names:
+        function = forward.__globals__.get(name)
+        if inspect.isfunction(function):
+            code = function.__code__
+            if code.co_varnames[: min(4, code.co_argcount)] == ("q", "k", "cos", "sin"):
+                return name
+    return None
+
+
+def rebound(cls: type[nn.Module]) -> Rebound | None:
+    """The forward of a class with its rotary function replaced; None where the function is another than the op's."""
+    name = _rotary_name(cls)
+    if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
+        return None
+    original = cls.forward.__globals__[name]
+    return _made(cls, name, original, cls.forward) if _turns_halves(original) else None
+
+
+@cache
+def _made(cls: type[nn.Module], name: str, original: Callable, forward: Callable) -> Rebound:
+    return Rebound(cls, name, original)
+
+
+@cache
+def _turns_halves(function: Callable) -> bool:
+    """Whether a function rotates element d of q and k with element d + D / 2, cos and sin being (B, S, D)."""
+    q, k, cos, sin = normal(2, 3, 5, 8), normal(2, 1, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
+    result = output_of(function, q, k, cos, sin)
+    if not isinstance(result, tuple) or len(result) != 2:
+        return False
+    turned = (torch.cat((-x[..., 4:], x[..., :4]), -1) for x in (q, k))
+    wanted = [x * cos[:, None] + t * sin[:, None] for x, t in zip((q, k), turned)]
+    return all(same(found, right) for found, right in zip(result, wanted))
+
+
+def _held_back(cls: type[nn.Module], name: str) -> str | None:
+    """Why nobody can tell what the function does, or put another in its place; None where it does something else."""
+    if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
+        return f"{cls.__name__}.forward is wrapped by a decorator"
+    if cls.forward.__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
+        return f"{name} was already replaced by somebody else"
+    return None

@@ -1,0 +1,104 @@
+"""Under torch.compile: an op as one kernel, opened for Inductor to fuse, or as torch's own formula? Times of each, alone and in a chain.
+
+python tools/bench_torch_compile.py --json out.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import torch
+from common.cli_types import at_least, file_to_write, some_of
+from common.timing import write_figures
+
+SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
+F = torch.nn.functional
+NATIVE = {
+    "relu": torch.relu,
+    "softmax": lambda x: torch.softmax(x, -1),
+    "dyt": lambda x, w, b, a: torch.tanh(a * x) * w + b,
+    "rmsnorm": lambda x, w, e: F.rms_norm(x, x.shape[-1:], w, 1e-5),
+    "layernorm": lambda x, w, b, e: F.layer_norm(x, x.shape[-1:], w, b, 1e-5),
+    "swiglu": lambda x, u: F.silu(x) * u,
+    "geglu": lambda x, u: F.gelu(x, approximate="tanh") * u,
+}
+#: inputs of each op behind the first: rows of weights (w), one number (1), another tensor of the same shape (x)
+MORE = {"relu": "", "softmax": "", "dyt": "ww1", "rmsnorm": "w1", "layernorm": "ww1", "swiglu": "x", "geglu": "x"}
+CHAINS = {
+    "alone": lambda f, x, y, *more: f(x, *more),
+    "chain": lambda f, x, y, *more: f(x * 0.5 + y, *more) * y,
+}
+
+
+def forms(op: str) -> dict:
+    """name -> the op as a function that torch.compile reads."""
+    import dtkernels.ops
+    from dtkernels.runtime.bind import library_ops
+
+    getattr(dtkernels.ops, op).operator()
+    library_ops.ensure(op)
+    return {"kernel": getattr(torch.ops.dtkernels, op), "fuse": getattr(torch.ops.dtkernels, f"{op}_open"), "torch": NATIVE[op]}
+
+
+def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
+    """Forward, and forward + backward, of each form in milliseconds."""
+    from triton.testing import do_bench
+
+    x, y = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    more = [
+        torch.full({"w": shape[1:], "1": (1,), "x": shape}[m], 1e-5 if m == "1" else 0.5, device="cuda", dtype=x.dtype) for m in MORE[op]
+    ]
+    found = []
+    for name, form in forms(op).items():
+        torch._dynamo.reset()
+
+        def work(x, y, *more, form=form):
+            return CHAINS[chain](form, x, y, *more)
+
+        compiled = torch.compile(work, fullgraph=True)
+        with torch.no_grad():
+            forward = do_bench(lambda compiled=compiled: compiled(x, y, *more), return_mode="median")
+        leaves = [t.clone().requires_grad_(t.numel() > 1 or op == "dyt") for t in (x, *more)]
+        grad = torch.randn_like(x)
+
+        def both(leaves=leaves, compiled=compiled, grad=grad):
+            torch.autograd.grad(compiled(leaves[0], y, *leaves[1:]), [t for t in leaves if t.requires_grad], grad)
+
+        line = {
+            "op": op,
+            "shape": shape,
+            "where": chain,
+            "form": name,
+            "forward_us": forward * 1e3,
+            "both_us": do_bench(both, return_mode="median") * 1e3,
+        }
+        print(line, flush=True)
+        found.append(line)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", type=file_to_write, help="write the figures here")
+    parser.add_argument("--ops", type=some_of(NATIVE), default=tuple(NATIVE), help=f"comma-separated: {', '.join(NATIVE)}")
+    parser.add_argument("--shapes", type=at_least(1), default=len(SHAPES), metavar="N", help="only the first N shapes")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        print("compile_policy: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
+        return 2
+    figures = []
+    for op in options.ops:
+        for shape in SHAPES[: options.shapes]:
+            for chain in CHAINS:
+                try:
+                    figures += times(op, shape, chain)
+                except Exception as error:  # one form that fails must not lose the rest
+                    print(op, shape, chain, type(error).__name__, str(error).splitlines()[:3], flush=True)
+                if options.json:
+                    write_figures(options.json, figures)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

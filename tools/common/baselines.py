@@ -1,0 +1,100 @@
+"""The other implementations that the benchmark runs beside ours, each in its fastest legitimate form."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from common.workloads import Work
+
+
+class Missing(Exception):
+    """A peer that is not installed; says what is missing."""
+
+
+def _compiled(work: Work, **options) -> Callable:
+    return torch.compile(work.eager, dynamic=False, **options)
+
+
+def _sdpa(work: Work, backend: SDPBackend | None) -> Callable | None:
+    if work.op != "attention":
+        return None
+
+    def run(q, k, v):
+        call = dict(is_causal=work.about["causal"], enable_gqa=q.shape[1] != k.shape[1])
+        if backend is None:
+            return F.scaled_dot_product_attention(q, k, v, **call)
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, **call)
+
+    return run
+
+
+def _flex(work: Work) -> Callable | None:
+    if work.op != "attention":
+        return None
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    compiled, masks = torch.compile(flex_attention, dynamic=False), {}
+
+    def run(q, k, v):
+        sizes = (q.shape[2], k.shape[2])
+        if work.about["causal"] and sizes not in masks:
+            masks[sizes] = create_block_mask(lambda b, h, m, n: m >= n, None, None, *sizes, device=q.device)
+        return compiled(q, k, v, block_mask=masks.get(sizes), enable_gqa=q.shape[1] != k.shape[1])
+
+    return run
+
+
+def _liger(work: Work) -> Callable | None:
+    try:
+        from liger_kernel.transformers import functional as liger
+    except ImportError as problem:
+        raise Missing(f"liger-kernel is not installed ({problem})") from None
+    forms = {
+        "softmax": lambda x: liger.liger_softmax(x),
+        "dyt": lambda x, a, w, b: liger.liger_dyt(x, a, w, b),
+        "rmsnorm": lambda x, w: liger.liger_rms_norm(x, w, 1e-6),
+        "layernorm": lambda x, w, b: liger.liger_layer_norm(x, w, b, 1e-5),
+        "swiglu": lambda a, b: liger.liger_swiglu(a, b),
+        "geglu": lambda a, b: liger.liger_geglu(a, b),
+        "cross_entropy": lambda x, t: liger.liger_cross_entropy(x, t),
+        "rope": lambda q, k, cos, sin: liger.liger_rope(q, k, cos, sin),
+    }
+    return forms.get(work.op)
+
+
+def _bare(work: Work) -> Callable | None:
+    return (lambda a, b: a @ b) if work.op == "mmsigmoid" else None
+
+
+#: peer -> its form of a workload, None where it has none
+PEERS: dict[str, Callable[[Work], Callable | None]] = {
+    "eager": lambda work: work.eager,
+    "compile": _compiled,
+    "compile-max": lambda work: _compiled(work, mode="max-autotune-no-cudagraphs"),
+    "liger": _liger,
+    "sdpa": lambda work: _sdpa(work, None),
+    "cudnn": lambda work: _sdpa(work, SDPBackend.CUDNN_ATTENTION),
+    "fa2": lambda work: _sdpa(work, SDPBackend.FLASH_ATTENTION),
+    "flex": _flex,
+}
+#: not peers, since they do less: what the op cannot beat
+REFERENCES: dict[str, Callable[[Work], Callable | None]] = {"bare-product": _bare}
+
+
+def implementations(work: Work, names: list[str]) -> tuple[dict[str, Callable], dict[str, str]]:
+    """Ours and the named peers that have a form of this workload; and why the others are missing."""
+    found, missing = {"dtkernels": work.ours}, {}
+    for name, form in [*((n, PEERS[n]) for n in names), *REFERENCES.items()]:
+        try:
+            made = form(work)
+        except Missing as why:
+            missing[name] = str(why)
+            continue
+        if made is not None:
+            found[name] = made
+    return found, missing

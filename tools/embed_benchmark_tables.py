@@ -1,0 +1,101 @@
+"""Put measured figures into a page, from the raw output of tools/bench.py alone.
+
+    python tools/embed_benchmark_tables.py README.md            write every marked table of the page anew
+    python tools/embed_benchmark_tables.py README.md --check    1 if one is not what its files say
+
+A table stands between ``<!-- figures: FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the root
+of the project, and REGEX is looked for in "op shape direction". What a later file times replaces what an earlier one has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = re.compile(r"(<!-- figures: ([^>]+?) -->\n).*?(<!-- /figures -->)", re.DOTALL)
+OURS = "dtkernels"
+REFERENCES = ("bare-product",)  #: do less than the op: no peers
+DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+
+
+def table(paths: list[Path], only: str = "") -> str:
+    """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from.
+
+    Of files that time the same a later one counts: what was measured anew, or beside a peer more.
+    """
+    lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
+    sources = []
+    groups: dict[tuple[str, str, str], dict[str, float]] = {}
+    for path in paths:
+        data = json.loads(path.read_text())
+        sources.append(_source(path, data))
+        for f in data["figures"]:
+            time = f["microseconds"]
+            way = f.get("direction", "forward")
+            if time is not None and math.isfinite(time) and re.search(only, f"{f['op']} {f['shape']} {way}"):
+                name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
+                groups.setdefault((name, f["shape"], f["dtype"]), {})[f["who"]] = time
+    lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
+    return "\n".join([*lines, "", *sources]) + "\n"
+
+
+def _line(op: str, shape: str, dtype: str, times: dict[str, float]) -> str:
+    ours = times[OURS]
+    peers = sorted((t, who) for who, t in times.items() if who not in (OURS, *REFERENCES))
+    name = f"{shape} {DTYPES.get(dtype, dtype)}"
+    if not peers:
+        return f"| {op} | {name} | {_us(ours)} | | | |"
+    others = ", ".join(f"{who} {_us(t)}" for t, who in peers[1:])
+    return f"| {op} | {name} | {_us(ours)} | {peers[0][1]} {_us(peers[0][0])} | {peers[0][0] / ours:.2f} | {others} |"
+
+
+def _us(time: float) -> str:
+    return f"{time:.0f}" if time >= 1000 else f"{time:.1f}"
+
+
+def _source(path: Path, data: dict) -> str:
+    versions = ", ".join(f"{name} {data[name]}" for name in ("torch", "triton", "dtkernels") if name in data)
+    command = re.sub(r"/\S+/(\S+\.json)", r"\1", data["command"])
+    where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
+    return f"- One {data['gpu']}, {versions}: `python {command}`; raw output in [{where}]({where})."
+
+
+def filled(text: str) -> str:
+    """The page with every marked table written anew. Raises FileNotFoundError, ValueError."""
+
+    def one(m: re.Match) -> str:
+        names, _, only = m[2].partition(" only ")
+        return m[1] + table([ROOT / name for name in names.split()], only) + m[3]
+
+    found, count = MARK.subn(one, text)
+    if not count:
+        raise ValueError("no <!-- figures: FILE.json --> ... <!-- /figures --> in it")
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table is not what its files say")
+    options = parser.parse_args(argv)
+    try:
+        before = options.page.read_text()
+        after = filled(before)
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:  # a file that is none of tools/bench.py, say
+        print(f"figures: {options.page}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    if options.check:
+        if after != before:
+            print(f"figures: {options.page} is not what its files say; python tools/embed_benchmark_tables.py {options.page}", file=sys.stderr)
+        return int(after != before)
+    options.page.write_text(after)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

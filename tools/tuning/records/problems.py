@@ -1,0 +1,240 @@
+"""What is tuned: kinds of calls (a Group), each at several sizes (a Work)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
+
+import torch
+
+from dtkernels.algebra.rules.constant_folding import bind_parameters
+from dtkernels.codegen.emit.module import value_inputs
+from dtkernels.lang import expr as ex
+from dtkernels.lang.tuning_space import Shapes
+from dtkernels.ops.registry import register, registered, shipped, shipped_names
+from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
+from dtkernels.runtime.bind.operator import Operator, Variant
+from dtkernels.runtime.tables.table import Row, handing, spec_hash
+
+from .journal import HALF
+
+SPEC_FILES = (".yaml", ".yml")
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+
+
+@dataclass(frozen=True)
+class Group:
+    """One kind of call: what the rows of a table must agree in exactly. ``op`` is a shipped op, or the path of a spec."""
+
+    op: str
+    direction: str
+    dtype: str
+    params: tuple[tuple[str, int | bool], ...] = ()
+    wanted: tuple[str, ...] = ()
+    saved: bool = False
+    kept: tuple[str, ...] = ()
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept))
+
+    def __hash__(self) -> int:
+        return self._hash  # what is scheduled is looked up by it thousands of times a second
+
+    def __reduce__(self) -> tuple:
+        return Group, (self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept)  # hashes differ between processes
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, ex.DTYPES[self.dtype])
+
+    @property
+    def itemsize(self) -> int:
+        return ITEMSIZE[self.dtype]
+
+    def title(self) -> str:
+        """In a few words."""
+        words = [Path(self.op).stem, self.direction + handing(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
+        return " ".join(words).lower()
+
+    def text(self) -> str:
+        """As a key of the journal; changes with the algorithm."""
+        kind = [self.op, self.direction, self.dtype, list(map(list, self.params)), list(self.wanted), self.saved]
+        kind += [list(self.kept)] if self.kept else []
+        return json.dumps([*kind, algorithm_hash(self)], separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A group at one size of each label."""
+
+    group: Group
+    sizes: tuple[tuple[str, int], ...]
+    held_out: bool = False
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.group, self.sizes, self.held_out))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __reduce__(self) -> tuple:
+        return Work, (self.group, self.sizes, self.held_out)
+
+    @property
+    def extents(self) -> dict[str, int]:
+        return dict(self.sizes)
+
+    def text(self) -> str:
+        """As a key of the journal."""
+        return self._text
+
+    @cached_property
+    def _text(self) -> str:
+        return f"{self.group.text()}{HALF}{' '.join(f'{k}={v}' for k, v in self.sizes)}"
+
+    def title(self) -> str:
+        """In a few words."""
+        return f"{self.group.title()} {' '.join(f'{k}={v}' for k, v in self.sizes)}"
+
+
+def operator_of(op: str) -> Operator:
+    """The op of that name, or of the spec at that path."""
+    if op.endswith(SPEC_FILES):
+        return _from_file(op)
+    return registered(op) or shipped(op)
+
+
+@lru_cache(maxsize=16)
+def _from_file(path: str) -> Operator:
+    return register(path)
+
+
+@lru_cache(maxsize=256)
+def variants_of(group: Group) -> tuple[Variant, Variant]:
+    """(forward as the caller sees it, what the group is of)."""
+    forward = operator_of(group.op).variant(group.params, frozenset(), 0)
+    if not group.wanted:
+        return forward, forward
+    pair = forward.pair(group.wanted, group.kept)
+    return forward, pair.backward if group.direction == "backward" else pair.forward
+
+
+@lru_cache(maxsize=256)
+def algorithm_hash(group: Group) -> str:
+    """Changes with what is computed; not with how it is compiled."""
+    return hashlib.sha256(str(variants_of(group)[1].algorithm).encode()).hexdigest()[:12]
+
+
+def row_of(work: Work, schedule: str, **more) -> Row:
+    """A table's row for ``work``."""
+    g = work.group
+    operator = operator_of(g.op)
+    return Row(operator.spec.op, g.direction, g.dtype, work.extents, schedule, spec_hash(operator.spec.algorithm), dict(g.params), g.wanted, g.saved, g.kept, **more)
+
+
+# -- from shapes to works -----------------------------------------------------------------------------------------------
+
+
+def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
+    """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas. Exits in one line."""
+    if asked == "all":
+        return tuple(n for n in shipped_names() if shipped(n).spec.shapes)
+    names = tuple(n for n in asked.split(",") if n)
+    if len(names) < least:
+        raise SystemExit(f"{tool}: --ops names none; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
+    for n in names:
+        if n in shipped_names():
+            continue
+        if not n.endswith(SPEC_FILES):
+            raise SystemExit(f"{tool}: no op {n!r}; allowed: all, {', '.join(shipped_names())}, or the path of a spec")
+        if not Path(n).is_file():
+            raise SystemExit(f"{tool}: no such file: {n}")
+    return names
+
+
+def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[Work]:
+    """Every work that the shapes ask for, each once, in the order in which groups learn from one another."""
+    found: dict[tuple, Work] = {}
+    for entry in shapes:
+        for dtype in sorted(entry.dtypes, key=("bf16", "fp16", "fp32").index):
+            if dtypes and dtype not in dtypes:
+                continue
+            for group in _groups(op, entry, dtype):
+                labels = known_labels(variants_of(group)[1].algorithm)
+                for sizes in (s for s in entry.each() if not group.wanted or _kept(group, s) == group.kept):
+                    extents = tuple((label, _extent(group, label, sizes)) for label in labels)
+                    found.setdefault((group, extents), Work(group, extents, entry.held_out))
+    return list(found.values())
+
+
+def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
+    defaults = dict(operator_of(op).spec.algorithm.params)
+    for name in entry.params:
+        if name not in defaults:
+            raise SystemExit(f"tune: {op}: shapes name the parameter {name!r}; allowed: {', '.join(defaults) or 'none'}")
+    bind_parameters(operator_of(op).spec.algorithm, entry.params)  # refuses a number where a truth value is asked for
+    params = tuple(sorted((k, v) for k, v in entry.params.items() if v != defaults[k]))
+    plain = Group(op, "forward", dtype, params)
+    forward = variants_of(plain)[0]
+    _check_names(op, entry, forward)
+    if "forward" in entry.directions:
+        yield plain
+    if "backward" in entry.directions:
+        wanted = entry.wanted or differentiable(forward)
+        for kept in dict.fromkeys(_kept(Group(op, "backward", dtype, params, wanted), sizes) for sizes in entry.each()):
+            if forward.pair(wanted, kept).forward is not forward:
+                yield Group(op, "forward", dtype, params, wanted, True, kept)
+            yield Group(op, "backward", dtype, params, wanted, False, kept)
+
+
+def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
+    """Exits in one line where an entry names a label or an input that there is not."""
+    a = forward.algorithm
+    for name in entry.sizes:
+        if name not in a.labels:
+            raise SystemExit(f"tune: {op}: shapes name the label {name!r}; allowed: {', '.join(known_labels(a))}")
+    inputs = (*value_inputs(a, list(a.inputs)), *a.scalars)
+    for name in entry.wanted:
+        if name not in inputs:
+            raise SystemExit(f"tune: {op}: shapes want the gradient of {name!r}; allowed: {', '.join(inputs)}")
+
+
+def _kept(group: Group, sizes: dict[str, int]) -> tuple[str, ...]:
+    """The products that forward hands to backward at these sizes."""
+    plain = replace(group, direction="forward", wanted=(), saved=False, kept=())
+    forward, _ = variants_of(plain)
+    extents = {label: _extent(plain, label, sizes) for label in known_labels(forward.algorithm)} if forward.products else {}
+    return forward.pair_at(group.wanted, extents).gradient.products
+
+
+def differentiable(variant: Variant) -> tuple[str, ...]:
+    """Inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars but for factors of products."""
+    a = variant.algorithm
+    return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in factors_of_products(a))
+
+
+def _extent(group: Group, label: str, sizes: dict[str, int]) -> int:
+    """The size of a label: as the shapes say it, of what a gradient renamed, or of the dimension of an input that it runs over."""
+    for name in (label, label.rstrip("_"), label.rstrip("_0123456789'")):
+        if name in sizes:
+            return sizes[name]
+    forward, variant = variants_of(group)
+    if (constant := variant.algorithm.constant_extent(label)) is not None:
+        return constant
+    source = variant.algorithm.extent_source(label)
+    if source is not None and source[0] in forward.algorithm.inputs and set(known_labels(forward.algorithm)) <= {*sizes}:
+        return meta_tensors(forward, forward, sizes, group.torch_dtype)[source[0]].shape[source[1]]
+    raise SystemExit(f"tune: {group.op}: the shapes do not say how long {label} is; they have {', '.join(sizes)}")
+
+
+def far(a: Work, b: Work) -> float:
+    """How far two works' sizes are apart, in log2."""
+    other = b.extents
+    return math.sqrt(sum(math.log2(n / other[label]) ** 2 for label, n in a.sizes if label in other))

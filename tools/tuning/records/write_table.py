@@ -1,0 +1,249 @@
+"""From what was measured to a table: rows, the matrix of all times, and how good the choice is where it was not made."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from dtkernels.codegen.target import TARGETS
+from dtkernels.lang.errors import DTError
+from dtkernels.runtime.select.schedule_selection import gpu_of
+from dtkernels.runtime.tables.table import Gpu, Row, spec_hash, write_gpu, write_rows
+
+from ..search.candidates import Cut, cut
+from ..search.portfolio import Regret, choose, dispatched, kinds, summary
+from ..search.search_state import Knowledge
+from ..search.warm_start import rows_in
+from .journal import Time
+from .measurement_store import Matrix, joined, read_matrices, write_matrices
+from .problems import Group, Work, operator_of, row_of, variants_of
+
+
+@dataclass
+class Outcome:
+    """Rows, and regrets by op on sizes that were chosen for and on those that were not."""
+
+    rows: list[Row] = field(default_factory=list)
+    chosen: dict[str, list[float]] = field(default_factory=dict)
+    held_out: dict[str, list[float]] = field(default_factory=dict)
+    against_formula: dict[str, list[float]] = field(default_factory=dict)
+    kernels: dict[str, int] = field(default_factory=dict)
+    worst: list[tuple[float, str]] = field(default_factory=list)
+
+    def text(self) -> str:
+        """The regrets, a line an op, and the sizes where the dispatched schedule loses most."""
+        lines = []
+        for op in sorted(self.chosen | self.held_out):
+            lines.append(f"{op}: {sum(r.op == op for r in self.rows)} rows, {self.kernels.get(op, 0)} kernels")
+            lines.append(f"  regret where chosen for: {summary(self.chosen.get(op, []))}")
+            lines.append(f"  regret where held out:   {summary(self.held_out.get(op, []))}")
+            lines.append(f"  formula against best:    {summary(self.against_formula.get(op, []))}")
+        lines.append(f"all ops, held out: {self.regret()}")
+        lines += [f"  {r:.3f}  {title}" for r, title in sorted(self.worst, reverse=True)[:8] if r > 1.1]
+        return "\n".join(lines)
+
+    def regret(self) -> Regret:
+        """On all sizes held out."""
+        return summary([r for found in self.held_out.values() for r in found])
+
+
+def entrants(known: Knowledge, runs: dict[Work, Cut | None]) -> dict[Work, list[Cut]]:
+    """What races at each work of ``runs``: what a call would run, the best kernel by kernel, what a call runs without this run, the formula's."""
+    found: dict[Work, list[Cut]] = {}
+    for w, own in runs.items():
+        best = known.composed(w)
+        if best is not None:
+            cuts = (own, best, *known.earlier.get(w, ())[:1], known.formula.get(w))
+            found[w] = list(dict.fromkeys(c for c in cuts if c is not None))
+    return found
+
+
+Choice = dict[Group, dict[Work, Cut]]  #: the schedule of each work that is not held out
+
+
+def settled(known: Knowledge, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
+    """``chosen`` corrected by the races: whole schedules timed side by side say more than sums of kernels timed apart.
+
+    Of what is within ``tolerated`` of the best at a size that is taken which does for the most sizes. Sizes are left out at which the
+    formula could not be timed, or what a call takes now was not: nothing says that a new row would be better.
+    """
+    found: Choice = {}
+    for group, of_works in chosen.items():
+        cuts, raced = {}, {}
+        for w, made in of_works.items():
+            if not _formula_unknown(known, times, w) and not _untimed(known, times, w):
+                here = _raced(known, times, w)
+                cuts |= {c.text(): c for c in (made, *here)}
+                raced[w.text()] = {c.text(): t.score for c, t in here.items()} or {made.text(): known.total(w, made.fused)}
+        picked = choose(raced, tolerated, len(cuts))
+        found[group] = {w: cuts[picked[w.text()]] for w in of_works if w.text() in picked}
+    return found
+
+
+def rows_of(known: Knowledge, times: dict[tuple[str, str], Time], choice: dict[Work, Cut], by: dict, measured: bool) -> list[Row]:
+    """The rows of one group."""
+    rows = []
+    for w, made in choice.items():
+        found = times.get((w.text(), made.text()))
+        time = found.cold if found is not None and not found.failure else known.total(w, made.fused)
+        micro = round(time, 2) if measured and 0 < time < float("inf") else None
+        rows.append(replace(_row(w, made), microseconds=micro, measured=measured, by=by))
+    return rows
+
+
+def _row(work: Work, made: Cut) -> Row:
+    return row_of(work, made.schedule(variants_of(work.group)[1].outputs))
+
+
+def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], rows: list[Row]) -> dict[Work, Cut | None]:
+    """What a call runs at each size held out: the schedule of the row that the dispatcher takes from ``rows``, those of the new table, else
+    the formula's."""
+    mine = {_row(w, c).schedule: c for w, c in choice.items()}
+    found: dict[Work, Cut | None] = {}
+    for w in (w for w in known.of_group[group] if w.held_out):
+        row = dispatched(rows, w)
+        if row is not None and row.schedule not in mine:
+            mine[row.schedule] = made = _cut_of(row, w)  # type: ignore[assignment]
+            if made is not None:
+                known.cuts[group].setdefault(made.fused, made)  # else nothing would be known of what its kernels must write
+        found[w] = mine[row.schedule] if row is not None else known.formula.get(w)
+    return found
+
+
+def _cut_of(row: Row, work: Work) -> Cut | None:
+    _, variant = variants_of(work.group)
+    try:
+        return cut(variant.algorithm, variant.outputs, row.schedule)
+    except DTError:
+        return None
+
+
+def conclude(known: Knowledge, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[Work, Cut | None], by: dict, measured: bool) -> Outcome:
+    """Rows, and the regrets of what calls would run: ``choice`` at sizes chosen for, ``runs`` at those held out."""
+    outcome = Outcome()
+    for group, works in known.of_group.items():
+        op = operator_of(group.op).spec.op
+        chosen = choice.get(group, {})
+        outcome.rows += rows_of(known, times, chosen, by, measured)
+        outcome.kernels[op] = outcome.kernels.get(op, 0) + kinds(chosen.items())
+        for w in works:
+            _judge(outcome, op, w, known.formula.get(w), runs.get(w) if w.held_out else chosen.get(w), _raced(known, times, w))
+    return outcome
+
+
+def _raced(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> dict[Cut, Time]:
+    """Whole schedules that were timed at ``work``."""
+    text, found = work.text(), {}
+    for made in _known_cuts(known, work):
+        t = times.get((text, made.text()))
+        if t is not None and not t.failure:
+            found[made] = t
+    return found
+
+
+def _formula_unknown(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+    """Whether the formula's schedule could not be timed at ``work``, as a whole or kernel by kernel."""
+    formula = known.formula[work]
+    whole = times.get((work.text(), formula.text()))
+    kernels = [times.get((work.text(), p.text())) for p in formula.plans]
+    return any(t is None or t.failure for t in kernels) and (whole is None or bool(whole.failure))
+
+
+def _untimed(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+    """Whether the row that a call takes now was not tried at ``work``, as a whole or kernel by kernel."""
+    for made in known.earlier.get(work, ())[:1]:
+        return (work.text(), made.text()) not in times and any((work.text(), p.text()) not in times for p in made.plans)
+    return False
+
+
+def _known_cuts(known: Knowledge, work: Work) -> list[Cut]:
+    return [c for c in dict.fromkeys((*known.raced.get(work, ()), known.composed(work), known.formula.get(work))) if c is not None]
+
+
+def _judge(outcome: Outcome, op: str, work: Work, formula: Cut | None, runs: Cut | None, raced: dict[Cut, Time]) -> None:
+    """The regret of what a call of these sizes runs, and of the formula, among what was raced there."""
+    if not raced:
+        return
+    best = min(t.score for t in raced.values())
+    if formula in raced:
+        outcome.against_formula.setdefault(op, []).append(raced[formula].score / best)
+    if runs in raced:
+        regret = raced[runs].score / best
+        (outcome.held_out if work.held_out else outcome.chosen).setdefault(op, []).append(regret)
+        outcome.worst += [(regret, work.title())] if work.held_out else []
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+def gpu_named(about: dict) -> Gpu:
+    """The GPU of a table from what a worker says of it."""
+    bandwidth = next((t.bandwidth for t in TARGETS.values() if t.backend == "cuda" and about["name"].startswith(gpu_of(t).name)), 0.0)
+    return Gpu(about["name"], about["arch"], about["multiprocessors"], bandwidth)
+
+
+def kept_rows(folder: Path, known: Knowledge, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
+    """By op, what stays of the table in ``folder`` beside ``rows``: rows of the current spec at other sizes.
+
+    A run that was not cut short (``whole``) takes away those at sizes held out, which would judge themselves."""
+    places = {_place(r) for r in rows}
+    if whole:
+        places |= {_place(row_of(w, "")) for w in known.works if w.held_out}
+    found = {}
+    for op in dict.fromkeys(g.op for g in known.of_group):
+        spec = operator_of(op).spec
+        found[spec.op] = [r for r in rows_in(folder / f"{spec.op}.yaml") if r.spec == spec_hash(spec.algorithm) and _place(r) not in places]
+    return found
+
+
+def _place(row: Row) -> tuple:
+    return row.key, tuple(sorted(row.sizes.items()))
+
+
+def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[Row]]) -> list[Path]:
+    """A file an op of ``kept``: ``rows`` and what stays beside them."""
+    write_gpu(folder, gpu)
+    for op, stay in kept.items():
+        write_rows(folder / f"{op}.yaml", [r for r in rows if r.op == op] + stay)
+    return [folder / f"{op}.yaml" for op in kept]
+
+
+def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str], Time], by: dict) -> None:
+    """Every time of this run, and of earlier ones those of kinds of calls and at sizes that this one did not tune."""
+    works = {w.text(): (g, j) for g, of_group in known.of_group.items() for j, w in enumerate(of_group)}
+    found: dict[Group, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
+    for (w, p), t in times.items():
+        if w in works:
+            group, j = works[w]
+            found[group][j, p] = t
+    mine = [_matrix(g, known.of_group[g], timed, by) for g, timed in found.items()]
+    try:
+        earlier = {m.kind: m for m in (read_matrices(path)[1] if path.exists() else [])}
+    except ValueError as error:
+        print(f"tune: {error}; it is now {set_aside(path)}", file=sys.stderr)
+        earlier = {}
+    now = [joined(m, earlier.pop(m.kind)) if m.kind in earlier else m for m in mine]
+    write_matrices(path, by, [*now, *earlier.values()])
+
+
+def set_aside(path: Path) -> Path:
+    """Give a file a name that nothing has yet; that name."""
+    to = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".{n}.old")).exists())
+    os.replace(path, to)
+    return to
+
+
+def _matrix(group: Group, works: list[Work], times: dict[tuple[int, str], Time], by: dict) -> Matrix:
+    plans = {p: i for i, p in enumerate(dict.fromkeys(p for _, p in times))}
+    cold, warm = (np.full((len(works), len(plans)), np.nan, np.float32) for _ in range(2))
+    for (j, p), t in times.items():
+        if not t.failure:
+            cold[j, plans[p]], warm[j, plans[p]] = t.cold, t.warm
+    about = {"op": group.op, "direction": group.direction, "dtype": group.dtype, "params": dict(group.params), "wanted": group.wanted, "saved": group.saved}
+    about |= {"kept": group.kept} if group.kept else {}
+    return Matrix({**about, "by": by, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": list(plans)}, cold, warm)

@@ -1,0 +1,150 @@
+"""Candidates, kernel by kernel: a Plan is how one kernel of a schedule is cut, given what is fused into what.
+
+A schedule of several kernels is the sum of its kernels' plans, so each kernel is searched by itself and the best plans
+are put together again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from dtkernels.codegen.ir.nest import Kernel
+from dtkernels.codegen.lower.lowering import lower, lower_one
+from dtkernels.codegen.prelower.stage_aligned_copies import staged
+from dtkernels.lang.algorithm import Algorithm
+from dtkernels.lang.parser import parse_schedule
+from dtkernels.lang.schedule import PRIMITIVES, Primitive, Program, Schedule
+from dtkernels.lang.schedule_checks import check_schedule
+
+from ..records.journal import HALF
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The statements on the kernel of ``root`` where ``fused`` says what is fused."""
+
+    fused: str
+    root: str
+    tiles: str
+
+    def text(self) -> str:
+        """As a key of the journal."""
+        return f"{self.fused}{HALF}{self.root}\n{self.tiles}"
+
+    @staticmethod
+    def read(text: str) -> Plan:
+        """From ``text()``."""
+        fused, _, rest = text.partition(HALF)
+        root, _, tiles = rest.partition("\n")
+        return Plan(fused, root, tiles)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A whole schedule as the plans of its kernels, in the order they run."""
+
+    plans: tuple[Plan, ...]
+
+    @property
+    def fused(self) -> str:
+        return self.plans[0].fused
+
+    @property
+    def roots(self) -> tuple[str, ...]:
+        return tuple(p.root for p in self.plans)
+
+    def with_plan(self, plan: Plan) -> Cut:
+        """The same but for one kernel."""
+        return Cut(tuple(plan if p.root == plan.root else p for p in self.plans))
+
+    def schedule(self, outputs: tuple[str, ...]) -> str:
+        """The DT text."""
+        lines = [self.fused, *(p.tiles for p in self.plans), *(f"{o}.compile();" for o in outputs)]
+        return "\n".join(line for line in lines if line)
+
+    def text(self) -> str:
+        """As a key of the journal."""
+        return f"{self.fused}{HALF}*\n" + "\n".join(p.tiles for p in self.plans)
+
+
+def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
+    """The plans of the schedule ``text``; Funcs that it does not compile are compiled. Raises DTError where it is not legal."""
+    schedule = _uncompiled(text) + compiled(outputs)
+    check_schedule(schedule, algorithm)
+    hosts = _hosts(schedule)
+    found_in = (k.func for k in lower(Program(algorithm, schedule)))
+    roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # a copy is its reader's, a sum its parts'
+    found = plans_of(text)
+    joins = _joins(schedule)
+    return Cut(tuple(found.get(root, Plan(joins, root, "")) for root in roots))
+
+
+def plans_of(text: str) -> dict[str, Plan]:
+    """The plan of each kernel that the schedule ``text`` speaks of, as it stands; nothing is checked."""
+    schedule = _uncompiled(text)
+    hosts = _hosts(schedule)
+
+    def root_of(func: str) -> str:
+        seen = {func}
+        while func in hosts and hosts[func] not in seen:
+            func = hosts[func]
+            seen.add(func)
+        return func
+
+    joins, by_root = _joins(schedule), {}
+    for p in schedule.primitives:
+        if p.name not in _FUSING:
+            by_root.setdefault(root_of(p.func), []).append(p)
+    return {root: Plan(joins, root, _sorted(found)) for root, found in by_root.items()}
+
+
+def _uncompiled(text: str) -> Schedule:
+    return Schedule(tuple(p for p in parse_schedule(text).primitives if p.name not in ("compile", "compile_to_kernel")))
+
+
+def _hosts(schedule: Schedule) -> dict[str, str]:
+    """Funcs that another one's kernel computes, whole or in parts, and that one."""
+    return {p.func: p.args[0] for p in schedule.primitives if p.name in ("fuse_at", "parts_at")}
+
+
+def _joins(schedule: Schedule) -> str:
+    return "\n".join(str(p) for p in schedule.primitives if p.name in _FUSING)
+
+
+_FUSING = ("fuse_at", "store", "parts_at")  #: what says which kernels there are
+_LAST = ("num_warps", "num_stages")
+
+
+def _sorted(primitives: list[Primitive]) -> str:
+    """In one order, so that equal plans are equal texts."""
+    return "\n".join(map(str, sorted(primitives, key=lambda p: (p.name in _LAST, list(PRIMITIVES).index(p.name)))))
+
+
+def compiled(outputs: tuple[str, ...]) -> Schedule:
+    """The statements that ask for ``outputs``."""
+    return Schedule(tuple(Primitive(o, "compile") for o in outputs))
+
+
+def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, root: str | None) -> tuple[Kernel, ...]:
+    """The kernels of one plan of a schedule, or of all. Raises DTError where they cannot be."""
+    schedule = parse_schedule(whole.schedule(outputs))
+    check_schedule(schedule, algorithm)
+    program = Program(algorithm, schedule)
+    return lower(program) if root is None else lower_one(program, root)
+
+
+def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, sizes: dict[str, int]) -> dict[str, int]:
+    """The extents of labels that number the blocks which parts are made of."""
+    if ".parts_at(" not in whole.fused:
+        return {}
+    counted = staged(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
+    return {label: -(-sizes[other] // size) for label, other, size in counted}
+
+
+def adapted(plan: Plan, into: Cut) -> Plan | None:
+    """The plan of another group for the same kernel of ``into``; None if that has no such kernel or is fused otherwise."""
+    theirs = set(plan.fused.splitlines())
+    ours = set(into.fused.splitlines())
+    if plan.root not in into.roots or not (theirs <= ours or ours <= theirs):
+        return None
+    return Plan(into.fused, plan.root, plan.tiles)

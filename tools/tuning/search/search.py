@@ -1,0 +1,300 @@
+"""The search: every kernel at every size, a round at a time, while compilers and GPUs are kept busy.
+
+A round at a spot tries what is good nearby and the most promising neighbours of its best plans. All spots are at about
+the same round, so that the search may end at any time.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+from ..records.journal import Journal, Time
+from ..records.problems import Group, Work
+from ..workers.compile_worker import Artefact, Seeds
+from ..workers.worker_pool import FORGOTTEN, Crew, Done
+from .candidates import Cut, Plan
+from .search_state import Knowledge, Spot
+from .warm_start import Earlier
+
+SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds of one task
+FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
+
+
+@dataclass(frozen=True)
+class Job:
+    """A plan to measure at a work; a whole schedule where ``root`` is None."""
+
+    work: Work
+    cut: Cut
+    root: str | None
+
+    @cached_property
+    def key(self) -> tuple:
+        """What its kernels are compiled for."""
+        return (self.work.group, self.cut.text() if self.root is None else self.plan.text())
+
+    @cached_property
+    def plan(self) -> Plan:
+        return next(p for p in self.cut.plans if p.root == self.root)
+
+
+class Search:
+    """Owns the two crews while it runs."""
+
+    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, limits: dict[str, float] | None = None, earlier: Earlier | None = None):
+        self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
+        self.earlier = earlier or Earlier(None, [])
+        self.limits = {"measure": MEASURE_LIMIT, "compile": COMPILE_LIMIT, **(limits or {})}
+        self.order = itertools.count()
+        self.to_think: list[tuple] = []  #: heaps of (priority, number, task)
+        self.to_compile: list[tuple] = []
+        self.ready: dict[Work, list[tuple]] = {}
+        self.artefacts: dict[tuple, Artefact] = {}
+        self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: what waits for an artefact
+        self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of what it has
+        self.at: dict[int, Work] = {}  #: the work that a GPU worker was last at
+        self.measured = self.failed = 0
+        self.seeding: dict[Group, int] = {}  #: works of a group whose schedules are not known yet
+        self.rebuilt: set[tuple] = set()  #: (key, work) of what was compiled for that work alone
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def explore(self, until: Callable[[], bool], now: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Search until ``until()`` or until nothing is left to try, to the end of seeding at least unless ``now()``; yields now and then."""
+        for i, work in enumerate(self.known.works):
+            self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
+            follows = self.known.follows(work.group)
+            self._think((-1 + 2 * follows, i), ("seeds", work, not follows and not until(), self.earlier.schedules(work)))
+        yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
+
+    def unseeded(self) -> int:
+        """Works whose schedules are not known yet: without them nothing can be said of what was measured."""
+        return sum(self.seeding.values())
+
+    def fill(self, until: Callable[[], bool]) -> Iterator[None]:
+        """Measure the best plan of every work at the works near it."""
+        for (work, fused, root), spot in list(self.known.spots.items()):
+            for other in self.known.near(work)[: 0 if self.known.follows(work.group) else 4]:
+                there = self.known.spots.get((other, fused, root))
+                if there is not None and not self.known.lagging(there):
+                    self._request(there, spot.best(), (1,))
+            if not self.known.lagging(spot):
+                self._request(spot, self.known.suggestions(spot, SUGGESTED), (0,))
+        yield from self._run(until, think=False)
+
+    def _run(self, until: Callable[[], bool], think: bool = True, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
+        """Until ``until()``; once ``begun()`` nothing is measured any more and what remains is thought about."""
+        self.thinking = think
+        while not until():
+            self._feed(measuring=not begun())
+            if not self.cpus.busy() and not self.gpus.busy():
+                break
+            for done in self.gpus.poll(0.0 if self.cpus.busy() else 0.5):
+                self._timed(done)
+            for done in self.cpus.poll(0.005 if self.gpus.busy() else 0.2):
+                self._computed(done)
+            yield
+        self._stop()
+
+    def _stop(self) -> None:
+        """Let go of what was not begun; wait for what is in hand."""
+        self.to_think.clear()
+        self.to_compile.clear()
+        self.ready.clear()
+        self.jobs_of.clear()
+        for spot in self.known.spots.values():
+            spot.waiting.clear()
+            spot.expanding = False
+        self.thinking = False
+        end = time.monotonic() + self.limits["measure"]
+        while self.gpus.busy() and time.monotonic() < end:
+            for done in self.gpus.poll(0.2):
+                self._timed(done)
+
+    # -- work for idle workers ----------------------------------------------------------------------------------------
+
+    def _feed(self, measuring: bool = True) -> None:
+        for worker in self.cpus.idle():
+            backlog = sum(map(len, self.ready.values()))
+            heaps = [h for h in (self.to_think, self.to_compile) if h and (h is self.to_think or backlog < 2000 and measuring)]
+            if not heaps:
+                break
+            heap = min(heaps, key=lambda h: h[0][0][0])  # a round at a time; what makes candidates before what compiles them
+            priority, _, task = heapq.heappop(heap)
+            if heap is self.to_think:
+                self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
+            else:
+                job, _ = task  # for its own sizes; others that wait for the plan are compiled for where this build is not theirs
+                self.cpus.send(worker, ("compile", *task), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
+        for worker in self.gpus.idle() if measuring else ():
+            if (found := self._next(worker)) is None:
+                break
+            self._measure(worker, found)
+
+    def _next(self, worker: int) -> Job | None:
+        """The most wanted measurement; among equals one on the tensors that the worker has at hand."""
+        seeding = {g for g, count in self.seeding.items() if count}
+        tops = [(heap[0][:2], w) for w, heap in self.ready.items() if not seeding or w.group not in seeding]  # hundreds, at each measurement
+        if not tops:
+            return None
+        first, work = min(tops)
+        here = self.at.get(worker)
+        if here in self.ready and here.group not in seeding and self.ready[here][0][0][0] <= first[0][0]:
+            work = here
+        self.at[worker] = work
+        job = heapq.heappop(self.ready[work])[2]
+        if not self.ready[work]:
+            del self.ready[work]
+        return job
+
+    def _measure(self, worker: int, job: Job) -> None:
+        spot = self._spot(job)
+        sent = self.sent.setdefault((worker, self.gpus.lives[worker]), set())
+        artefact = None if job.key in sent else self.artefacts[job.key]
+        sent.add(job.key)
+        message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, spot.fastest() if spot else float("inf"), (job.cut, job.root))
+        self.gpus.send(worker, job, message, self.limits["measure"])
+
+    def _spot(self, job: Job) -> Spot | None:
+        return self.known.spots.get((job.work, job.cut.fused, job.root)) if job.root else None
+
+    # -- results ------------------------------------------------------------------------------------------------------
+
+    def _computed(self, done: Done) -> None:
+        kind, *rest = done.task  # type: ignore[misc]
+        if done.untried:
+            heap, task = (self.to_compile, tuple(rest)) if kind == "compile" else (self.to_think, done.task)
+            heapq.heappush(heap, ((0,), next(self.order), task))
+        elif kind == "seeds":
+            self.seeding[rest[0].group] -= 1
+            if done.failure:
+                self.failed += 1
+                print(f"tune: {rest[0].title()}: no schedules: {done.failure}")
+            else:
+                self._seeded(rest[0], done.result)  # type: ignore[arg-type]
+        elif kind == "expand":
+            spot: Spot = rest[-1]
+            spot.expanding = False
+            self._request(spot, [p for _, p in done.result or ()], (spot.level,))  # type: ignore[union-attr]
+            if not spot.waiting:
+                spot.over = True
+        else:
+            job, awaited = rest
+            waiting = self.jobs_of.pop(awaited, [])
+            if done.failure:
+                for priority, other in waiting:
+                    if other.work != job.work and done.failure.startswith("Refused"):
+                        self._compile(priority, other)  # a whole extent may fit here
+                    else:
+                        self._record(other, Time(failure=done.failure))
+                return
+            self._add(job.key, done.result)  # type: ignore[arg-type]
+            for priority, other in waiting:
+                heapq.heappush(self.ready.setdefault(other.work, []), (priority, next(self.order), other))
+
+    def _add(self, key: tuple, new: Artefact) -> None:
+        """Keep an artefact, with what was built for other works before."""
+        old = self.artefacts.get(key)
+        if old is not None:
+            names = {e.name for e in new.entries}
+            new.entries += [e for e in old.entries if e.name not in names]
+            new.codes |= old.codes
+        self.artefacts[key] = new
+        for sent in self.sent.values():
+            sent.discard(key)
+
+    def _timed(self, done: Done) -> None:
+        job: Job = done.task  # type: ignore[assignment]
+        if done.lost:
+            self.at.pop(done.worker, None)
+        if done.untried or FORGOTTEN in done.failure:
+            for sent in self.sent.values():
+                sent.discard(job.key)
+            heapq.heappush(self.ready.setdefault(job.work, []), ((0,), next(self.order), job))
+            return
+        if done.failure and "no build of" in done.failure:
+            again = (job.key, job.work)  # what was compiled for another work is not what a call of these sizes runs
+            if again not in self.rebuilt:
+                self.rebuilt.add(again)
+                self._compile((0,), job, again)
+                return
+        self._record(job, Time(failure=done.failure) if done.failure else done.result, done.where)  # type: ignore[arg-type]
+
+    def _record(self, job: Job, found: Time, where: str = "") -> None:
+        self.measured += 1
+        self.failed += bool(found.failure)
+        self.journal.put(job.work.text(), job.plan.text() if job.root else job.cut.text(), found, where)
+        spot = self._spot(job)
+        if spot is not None:
+            spot.waiting.discard(job.plan)
+            spot.times[job.plan] = found
+            if not spot.waiting and self.thinking:
+                self._advance(spot)
+
+    # -- what to try ----------------------------------------------------------------------------------------------------
+
+    def _seeded(self, work: Work, seeds: Seeds) -> None:
+        """The formula's plans and those of earlier rows first, then the families' best estimates."""
+        self.earlier.illegal.update(seeds.illegal)
+        for spot in self.known.seeded(work, seeds):
+            starts = [*([seeds.cuts[spot.fused]] if spot.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == spot.fused)]
+            first = list(dict.fromkeys(p for c in starts for p in c.plans if p.root == spot.root))
+            ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
+            rest = sorted(ranked, key=ranked.__getitem__)
+            count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND
+            level = 1 if self.known.follows(work.group) else 0
+            self._request(spot, first, (level,))
+            self._request(spot, rest[:count], (level + 0.5,))  # a short budget serves every size first
+            spot.reserve = rest[count:]
+            if not spot.waiting:
+                self._advance(spot)
+
+    def _request(self, spot: Spot, plans: list[Plan], priority: tuple) -> None:
+        for plan in plans:
+            if plan in spot.times or plan in spot.waiting:
+                continue
+            spot.waiting.add(plan)
+            job = Job(spot.work, self.known.cuts[spot.work.group][spot.fused].with_plan(plan), spot.root)
+            if job.key in self.artefacts:
+                heapq.heappush(self.ready.setdefault(job.work, []), (priority, next(self.order), job))
+            else:
+                self._compile(priority, job)
+
+    def _compile(self, priority: tuple, job: Job, awaited: tuple = ()) -> None:
+        """Once for all that wait for a plan, or for those that wait for ``awaited``."""
+        waiting = self.jobs_of.setdefault(awaited or job.key, [])
+        waiting.append((priority, job))
+        if len(waiting) == 1:
+            heapq.heappush(self.to_compile, (priority, next(self.order), (job, awaited or job.key)))
+
+    def _think(self, priority: tuple, task: tuple) -> None:
+        heapq.heappush(self.to_think, (priority, next(self.order), task))
+
+    def _advance(self, spot: Spot) -> None:
+        """The next round of a spot that has nothing in hand."""
+        if spot.over or spot.expanding or self.known.follows(spot.work.group):
+            return
+        best = spot.fastest()
+        spot.stale = 0 if best < 0.99 * spot.last else spot.stale + 1
+        spot.last = min(best, spot.last)
+        spot.level += 1
+        reserve = spot.reserve
+        suggested = self.known.suggestions(spot, SUGGESTED)
+        if best == float("inf") and not suggested and not reserve or spot.level > 1 and self.known.lagging(spot) or spot.stale > STALE and not suggested:
+            spot.over = True
+            return
+        self._request(spot, suggested + reserve[:1], (spot.level,))
+        spot.reserve = reserve[1:]
+        good = [p for p in spot.best(2) if spot.times[p].score <= 1.15 * best]
+        if good and spot.stale <= STALE:
+            spot.expanding = True
+            cut = self.known.cuts[spot.work.group][spot.fused]
+            tried = frozenset((*spot.times, *spot.waiting))
+            self._think((spot.level,), ("expand", spot.work, cut, tuple(good), tried, ROUND, spot))
+        elif not spot.waiting:
+            spot.over = True

@@ -1,0 +1,171 @@
+"""What is known of each kernel at each size, and what to try next there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from dtkernels.lang.errors import DTError
+
+from ..records.journal import Journal, Time
+from ..records.problems import Group, Work, far
+from ..workers.compile_worker import Seeds
+from .candidates import Cut, Plan, adapted, cut
+
+NEAR = 3.0  #: works further apart than this, in log2 of sizes, do not learn from one another
+LAGGING = 1.35  #: ways to fuse that take so many times as long as the best are given up
+
+
+@dataclass
+class Spot:
+    """One kernel of one way to fuse, at one work."""
+
+    work: Work
+    fused: str
+    root: str
+    times: dict[Plan, Time] = field(default_factory=dict)
+    waiting: set[Plan] = field(default_factory=set)
+    level: int = 0
+    last: float = float("inf")  #: the best time when neighbours were last asked for
+    stale: int = 0  #: rounds without progress
+    expanding: bool = False
+    over: bool = False
+    reserve: list[Plan] = field(default_factory=list)  #: of the families, not asked for yet
+
+    def best(self, count: int = 1) -> list[Plan]:
+        """The fastest plans, fastest first."""
+        good = sorted((t.score, i, p) for i, (p, t) in enumerate(self.times.items()) if not t.failure)
+        return [p for _, _, p in good[:count]]
+
+    def fastest(self) -> float:
+        """The best time so far."""
+        return min((t.score for t in self.times.values()), default=float("inf"))
+
+
+class Knowledge:
+    """All spots of all groups."""
+
+    def __init__(self, works: list[Work], journal: Journal):
+        self.works, self.journal = works, journal
+        self.of_group: dict[Group, list[Work]] = {}
+        for w in works:
+            self.of_group.setdefault(w.group, []).append(w)
+        self.cuts: dict[Group, dict[str, Cut]] = {}
+        self.formula: dict[Work, Cut] = {}
+        self.earlier: dict[Work, list[Cut]] = {}  #: of a table's rows, what a call takes now first
+        self.raced: dict[Work, list[Cut]] = {}  #: whole schedules that were to be timed against each other
+        self.spots: dict[tuple[Work, str, str], Spot] = {}
+        self._past: dict[str, list[tuple[str, Time]]] = {}
+        for (work, plan), t in journal.times.items():
+            self._past.setdefault(work, []).append((plan, t))
+        self._related: dict[Group, list[Group]] = {g: _related(g, self.of_group) for g in self.of_group}
+        self._near: dict[Work, list[Work]] = {}
+
+    def seeded(self, work: Work, seeds: Seeds) -> list[Spot]:
+        """Take in the schedules to start from; the spots they make."""
+        cuts = self.cuts.setdefault(work.group, {})
+        ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
+        for fused, made in ways.items():
+            cuts.setdefault(fused, made)
+        self.formula[work], self.earlier[work] = seeds.formula, seeds.earlier
+        return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
+
+    def _measured_before(self, work: Work, known: dict[str, Cut]) -> dict[str, Cut]:
+        """Ways to fuse beside those ``known`` that the journal has a plan of for every kernel."""
+        from ..records.problems import variants_of
+
+        found: dict[str, dict[str, Plan]] = {}
+        for text, _ in self._past.get(work.text(), ()):
+            plan = Plan.read(text)
+            if plan.root != "*" and plan.fused not in known:
+                found.setdefault(plan.fused, {}).setdefault(plan.root, plan)
+        _, variant = variants_of(work.group)
+        ways = {}
+        for fused, plans in found.items():
+            made = self.cuts[work.group].get(fused)
+            try:
+                made = made or cut(variant.algorithm, variant.outputs, "\n".join((fused, *(p.tiles for p in plans.values()))))
+            except DTError:
+                continue
+            if {*made.roots} == {*plans}:
+                ways[fused] = made
+        return ways
+
+    def _spot(self, work: Work, fused: str, root: str) -> Spot:
+        key = (work, fused, root)
+        if key not in self.spots:
+            spot = self.spots[key] = Spot(work, fused, root)
+            for text, t in self._past.get(work.text(), ()):
+                plan = Plan.read(text)
+                if plan.fused == fused and plan.root == root:
+                    spot.times[plan] = t
+        return self.spots[key]
+
+    def funcs(self, group: Group) -> tuple[str, ...]:
+        """Funcs that kernels of the group write, whichever way is fused; those that no cut so far writes are left out."""
+        from ..records.problems import variants_of
+
+        _, variant = variants_of(group)
+        stored = (line.split(".")[0] for c in self.cuts[group].values() for line in c.fused.splitlines() if line.endswith(".store();"))
+        found = dict.fromkeys((*variant.outputs, *(r for c in self.cuts[group].values() for r in c.roots), *stored))
+        return tuple(d.name for d in variant.algorithm.definitions if d.name in found)
+
+    def near(self, work: Work) -> list[Work]:
+        """Works of the group by distance, the nearest first, without itself."""
+        if work not in self._near:
+            others = sorted((far(work, w), i, w) for i, w in enumerate(self.of_group[work.group]) if w != work)
+            self._near[work] = [w for d, _, w in others if d <= NEAR]
+        return self._near[work]
+
+    def follows(self, group: Group) -> bool:
+        """Whether another group is so like this one that its best plans are tried here in place of a search."""
+        return any((o.dtype, group.dtype) == ("bf16", "fp16") or o.saved < group.saved for o in self._related[group])
+
+    def lagging(self, spot: Spot) -> bool:
+        """Whether its way to fuse takes far longer than another."""
+        ways = {f: self.total(spot.work, f) for f in self.cuts[spot.work.group]}
+        return ways[spot.fused] > LAGGING * min(ways.values())
+
+    def total(self, work: Work, fused: str) -> float:
+        """The time of the best plans together; infinite while a kernel has none."""
+        cut = self.cuts[work.group][fused]
+        times = [s.fastest() if (s := self.spots.get((work, fused, r))) else float("inf") for r in cut.roots]
+        return sum(times) + 1.0 * (len(times) - 1)  # a kernel more is a launch more
+
+    def composed(self, work: Work) -> Cut | None:
+        """The fastest schedule known, kernel by kernel; None where some kernel has no good plan."""
+        best: tuple[float, Cut] | None = None
+        for fused, whole in self.cuts.get(work.group, {}).items():
+            total = self.total(work, fused)
+            if total < float("inf") and (best is None or total < best[0]):
+                for root in whole.roots:
+                    whole = whole.with_plan(self.spots[work, fused, root].best()[0])
+                best = total, whole
+        return best[1] if best else None
+
+    def suggestions(self, spot: Spot, most: int) -> list[Plan]:
+        """What is good nearby and in related groups, and not tried here."""
+        found: list[Plan] = []
+        here = self.cuts[spot.work.group][spot.fused]
+        for group in self._related[spot.work.group]:
+            twin = Work(group, spot.work.sizes, spot.work.held_out)
+            for fused in self.cuts.get(group, {}):
+                other = self.spots.get((twin, fused, spot.root))
+                for plan in other.best(2) if other else ():
+                    if (own := adapted(plan, here)) is not None:
+                        found.append(own)
+        for work in self.near(spot.work)[:4]:
+            other = self.spots.get((work, spot.fused, spot.root))
+            found += other.best(1 if len(found) > most else 2) if other else []
+        return [p for p in dict.fromkeys(found) if p not in spot.times and p not in spot.waiting][:most]
+
+
+def _related(group: Group, groups: dict[Group, list[Work]]) -> list[Group]:
+    """Groups of the same op and direction that differ in one thing: dtype, parameters, or whether results are saved."""
+    found = []
+    for other in groups:
+        if other != group and (other.op, other.direction) == (group.op, group.direction):
+            differing = (other.dtype != group.dtype) + (other.params != group.params) + (other.saved != group.saved)
+            same_width = other.itemsize == group.itemsize
+            if differing == 1 and same_width:
+                found.append(other)
+    return found

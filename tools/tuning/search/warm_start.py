@@ -1,0 +1,62 @@
+"""What a table already holds, as candidates: its rows are tried again, so that no tuning loses what an earlier one, or a hand, found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from dtkernels.runtime.select.row_ranking import candidates
+from dtkernels.runtime.tables.table import Row, TableError, read_rows, spec_hash
+
+from ..records.problems import Work, operator_of, row_of, variants_of
+
+NEAREST = 3  #: different schedules of the rows nearest to a size, that of the size itself among them
+TWIN = {"bf16": "fp16", "fp16": "bf16"}
+_DTYPE = 6  #: its place in a row's key
+
+
+class Earlier:
+    """The rows of the table in ``folder`` for the ops of ``works``; none where there is no table. Raises TableError where one is damaged."""
+
+    def __init__(self, folder: Path | None, works: list[Work]):
+        self.folder, self.stale = folder, 0
+        self.by_key: dict[tuple, list[Row]] = {}
+        self.illegal: Counter[str] = Counter()  #: schedules that cannot be made any more, and at how many sizes
+        for op in dict.fromkeys(w.group.op for w in works) if folder is not None else ():
+            spec = operator_of(op).spec
+            for row in rows_in(folder / f"{spec.op}.yaml"):  # type: ignore[operator]
+                if row.spec == spec_hash(spec.algorithm):
+                    self.by_key.setdefault(row.key, []).append(row)
+                else:
+                    self.stale += 1
+
+    def schedules(self, work: Work) -> tuple[str, ...]:
+        """What is to be tried at ``work``: what a call of these sizes takes now, then the nearest others, then the 16-bit twin's."""
+        key = row_of(work, "").key
+        found = list(dict.fromkeys(r.schedule for r in self._usable(key, work)))[:NEAREST]
+        if key[_DTYPE] in TWIN:
+            twin = (*key[:_DTYPE], TWIN[key[_DTYPE]], *key[_DTYPE + 1 :])
+            found += [r.schedule for r in self._usable(twin, work)][:1]
+        return tuple(dict.fromkeys(found))
+
+    def _usable(self, key: tuple, work: Work) -> list[Row]:
+        pitches = variants_of(work.group)[1].signature.pitches()
+        spec = spec_hash(operator_of(work.group.op).spec.algorithm)
+        return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, pitches=pitches) if not c.refused]
+
+    def text(self) -> str:
+        """One line: how many rows there are, and what was left out."""
+        count = sum(map(len, self.by_key.values()))
+        left = [f"{self.stale} of another version of their spec left out"] if self.stale else []
+        left += [f"{len(self.illegal)} schedules not legal at {sum(self.illegal.values())} sizes left out"] if self.illegal else []
+        return "; ".join((f"{count} rows of {self.folder} raced again", *left)) if count or self.stale else ""
+
+
+def rows_in(path: Path) -> tuple[Row, ...]:
+    """The rows of a file; none where there is none. Raises TableError where it is damaged."""
+    try:
+        return read_rows(path.read_text(), str(path))
+    except FileNotFoundError:
+        return ()
+    except (OSError, UnicodeDecodeError) as error:
+        raise TableError(f"{path}: {error}") from None

@@ -1,0 +1,259 @@
+"""What a GPU worker does: check a candidate's numbers, then time it, with the second-level cache emptied and without."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import statistics
+import subprocess
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from dtkernels.runtime.build.specialization import fits, narrowest
+from dtkernels.runtime.build.triton_compile import plain
+from dtkernels.runtime.launch.cuda_driver import DriverError, driver, launch_config
+from dtkernels.runtime.launch.wrapper_recorder import Launch, record
+from dtkernels.runtime.tables.kernel_store import Entry
+
+from ..records import inputs_and_reference
+from ..records.journal import Time
+from ..records.problems import Work
+from .compile_worker import Artefact, Refused
+from .worker_pool import FORGOTTEN, Fatal
+
+KEPT = 24 << 30  #: bytes of tensors of earlier works that stay
+SHORT = 60.0  #: microseconds below which a kernel is also timed by graph replay
+SLOW = 2.0  #: a candidate that takes so many times as long as the best is timed a few times only
+AHEAD = 350_000  #: cycles, 200 microseconds, in which the host launches what is timed
+AGAIN = 3  #: runs after a slow first one: that of a few microseconds often takes tens
+_RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+
+
+def build_for(launch: Launch, entries: list[Entry]) -> Entry | None:
+    """The build that a call of these sizes gets: the narrowest. One of another work that merely fits may take several times as
+    long, since it knows less of the sizes."""
+    narrow = narrowest(launch.names, launch.args, launch.constants, {})
+    told = {n: v for n, v in narrow.constants.items() if n.startswith("EVEN_") or n == "INDEX"}
+    for e in entries:
+        if e.kernel == launch.kernel and e.multiples == narrow.multiples and fits(e, launch.names, launch.args, launch.constants):
+            if all(e.constants.get(n) in (v, plain(v)) for n, v in told.items()):
+                return e
+    return None
+
+
+class Kernels:
+    """Launches that can be repeated: what a wrapper asked for, on its own tensors."""
+
+    def __init__(self, launches: list[Launch], entries: list[Entry], codes: dict[str, bytes], device: int):
+        self.device, self.kept, self.calls = device, [], []
+        self.launch = driver().launch
+        for launch in launches:
+            entry = build_for(launch, entries)
+            if entry is None:
+                raise Refused(f"no build of {launch.kernel} for this call")
+            if entry.shared > torch.cuda.get_device_properties(device).shared_memory_per_block_optin:
+                raise Refused(f"{launch.kernel} takes {entry.shared} bytes of shared memory")
+            function = driver().function(device, entry.code, lambda e=entry: codes[e.code], entry.kernel, entry.shared)
+            self.calls.append(self._call(launch, entry, function))
+
+    def _call(self, launch: Launch, entry: Entry, function) -> tuple:
+        given, slots = dict(zip(launch.names, launch.args)), []
+        for name, kind in entry.types.items():
+            if kind != "constexpr":
+                value = given[name]
+                if isinstance(value, torch.Tensor):
+                    self.kept.append(value)
+                    slots.append(ctypes.c_uint64(value.data_ptr()))
+                else:
+                    slots.append(_RAW[kind](value))
+        size = entry.scratch[0] * math.prod(launch.grid) * entry.blocks
+        scratch = torch.empty(size, dtype=torch.uint8, device=f"cuda:{self.device}") if size else None
+        slots += [ctypes.c_uint64(scratch.data_ptr() if scratch is not None else 0), ctypes.c_uint64(0)]
+        overlaps = bool(self.calls) and driver().overlaps and "launch_pdl" in launch.options
+        config, attributes = launch_config(launch.grid, entry.threads, entry.shared, entry.blocks, overlaps)
+        params = (ctypes.c_void_p * len(slots))(*(ctypes.addressof(s) for s in slots))
+        self.kept += [slots, scratch, attributes, config]
+        return config, ctypes.byref(config), function, params
+
+    def __call__(self) -> None:
+        """Launch on the current stream."""
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        for config, reference, function, params in self.calls:
+            config.stream = stream
+            code = self.launch(reference, function, params, None)
+            if code:
+                driver().check(code, "launching a kernel")
+
+
+@dataclass
+class Timer:
+    """Times by CUDA events and by graph replay."""
+
+    flush: torch.Tensor  #: larger than the second-level cache; written between runs
+
+    def once(self, run: Callable[[], None]) -> float:
+        """One run, cache emptied, in microseconds."""
+        return self.cold(run, 1)
+
+    def cold(self, run: Callable[[], None], count: int) -> float:
+        """The median of ``count`` runs, the cache emptied before each."""
+        pairs = []
+        for _ in range(count):
+            self.flush.zero_()
+            torch.cuda._sleep(AHEAD)  # else a host that compiles meanwhile is waited for, and its time counted
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            run()
+            end.record()
+            pairs.append((begin, end))
+        torch.cuda.synchronize()
+        return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
+
+    def warm(self, run: Callable[[], None], each: int = 10, count: int = 3) -> float:
+        """One run among ``each`` that a captured graph replays; the median of ``count`` replays."""
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for _ in range(each):
+                run()
+        graph.replay()
+        return min(self.cold(graph.replay, count), self.cold(graph.replay, 1)) / each
+
+
+class GpuWorker:
+    """Runs in a worker process that has one GPU."""
+
+    def __init__(self, index: int):
+        self.device = index
+        torch.cuda.set_device(index)
+        torch.backends.cuda.matmul.allow_tf32 = False
+        properties = torch.cuda.get_device_properties(index)
+        self.where, cache = f"cuda:{index} GPU-{properties.uuid}", properties.L2_cache_size  # under Ray the number is 0 everywhere
+        self.timer = Timer(torch.empty(max(2 * cache, 64 << 20), dtype=torch.uint8, device=f"cuda:{index}"))
+        self.known: OrderedDict[tuple, inputs_and_reference.Data] = OrderedDict()
+        self.artefacts: OrderedDict[object, Artefact] = OrderedDict()
+
+    def __call__(self, task: tuple) -> object:
+        kind, *rest = task
+        try:
+            return getattr(self, kind)(*rest)
+        except torch.OutOfMemoryError:
+            self.known.clear()
+            torch.cuda.empty_cache()
+            raise
+        except DriverError as error:
+            if "out of resources" in str(error) or "invalid argument" in str(error):
+                raise
+            raise Fatal(str(error)) from None
+        except (torch.AcceleratorError, RuntimeError) as error:
+            if "CUDA error" in str(error):
+                raise Fatal(str(error)) from None
+            raise
+
+    def measure(self, work: Work, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, _candidate: tuple = ()) -> Time:
+        """The time of a plan; a failure where its numbers are wrong."""
+        kernels, why = self._ready(work, funcs, self._artefact(key, artefact))
+        if why:
+            return Time(failure=why)
+        first = self.timer.once(kernels)
+        if first > SLOW * best + 10:
+            first = min(first, self.timer.cold(kernels, AGAIN))
+        if first > SLOW * best + 10:
+            return Time(first, first)
+        cold = self.timer.cold(kernels, max(3, min(11, int(3000 / max(first, 1)))))
+        return Time(cold, self.timer.warm(kernels) if cold < SHORT else cold)
+
+    def race(self, work: Work, funcs: tuple[str, ...], entrants: tuple[tuple[object, Artefact | None, tuple], ...], rounds: int) -> list[Time]:
+        """Whole schedules, timed in turn, so that none meets a faster clock or an emptier machine than the others."""
+        running: list[Kernels | None] = []
+        times: list[Time] = []
+        for key, artefact, _ in entrants:
+            try:
+                kernels, why = self._ready(work, funcs, self._artefact(key, artefact))
+            except Refused as error:
+                kernels, why = None, str(error)
+            running.append(None if why else kernels)
+            times.append(Time(failure=why))
+        places = [i for i, k in enumerate(running) if k is not None]
+        samples: dict[int, list[tuple[float, float]]] = {i: [] for i in places}
+        for turn in range(rounds):
+            for i in places[turn % max(len(places), 1) :] + places[: turn % max(len(places), 1)]:
+                run = running[i]
+                assert run is not None
+                cold = self.timer.cold(run, 5)
+                samples[i].append((cold, self.timer.warm(run, count=1) if cold < SHORT else cold))
+        for i in places:
+            times[i] = Time(statistics.median(c for c, _ in samples[i]), statistics.median(w for _, w in samples[i]))
+        return times
+
+    def about(self) -> dict:
+        """What machine this is."""
+        import triton
+
+        p = torch.cuda.get_device_properties(self.device)
+        return {
+            "name": p.name, "arch": p.major * 10 + p.minor, "multiprocessors": p.multi_processor_count, "torch": torch.__version__,
+            "triton": triton.__version__, "driver": _driver_version(), "memory": p.total_memory,
+        }  # fmt: skip
+
+    # -- one work -------------------------------------------------------------------------------------------------
+
+    def _artefact(self, key: object, artefact: Artefact | None) -> Artefact:
+        if artefact is not None:
+            self.artefacts[key] = artefact
+            while len(self.artefacts) > 3000:
+                self.artefacts.popitem(last=False)
+        if key not in self.artefacts:
+            raise Refused(FORGOTTEN)
+        self.artefacts.move_to_end(key)
+        return self.artefacts[key]
+
+    def _data(self, work: Work, funcs: tuple[str, ...]) -> inputs_and_reference.Data:
+        key = (work, funcs)
+        if key not in self.known:
+            while self.known and sum(d.bytes for d in self.known.values()) > KEPT:
+                self.known.popitem(last=False)
+            self.known[key] = inputs_and_reference.make(work, funcs, f"cuda:{self.device}")
+            torch.cuda.empty_cache()
+        self.known.move_to_end(key)
+        return self.known[key]
+
+    def _ready(self, work: Work, funcs: tuple[str, ...], artefact: Artefact) -> tuple[Kernels, str]:
+        """The kernels on this work's tensors, run once; and what is wrong with their numbers."""
+        known = self._data(work, funcs)
+        notes = record(artefact.host, known.values)
+        mine = [launch for launch in notes.launches if launch.kernel in artefact.kernels]
+        kernels = Kernels(mine, artefact.entries, artefact.codes, self.device)
+        made = {id(t): name for launch in notes.launches for name, t in zip(launch.names, launch.args) if isinstance(t, torch.Tensor)}
+        buffers = {made[id(t)].removesuffix("_ptr"): t for t in notes.allocated if id(t) in made}
+        for name, tensor in buffers.items():
+            if name in artefact.writes:
+                tensor.fill_(float("nan"))
+            if name in known.right:  # aligned rows are longer than what they hold
+                buffers[name] = tensor = tensor[tuple(slice(n) for n in known.right[name].shape)]
+            if name in known.right and name not in artefact.writes:
+                tensor.copy_(known.right[name])
+        kernels()
+        torch.cuda.synchronize()
+        for name in artefact.writes:
+            if why := inputs_and_reference.wrong(buffers[name], known.right[name], work.group.torch_dtype):
+                return kernels, f"{name}: {why}"
+        return kernels, ""
+
+
+def _driver_version() -> str:
+    """As nvidia-smi says it; else the CUDA version that the driver is of."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        version = ctypes.c_int()
+        driver().library.cuDriverGetVersion(ctypes.byref(version))
+        return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def make_gpu_worker(index: int) -> GpuWorker:
+    """For a worker process: of the GPUs that it sees, which CUDA_VISIBLE_DEVICES says, the one with its number; Ray shows each worker one."""
+    return GpuWorker(index if torch.cuda.device_count() > 1 else 0)

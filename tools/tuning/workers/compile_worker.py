@@ -1,0 +1,210 @@
+"""What the CPU workers do: make seeds, look for neighbours, compile. One handler, so that any worker does any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from common import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
+
+from dtkernels.autoschedule.default_schedule import schedules
+from dtkernels.codegen.emit.gluon.kernel import INFIX
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import Target
+from dtkernels.lang.errors import DTError
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.specialization import narrowest
+from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.launch.wrapper_recorder import host_text
+from dtkernels.runtime.select.schedule_selection import scheduled
+from dtkernels.runtime.tables.kernel_store import Entry, digest
+
+from ..records import inputs_and_reference
+from ..records.problems import Group, Work, operator_of, variants_of
+from ..search.candidates import Cut, Plan, cut, kernels_of, part_counts, plans_of
+from ..search.cost import cost
+from ..search.mutations import Surroundings, neighbours, sums_of_parts
+
+WORSE = 3.0  #: neighbours estimated to take so many times as long as their parent are not looked at
+
+
+class Refused(Exception):
+    """A candidate that cannot run; one line."""
+
+
+@dataclass
+class Artefact:
+    """The compiled kernels of one plan, or of a whole schedule: what a launch needs, without Triton."""
+
+    host: str
+    kernels: tuple[str, ...]
+    writes: tuple[str, ...]  #: Funcs
+    entries: list[Entry] = field(default_factory=list)
+    codes: dict[str, bytes] = field(default_factory=dict)
+
+
+@dataclass
+class Seeds:
+    """Where a search starts: ways to fuse with a schedule of each, and plans with what they are estimated to take."""
+
+    formula: Cut
+    cuts: dict[str, Cut] = field(default_factory=dict)  #: by what is fused
+    plans: dict[Plan, float | None] = field(default_factory=dict)  #: None for one that does not fit
+    earlier: list[Cut] = field(default_factory=list)  #: schedules of a table's rows
+    illegal: list[str] = field(default_factory=list)  #: those that cannot be made here
+
+
+class CpuWorker:
+    """Runs in a worker process."""
+
+    def __init__(self, to: Target, compiling: bool = True):
+        self.to, self.compiling = to, compiling
+
+    def __call__(self, task: tuple) -> object:
+        kind, *rest = task
+        return getattr(self, kind)(*rest)
+
+    def seeds(self, work: Work, families: bool = True, earlier: tuple[str, ...] = ()) -> Seeds:
+        """The formula's schedules, those of the spec's families where asked for, and ``earlier`` ones."""
+        _, variant = variants_of(work.group)
+        algorithm, outputs = variant.algorithm, variant.outputs
+        found: Seeds | None = None
+        for schedule in schedules(algorithm, outputs, work.extents, work.group.itemsize, self.to):
+            made = cut(algorithm, outputs, str(schedule))
+            costs = {p: self._cost(work, made, p.root) for p in made.plans}
+            if found is None:
+                found = Seeds(made)
+            elif self._wasteful(work, made, costs, found):
+                continue
+            found.cuts.setdefault(made.fused, made)
+            found.plans |= costs
+        assert found is not None
+        for text in family_texts(work.group) if families else ():
+            self._family(work, completed(text, found.formula, outputs), found)
+        for text in earlier:
+            self._earlier(work, text, found)
+        return found
+
+    def _earlier(self, work: Work, text: str, found: Seeds) -> None:
+        """Add a row's schedule, whatever is estimated of it: it was fast at some size."""
+        _, variant = variants_of(work.group)
+        try:
+            made = cut(variant.algorithm, variant.outputs, text)
+        except (DTError, AssertionError, KeyError):
+            found.illegal.append(text)
+            return
+        if found.cuts.setdefault(made.fused, made).roots != made.roots:
+            found.illegal.append(text)
+            return
+        found.earlier.append(made)
+
+    def _family(self, work: Work, text: str, found: Seeds) -> None:
+        """Add the plans of one schedule of a family, where they are legal."""
+        _, variant = variants_of(work.group)
+        plans = plans_of(text)
+        fused = next(iter(plans.values())).fused if plans else ""
+        if fused not in found.cuts:
+            try:
+                made = cut(variant.algorithm, variant.outputs, text)
+            except DTError:
+                return
+            costs = {p: self._cost(work, made, p.root) for p in made.plans}
+            if not {*made.roots} <= plans.keys() or None in costs.values() or self._wasteful(work, made, costs, found):
+                return  # a kernel of which nothing is said, none that fits, or far slower
+            found.cuts[fused] = made
+        cut_there = {line.split(".")[0] for p in plans.values() for line in p.tiles.splitlines()}
+        if not cut_there <= {*found.cuts[fused].roots, *(f for p in plans.values() for f in sums_of_parts(p))}:
+            return  # it speaks of a kernel that is fused into another here
+        for root, plan in plans.items():
+            if plan not in found.plans and root in found.cuts[fused].roots:
+                found.plans[plan] = self._cost(work, found.cuts[fused].with_plan(plan), root)
+
+    def _wasteful(self, work: Work, made: Cut, costs: dict[Plan, float | None], first: Seeds) -> bool:
+        """Whether a way to fuse is not worth a try: it stores a Func far larger than what the op reads and writes, or seems far slower."""
+        _, variant = variants_of(work.group)
+        most = max(inputs_and_reference.elements(work, n) for n in (*variant.algorithm.inputs, *variant.outputs))
+        if any(inputs_and_reference.elements(work, r) > 2 * most for r in made.roots if r not in variant.outputs):
+            return True
+        own, best = list(costs.values()), [first.plans[p] for p in first.formula.plans]
+        return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
+
+    def expand(self, work: Work, whole: Cut, plans: tuple[Plan, ...], tried: frozenset[Plan], most: int) -> list[tuple[float, Plan]]:
+        """Neighbours of ``plans`` that fit and that are not ``tried``, the most promising first."""
+        _, variant = variants_of(work.group)
+        found: dict[Plan, float] = {}
+        for plan in plans:
+            around = Surroundings.of(variant.algorithm, plan, work.extents, self.to.has_tma)
+            own = self._cost(work, whole.with_plan(plan), plan.root)
+            for new in neighbours(plan, around):
+                if new not in tried and new not in found:
+                    estimate = self._cost(work, whole.with_plan(new), new.root)
+                    if estimate is not None and (own is None or estimate < WORSE * own):
+                        found[new] = estimate
+        return sorted(((c, p) for p, c in found.items()), key=lambda item: item[0])[:most]
+
+    def _cost(self, work: Work, whole: Cut, root: str) -> float | None:
+        _, variant = variants_of(work.group)
+        try:
+            kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
+            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+            extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
+            return cost(kernels, extents, copies | inputs_and_reference.itemsizes(work), self.to).seconds
+        except (DTError, AssertionError, KeyError):
+            return None
+
+    def compile(self, group: Group, whole: Cut, root: str | None, works: tuple[Work, ...]) -> Artefact:
+        """The kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
+        _, variant = variants_of(group)
+        outputs = variant.outputs
+        kernels = kernels_of(variant.algorithm, outputs, whole, root)
+        every = [one for k in kernels for one in (k, *k.tail)]
+        names = tuple(f"{k.name}{form}_kernel" for k in every for form in ("", "_descriptor", INFIX))  # whichever the wrapper launches
+        writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
+        if not self.compiling:
+            return Artefact("", names, writes)
+        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call", self.to)  # as a call prints it: Gluon where that is chosen
+        artefact = Artefact(host_text(source), names, writes)
+        module = load_module(source, "tuned")
+        for launch, build in self._builds(module, works, names):
+            compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, self.to)
+            if compiled.metadata.shared > self.to.shared_bytes:
+                raise Refused(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {self.to.name} has {self.to.shared_bytes}")
+            entry = entry_of(compiled, digest(artefact.host.encode()), self.to.arch)
+            artefact.entries.append(entry)
+            artefact.codes[entry.code] = compiled.asm["cubin"]
+        return artefact
+
+    def _builds(self, module, works: Iterable[Work], names: tuple[str, ...]) -> Iterator[tuple]:
+        """The narrowest build of each launch that any of the works asks for, each once."""
+        seen = set()
+        for work in works:
+            for launch in record_launches(module, "call", inputs_and_reference.meta_arguments(work)):
+                if launch.kernel.__name__ not in names:
+                    continue
+                build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
+                key = (launch.kernel.__name__, str(build), str(launch.options))
+                if key not in seen:
+                    seen.add(key)
+                    yield launch, build
+
+
+def family_texts(group: Group) -> Iterator[str]:
+    """Schedules of the spec's families for this kind of call."""
+    for family in operator_of(group.op).spec.schedules:
+        if family.direction == group.direction and group.dtype in family.dtypes:
+            yield from family.texts()
+
+
+def completed(text: str, formula: Cut, outputs: tuple[str, ...]) -> str:
+    """A family's schedule with what the formula says of the rest: where nothing is said to be fused all of that, and the
+    kernels that the family does not speak of; else of outputs that the family does not know, such as those saved for backward."""
+    said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}
+    if ".fuse_at(" not in text:
+        kept = (line for p in formula.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
+        return "\n".join((formula.fused, *(p.tiles for p in formula.plans if p.root not in said), *kept, text))
+    return "\n".join((*(line for line in formula.fused.splitlines() if line.split(".")[0] in {*outputs} - said), text))
+
+
+def make_cpu_worker(index: int, to: Target, compiling: bool = True) -> CpuWorker:
+    """For a worker process."""
+    return CpuWorker(to, compiling)

@@ -1,0 +1,158 @@
+"""The same crew on the hosts of a Ray cluster; ray is an optional extra."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from .worker_pool import START, Done, answer, line_of, where_of
+
+SOURCES = (str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2]))  #: of the tools and of the package
+
+
+class RayCrew:
+    """As ``Crew``, with one actor a worker. ``gpus`` is how many GPUs each takes, ``cpus`` how many cores."""
+
+    def __init__(self, address: str, count: int | None, gpus: float, cpus: float, make: Callable, *args):
+        self.ray, self.mine = _ray(address)
+        self.packed = pickle.dumps((make, args))  # read by the actor once it knows where the sources are
+        kind, each = ("GPU", gpus) if gpus else ("CPU", cpus)
+        most = int(self.ray.cluster_resources().get(kind, 0) / each)
+        count = count or (most if gpus else max(1, most - 1))
+        if count > most or count < 1:
+            self._leave()
+            raise SystemExit(f"tune: {count or 'no'} workers of {each:g} {kind} each; the Ray cluster at {address} has room for {most}")
+        self.actor = self.ray.remote(num_gpus=gpus, num_cpus=cpus, max_restarts=0)(_Actor)
+        self.lives, self.stillborn = [0] * count, 0
+        self.where: dict[int, str] = {}  #: of workers that are there
+        self.starting: dict = {}  #: reference -> worker
+        self.running: dict[int, tuple] = {}  #: worker -> (reference, task, how long it may take, when it is too late)
+        self.members = [self._start(i) for i in range(count)]
+
+    def _start(self, index: int):
+        member = self.actor.remote(self.packed, index, SOURCES)
+        self.starting[member.begin.remote()] = index
+        return member
+
+    def idle(self) -> list[int]:
+        """Workers without a task."""
+        return [i for i in range(len(self.members)) if i not in self.running]
+
+    def busy(self) -> int:
+        """How many work."""
+        return len(self.running)
+
+    def send(self, index: int, task: object, message: object, seconds: float) -> None:
+        """Give worker ``index`` a message; ``task`` comes back with the result. After ``seconds`` the worker is ended."""
+        limit = time.monotonic() + (seconds if index in self.where else START)  # the time counts from when it is there
+        self.running[index] = (self.members[index].run.remote(message), task, seconds, limit)
+
+    def poll(self, seconds: float) -> list[Done]:
+        """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
+        if not self.running:
+            time.sleep(min(seconds, 0.05))
+            return []
+        references = {entry[0]: i for i, entry in self.running.items()}
+        awaited = [*self.starting, *references]
+        self.ray.wait(awaited, num_returns=1, timeout=seconds)
+        ready, _ = self.ray.wait(awaited, num_returns=len(awaited), timeout=0)
+        for reference in [r for r in ready if r in self.starting]:
+            self._begun(self.starting.pop(reference), reference)
+        found = [self._finished(references[r], r) for r in ready if r in references]
+        late = [i for i, (*_, limit) in self.running.items() if time.monotonic() > limit]
+        return found + [self._replace(i, "took too long" if i in self.where else "the worker does not start") for i in late]
+
+    def _begun(self, index: int, reference) -> None:
+        """A worker is there, or is not: that is told by its first task."""
+        try:
+            where, _ = self.ray.get(reference)
+        except self.ray.exceptions.RayError:
+            return
+        if where:
+            self.where[index], self.stillborn = where, 0
+            if index in self.running:
+                *rest, seconds, _ = self.running[index]
+                self.running[index] = (*rest, seconds, time.monotonic() + seconds)
+
+    def _finished(self, index: int, reference) -> Done:
+        try:
+            result, failure, fatal = self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            return self._replace(index, f"the worker died: {type(error).__name__}")
+        if fatal:
+            return self._replace(index, failure)
+        _, task, *_ = self.running.pop(index)
+        return Done(task, index, result, failure, where=self.where.get(index, ""))
+
+    def _replace(self, index: int, why: str) -> Done:
+        _, task, *_ = self.running.pop(index)
+        where = self.where.pop(index, "")
+        self.stillborn += not where
+        if self.stillborn > 2 * len(self.members) + 2:
+            raise SystemExit(f"tune: workers do not start: {why}")
+        self.ray.kill(self.members[index])
+        self.starting = {r: i for r, i in self.starting.items() if i != index}
+        self.lives[index] += 1
+        self.members[index] = self._start(index)
+        return Done(task, index, failure=why, lost=True, untried=not where, where=where)
+
+    def close(self) -> None:
+        """End every worker, and the cluster where it was made for them."""
+        for member in self.members:
+            self.ray.kill(member)
+        self._leave()
+
+    def _leave(self) -> None:
+        if self.mine:
+            self.ray.shutdown()
+
+
+def _ray(address: str) -> tuple:
+    """(ray, connected to the cluster at ``address``; whether that was done here). Exits in one line where it cannot be."""
+    try:
+        import ray
+    except ImportError:
+        raise SystemExit("tune: --ray needs ray; pip install 'dtkernels[ray]'") from None
+    if ray.is_initialized():
+        return ray, False
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own reports to nobody
+    try:
+        ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+    except Exception as error:  # unreachable, of another version, no address: Ray has an exception for each
+        raise SystemExit(f"tune: no Ray cluster at {address!r}: {line_of(error)}; allowed: local, auto, HOST:PORT") from None
+    return ray, True
+
+
+class _Actor:
+    def __init__(self, packed: bytes, index: int, sources: tuple[str, ...]):
+        self.packed, self.index, self.sources = packed, index, sources
+        self.handler, self.problem = None, ""
+
+    def begin(self) -> tuple[str, str]:
+        """Make the handler. Returns (its device, "") or ("", what is wrong), which is told when a message comes too."""
+        try:
+            sys.path[:0] = [p for p in self.sources if p not in sys.path]  # the sources that the tuner runs, not what is installed
+            _show_own_gpus()
+            make, args = pickle.loads(self.packed)
+            self.handler = make(self.index, *args)
+            return where_of(self.handler, self.index), ""
+        except BaseException as error:
+            self.problem = f"no worker: {line_of(error)}"
+            return "", self.problem
+
+    def run(self, message: object) -> tuple:
+        """What the handler says to ``message``."""
+        return (None, self.problem, True) if self.handler is None else answer(self.handler, message)
+
+
+def _show_own_gpus() -> None:
+    """Hide the GPUs of other workers, also where Ray was told not to."""
+    import ray
+
+    own = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])
+    if own:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(own)

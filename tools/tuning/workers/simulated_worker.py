@@ -1,0 +1,85 @@
+"""A timer that needs no GPU: the estimate, a little different for each candidate. For ``--dry-run`` and for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+
+from dtkernels.codegen.target import Target
+
+from ..records import inputs_and_reference
+from ..records.journal import Time
+from ..records.problems import Work, variants_of
+from ..search.candidates import Cut, kernels_of, part_counts
+from ..search.cost import cost
+from .compile_worker import Artefact, Refused
+
+
+class StandIn:
+    """Takes the tasks of a GpuWorker. ``pause`` is how long each measurement takes, in seconds."""
+
+    def __init__(self, to: Target, pause: float = 0.0, index: int = 0):
+        self.to, self.pause, self.where = to, pause, f"stand-in {index}"
+
+    def __call__(self, task: tuple) -> object:
+        kind, *rest = task
+        time.sleep(self.pause)
+        return getattr(self, kind)(*rest)
+
+    def measure(self, work: Work, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, candidate: tuple[Cut, str | None]) -> Time:
+        """The estimate of a plan."""
+        whole, root = candidate
+        _, variant = variants_of(work.group)
+        extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
+        kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
+        copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+        found = cost(kernels, extents, copies | inputs_and_reference.itemsizes(work), self.to)
+        text = work.text() + "".join(p.text() for p in whole.plans if root in (None, p.root))
+        factor = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536
+        return Time(found.seconds * 1e6 * factor, found.seconds * 1e6 * factor)
+
+    def race(self, work: Work, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:
+        """The estimates of whole schedules: the sums of their kernels'."""
+        found = []
+        for key, artefact, (whole, _) in entrants:
+            times = [self.measure(work, funcs, key, artefact, 0.0, (whole, root)) for root in whole.roots]
+            found.append(Time(sum(t.cold for t in times), sum(t.warm for t in times)))
+        return found
+
+    def about(self) -> dict:
+        """The GPU that is pretended."""
+        return {"name": f"NVIDIA {self.to.name.upper()}", "arch": self.to.arch, "multiprocessors": self.to.multiprocessors,
+                "torch": "none", "triton": "none", "driver": "none", "memory": 1 << 37}  # fmt: skip
+
+
+class Troubled(StandIn):
+    """For tests: fails, dies and hangs, once each; ``folder`` remembers what is done with."""
+
+    def __init__(self, to: Target, pause: float, folder: str):
+        super().__init__(to, pause)
+        self.folder = Path(folder)
+
+    def measure(self, work, funcs, key, artefact, best, candidate):
+        """As the stand-in, with trouble."""
+        for trouble in ("fail", "die", "hang"):
+            mark = self.folder / trouble
+            if not mark.exists():
+                mark.touch()
+                if trouble == "fail":
+                    raise Refused("made to fail")
+                if trouble == "die":
+                    os.kill(os.getpid(), 9)
+                time.sleep(3600)
+        return super().measure(work, funcs, key, artefact, best, candidate)
+
+
+def make_stand_in(index: int, to: Target, pause: float = 0.0) -> StandIn:
+    """For a worker process."""
+    return StandIn(to, pause, index)
+
+
+def make_troubled(index: int, to: Target, pause: float, folder: str) -> StandIn:
+    """For a worker process that is to misbehave."""
+    return Troubled(to, pause, folder)
