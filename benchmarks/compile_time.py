@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dtkernels import show  # noqa: E402
-from dtkernels.codegen.lower.lowering import lower  # noqa: E402
+from dtkernels.codegen.pipeline import lower  # noqa: E402
 
 REPEATS = 3
 

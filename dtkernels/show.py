@@ -16,8 +16,9 @@ from .autoschedule.default_schedule import formula
 from .autoschedule.fit_resources import element_bytes
 from .codegen.analysis.resources import Resources, check_resources, resources, whole_labels
 from .codegen.emit.module import emit, plain_labels, value_inputs
-from .codegen.ir.nest import Kernel, nest_text
-from .codegen.lower.lowering import lower
+from .codegen.ir.nest import Kernel
+from .codegen.pipeline import lower
+from .codegen.pipeline_text import forms_text, passes_text
 from .codegen.target import Target, target
 from .lang import expr as ex
 from .lang import parse
@@ -27,7 +28,7 @@ from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
 
 SPECS = Path(__file__).resolve().parent / "specs"
-STAGES = ("algorithm", "algebra", "schedule", "nest", "triton", "ptx")
+STAGES = ("algorithm", "algebra", "schedule", "passes", "nest", "triton", "ptx")
 DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes an element
 DEFAULT_EXTENT = 4096
 TAKEN = 65536  #: extent of a dimension that elements of an input index, where there is no input to ask
@@ -169,7 +170,8 @@ class Subject:
             "algorithm": lambda: str(self.written.program.algorithm if self.name == self.written.name else self.bound.algorithm),
             "algebra": self._algebra,
             "schedule": self._schedule,
-            "nest": lambda: "\n\n".join(nest_text(k) for k in self.kernels()),
+            "passes": lambda: passes_text(self.program, self.target),
+            "nest": lambda: forms_text(self.kernels(), self.target),
             "triton": lambda: emit(self.program, target=self.target),
             "ptx": lambda: "\n".join(_listing(self, *made) for made in machine_code(self)),
         }[stage]().rstrip("\n") + "\n"  # fmt: skip

@@ -146,7 +146,7 @@ def _dt(block: Block, following: Block | None) -> str:
     from dtkernels.algebra.pipeline import prepare
     from dtkernels.codegen.emit.module import emit
     from dtkernels.codegen.ir.nest import nest_text
-    from dtkernels.codegen.lower.lowering import lower
+    from dtkernels.codegen.pipeline import lower
     from dtkernels.lang import DTError, parse
 
     wanted = following.kind if following is not None else ""

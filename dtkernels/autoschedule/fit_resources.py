@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, any_product
-from ..codegen.lower.lowering import lower
+from ..codegen.pipeline import lower
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError

@@ -10,7 +10,7 @@ from dtkernels.algebra.rules.constant_folding import bind_parameters
 from dtkernels.autoschedule.default_schedule import formula
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large, fitted
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import TARGETS, target
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.schedule import Program

@@ -13,7 +13,7 @@ from gluon_programs import CAUSAL, PRODUCT, SCORE, WINDOW, attention
 
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.codegen.transforms.warp_specialize.backend_select import backend
 from dtkernels.lang import parse

@@ -14,7 +14,7 @@ from tuning.search.cost import _work, blocks
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import formula
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse

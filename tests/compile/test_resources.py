@@ -12,9 +12,9 @@ import torch
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.analysis.resources import resources
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
-from dtkernels.codegen.transforms.memory.tensor_descriptors import described
+from dtkernels.codegen.transforms.memory.tensor_descriptors import use_descriptors
 from dtkernels.lang import parse
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
@@ -56,7 +56,7 @@ def registers(binary) -> int:
 def estimate_and_binary(text, shapes, gpu, dtype):
     program = prepare(parse(text))
     (kernel,) = lower(program)
-    kernel = described(kernel) if kernel.descriptors else kernel
+    kernel = use_descriptors(kernel) if kernel.descriptors else kernel
     args = tuple(torch.empty(s, dtype=dtype, device="meta") for s in shapes)
     module = load_module(emit(program), "resources")
     sizes = {label: args[i].shape[d] for label in program.algorithm.labels for i, d in [_source(program, label)]}

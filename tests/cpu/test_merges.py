@@ -7,7 +7,7 @@ from small_programs import random
 
 import dtkernels
 from dtkernels.codegen.ir.nest import Loop, statements
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.transforms.loops.split_k_merge import ELEMENTS
 from dtkernels.lang.parser import parse
 

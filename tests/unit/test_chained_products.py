@@ -9,7 +9,7 @@ from dtkernels.algebra.autodiff.rematerialization import kept_products
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import formula, schedules
 from dtkernels.codegen.ir.nest import Store, statements
-from dtkernels.codegen.lower.lowering import lower, lower_one
+from dtkernels.codegen.pipeline import lower, lower_one
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program

@@ -20,7 +20,7 @@ from dtkernels.codegen.ir.nest import (
     any_product,
     statements,
 )
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.transforms.tiles.dot_scheduling import put_off
 from dtkernels.lang import parse
 

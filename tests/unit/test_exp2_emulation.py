@@ -11,7 +11,7 @@ import dtkernels
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
-from dtkernels.codegen.transforms.arithmetic.exp2_emulation import HELPERS, POLYNOMIALS, name_of
+from dtkernels.codegen.emit.triton.exp2_emulation import HELPERS, POLYNOMIALS, name_of
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import SHARES, Share

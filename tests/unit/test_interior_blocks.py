@@ -4,9 +4,9 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
-from dtkernels.codegen.transforms.loops.interior_blocks import in_two_forms
+from dtkernels.codegen.transforms.loops.interior_blocks import specialize_interior_blocks
 from dtkernels.lang import parse
 
 LINE = "f.block(x:64); f.tensorize(x:64); "
@@ -62,4 +62,4 @@ def test_both_forms_let_the_next_kernel_start_before_they_store():
 ])  # fmt: skip
 def test_kernels_of_one_label_have_it(text, has):
     (kernel,) = lower(prepare(parse(text)))
-    assert (in_two_forms(kernel) is not None) == has
+    assert (specialize_interior_blocks(kernel) is not kernel) == has

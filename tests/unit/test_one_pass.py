@@ -10,7 +10,7 @@ from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.ir.nest import Loop, statements
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.lang import parse
 
 COLUMNS = """Func f, g; In A, w; Var x, y; f[y] = rsum(A[x, y], x); g[x, y] = A[x, y] * w[y];

@@ -7,7 +7,7 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import formula
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program

@@ -5,7 +5,7 @@ import pickle
 
 from dtkernels import show
 from dtkernels.codegen.ir import tile
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen import pipeline
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 
@@ -48,6 +48,6 @@ def test_a_tile_finds_what_is_below_it_once():
 
 
 def test_a_program_is_lowered_once_from_the_formula_to_the_text():
-    lower.cache_clear()
+    pipeline._lower.cache_clear()
     show.Subject(show.read("attention"), given={"causal": True}).text("triton")
-    assert lower.cache_info().misses <= 2 <= lower.cache_info().hits
+    assert pipeline._lower.cache_info().misses <= 2 <= pipeline._lower.cache_info().hits

@@ -6,7 +6,7 @@ import pytest
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.analysis.resources import check_resources
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.lower.lowering import lower
+from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import DTError, parse
 

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from ...lang.errors import DTError
 from ...lang.schedule_checks import MOST_ELEMENTS
-from ..emit.triton.grid import one_loop
 from ..ir import nest
+from ..ir.loops import one_loop
 from ..ir.nest import (
     Accumulator,
     Axis,
@@ -36,8 +36,8 @@ from ..ir.nest import (
     values,
 )
 from ..target import Target, triton_version
-from ..transforms.memory.tensor_descriptors import described, pointed
-from ..transforms.warp_specialize.backend_select import backend, plain
+from ..transforms.memory.tensor_descriptors import use_pointers
+from ..transforms.warp_specialize.backend_select import backend, descriptor_form
 
 MOST_REGISTERS = 255  #: of one thread
 MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
@@ -82,7 +82,7 @@ def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
     if not kernel.descriptors:
         return [kernel]
     by_triton = target.has_tma and backend(kernel, target)[0] == "triton"
-    return [pointed(kernel), *([plain(described(kernel))] if by_triton else [])]
+    return [use_pointers(kernel), *([descriptor_form(kernel)] if by_triton else [])]
 
 
 def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool) -> Resources:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from ...lang.algorithm import Algorithm
 from ...lang.schedule import Program
-from ..analysis.dependent_launch import links
 from ..analysis.dtype_propagation import value_inputs
 from ..ir.nest import Kernel
-from ..lower.lowering import lower
-from ..prelower.stage_aligned_copies import staged
+from ..pipeline import forms, lower, prelower
 from ..target import Target
-from ..transforms.memory.tensor_descriptors import pointed
-from ..transforms.warp_specialize.backend_select import print_described
+from ..transforms.warp_specialize.plan import Plan
 from .gluon.expr import IMPORTS, helper
+from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
 from .host_wrapper import Wrapper, launch_comment, plain_labels
 from .triton.expr import HELPERS
-from .triton.kernel import dimension_names, print_kernel
+from .triton.kernel import KernelText, dimension_names, print_kernel
 
 
 def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
@@ -25,12 +24,13 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
     (backend_select.py); the file runs elsewhere too, by pointers.
     """
-    program = staged(program)
+    program = prelower(program)
     kernels = lower(program)
-    linked = links([one for k in kernels for one in (k, *k.tail)]) if target is not None and target.has_dependent_launch else {}
-    texts = {k.name: print_kernel(pointed(k), program.algorithm, linked.get(k.name)) for k in kernels}
-    reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
-    described_texts = {k.name: print_described(k, program.algorithm, target, linked.get(k.name)) for k in reached}
+    found = forms(kernels, target)
+    by_pointers = (print_kernel(f.pointers, program.algorithm) for f in found if f.pointers)
+    texts = {k.name: text for k, text in zip(kernels, by_pointers)}
+    reached = [one for k in kernels for one in (k, *k.tail)]
+    described_texts = {k.name: _print_form(f.descriptors, program.algorithm) for k, f in zip(reached, found) if f.descriptors}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
@@ -59,6 +59,10 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     ]
     parts += ["\n" + t.source for t in everything]
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
+
+
+def _print_form(form: Kernel | Plan, algorithm: Algorithm) -> KernelText:
+    return print_gluon(form, algorithm) if isinstance(form, Plan) else print_kernel(form, algorithm)
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

@@ -25,6 +25,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Op,
     Position,
     Scalar,
+    ScaleFactor,
     Size,
     Start,
     Step,
@@ -119,6 +120,23 @@ class Put(Statement):
 
 
 @dataclass(frozen=True)
+class InteriorOrEdge(Statement):
+    """What follows in a block that lies inside its extent along ``axis``, and in one that passes it."""
+
+    axis: Axis
+    interior: tuple[Statement, ...]
+    edge: tuple[Statement, ...]
+
+
+@dataclass(frozen=True)
+class Link:
+    """Where a kernel stands among those of its call that overlap by programmatic dependent launch."""
+
+    needs: bool  #: it reads what one before it writes: it waits first of all, else last of all
+    releases: str  #: when the next may start: "first" where it need not wait or its programs take next to no room, "stores" before this one's stores, "" for the last
+
+
+@dataclass(frozen=True)
 class GridLabel:
     """A label whose blocks are programs; or the ``parts`` that a reduction is cut into. In the kernel of a tail, ``inside`` blocks
     make one of the kernel that it ends."""
@@ -174,6 +192,7 @@ class Kernel:
     tail: tuple[Kernel, ...] = ()  #: what computes the blocks of the last wave of programs, cut finer; at most one
     aligned: tuple[str, ...] = ()  #: buffers that it writes whose rows are as long as a multiple of 16 elements
     aligned_reads: tuple[str, ...] = ()  #: such buffers that it reads
+    link: Link | None = None  #: to the kernels of its call that overlap with it
 
 
 def names_in(body: tuple[Statement, ...]) -> set[str]:
@@ -190,6 +209,8 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
         yield s
         if isinstance(s, Loop):
             yield from statements(s.body)
+        elif isinstance(s, InteriorOrEdge):  # both compute the same, the edge with masks
+            yield from statements(s.edge)
 
 
 def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
@@ -225,6 +246,7 @@ def nest_text(kernel: Kernel) -> str:
     extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
     extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]
     extra += [f"descriptor {', '.join(kernel.descriptors)}"] if kernel.descriptors else []
+    extra += [f"overlaps the kernel before it, waits {'first' if kernel.link.needs else 'last'}"] if kernel.link else []
     lines = ["; ".join([f"kernel {kernel.name}: grid {grid}", f"num_warps {kernel.num_warps}, num_stages {kernel.num_stages}", *extra])]
     _lines(kernel.body, 1, lines)
     lines += [nest_text(t).replace("kernel ", "last wave by ", 1) for t in kernel.tail]
@@ -242,6 +264,11 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
                 _lines(inner, depth + 1, lines)
+            case InteriorOrEdge(axis, interior, edge):
+                lines.append(f"{pad}where the block lies inside len({axis.label})")
+                _lines(interior, depth + 1, lines)
+                lines.append(f"{pad}else")
+                _lines(edge, depth + 1, lines)
             case Let(name, value, axes, origin):
                 lines.append(f"{pad}{name}{_axes(axes)} = {value}" + (f"   # {origin}" if origin else ""))
             case Accumulator(name, axes, start, origin):

@@ -155,16 +155,19 @@ class Load(Tile):
     other: float = 0
     whole: bool = False  #: whether its elements are integers, and stay so
     shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
-    again: Axis | None = None  #: of the loop that loads the same elements in each step (load_sinking.py), or twice in one (duplicate_wgmma_loads.py)
+    sunk_into: Axis | None = None  #: the loop that loads these same elements in every step (load_sinking.py)
+    duplicate_in: Axis | None = None  #: the loop in which this repeats another load (duplicate_wgmma_loads.py)
+    hoisted_from: Axis | None = None  #: the loop before which its offsets are computed (offset_hoisting.py)
     evict: str = ""  #: which of its lines a cache lets go, where that is not the same for all loads of the buffer (eviction_hints.py)
 
     @property
-    def moves_again(self) -> bool:
-        """Whether it is the second load of what a step loads."""
-        return any(isinstance(n, Position) and n.axis == self.again for i in self.index for n in i.walk())
+    def repeats_each_step(self) -> bool:
+        """Whether it repeats, in every step of a loop, the load of what that step reads."""
+        return any(isinstance(n, Position) and n.axis == self.duplicate_in for i in self.index for n in i.walk())
 
     def __str__(self) -> str:
-        other = (f" else {self.other}" if self.other else "") + (" again" if self.again else "")
+        other = (f" else {self.other}" if self.other else "") + (" again" if self.sunk_into or self.duplicate_in else "")
+        other += f" offsets before the loop over {self.hoisted_from.name}" if self.hoisted_from else ""
         return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
 
 
@@ -191,6 +194,17 @@ class Op(Tile):
         if len(self.args) == 2 and not self.fn[0].isalpha():
             return f"({self.args[0]} {self.fn} {self.args[1]})"
         return f"{self.fn}({', '.join(map(str, self.args))})"
+
+
+@dataclass(frozen=True)
+class ScaleFactor(Tile):
+    """A factor moved from inside a maximum to its outside where ``scale`` is positive; one of the two sides is 1 then."""
+
+    scale: Scalar
+    inside: bool
+
+    def __str__(self) -> str:
+        return f"{'inside' if self.inside else 'outside'}({self.scale})"
 
 
 @dataclass(frozen=True)

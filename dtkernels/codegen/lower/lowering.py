@@ -7,9 +7,6 @@ accumulated by that loop (reductions.py).
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
-
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
@@ -20,8 +17,6 @@ from ..ir.integer_math import arithmetic, inside_one, quotient
 from ..ir.nest import (
     WHOLE,
     Axis,
-    GridLabel,
-    GridStep,
     Index,
     Kernel,
     Let,
@@ -33,55 +28,31 @@ from ..ir.nest import (
     Statement,
     Store,
     Tile,
-    Workspace,
 )
 from ..ir.value_type import kind_of, whole_quotient
-from ..prelower.kernel_partition import kept, kernel_roots
-from ..prelower.stage_aligned_copies import computed, is_shift, staged
-from ..transforms.loops.split_k import split_reduction
-from ..transforms.loops.split_k_merge import warps
-from ..transforms.loops.tail_wave import ended
-from ..transforms.memory.tensor_descriptors import described
-from ..transforms.passes import finish
-from .program_order import grid_order
+from ..prelower.kernel_partition import kept
+from ..prelower.stage_aligned_copies import is_shift
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
-from .schedule_options import Options
+from .schedule_options import KernelOptions
 from .scope import Scope
 
 
-@lru_cache(maxsize=16)  # the formula, the fit and the printer each ask for the kernels of one program
-def lower(program: Program) -> tuple[Kernel, ...]:
-    """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
-    program = staged(program)
-    return tuple(kernel for root in kernel_roots(program) for kernel in _kernels(program, root))
-
-
-def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
-    return ended(program, root, lambda p: _Lowering(p, root, program.outputs()).kernels())
-
-
-def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
-    """The kernels of one Func that is not fused, as ``lower`` makes them: those that make copies for it first, those that add up
-    what it makes parts of last."""
-    made = staged(program)
-    fused = made.schedule.fused()
-    read = {a.tensor for f in computed(made, root) for a in ex.accesses(made.algorithm[f].expr)}
-    copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
-    parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
-    sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
-    return tuple(kernel for func in (*copies, root, *sums) for kernel in _kernels(made, func))
+def lower_kernel(program: Program, options: KernelOptions) -> Kernel:
+    """The loop nest of the kernel of ``options.root`` before any pass. Raises DTError where the schedule does not suit."""
+    return _Lowering(program, options).kernel()
 
 
 class _Lowering:
     """State of lowering one kernel."""
 
-    def __init__(self, program: Program, root: str, outputs: tuple[str, ...]):
+    def __init__(self, program: Program, options: KernelOptions):
         self.algorithm: Algorithm = program.algorithm
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
-        self.root = root
-        written = tuple(dict.fromkeys((*outputs, *kept(program))))
+        self.options, self.root = options, options.root
+        root = self.root
+        written = tuple(dict.fromkeys((*program.outputs(), *kept(program))))
         self.elsewhere = frozenset(o for o in kept(program) if host(o, self.fused) != root)  #: fused, and read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
@@ -92,58 +63,26 @@ class _Lowering:
         self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
         self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
-        self.options = Options(program, root)
-        self.split = self.options.split()
 
     # -- the kernel, step by step ---------------------------------------------------------------------------------
 
-    def kernels(self) -> tuple[Kernel, ...]:
-        """The kernel; where a reduction in it is split, first those that make its parts."""
+    def kernel(self) -> Kernel:
+        """Open the loops, compute what is fused in them, and store the results."""
         definition = self.algorithm[self.root]
         self._levels(definition, self._loop_order(definition), {}, self.top)
         missing = set(self.outputs) - set(self.stored)
         if missing:
             raise DTError("an output is computed over all its labels", found=f"{min(missing)} is not, where it is fused",
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
-        body, found = tuple(self.top.body), []
+        body = tuple(self.top.body)
         self.options.check(body, self._touched(body))
-        made: tuple[Workspace, ...] = ()
-        while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
-            parts, spaces, body = cut
-            name = f"{self.root}_part" + (str(len(found) + 1) if found else "")
-            early = self._written(parts) - self._written(body)
-            found.append(self._kernel(name, parts, made + spaces, (*(w.name for w in spaces), *(o for o in self.stored if o in early))))
-            made += spaces
-        written = self._written(body)
-        last = self._kernel(self.root, body, made, tuple(o for o in dict.fromkeys((self.root, *self.stored)) if o in written))
-        return (*found, replace(last, num_warps=warps(body, last.num_warps)) if found else last)
-
-    def _written(self, body: tuple[Statement, ...]) -> set[str]:
-        """Funcs that the body stores."""
-        return {s.buffer for s in nest.statements(body) if isinstance(s, Store)} & set(self.stored)
+        writes = tuple(dict.fromkeys((self.root, *self.stored)))
+        return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.of_launch())
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
         """Buffers that the body reads or writes."""
         loads = {s.value.buffer for s in nest.statements(body) if isinstance(s, Let) and isinstance(s.value, nest.Load)}
         return frozenset(loads | {s.buffer for s in nest.statements(body) if isinstance(s, Store)})
-
-    def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
-        body, reads, scalars = finish(body, self.options.descriptors(), self.options.exponentials())
-        blocked = {s.axis.label: s for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
-        whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
-        grid = tuple(GridLabel(x, whole.get(x) or self.blocks[x]) for x in self.algorithm[self.root].labels if x in blocked)
-        order = grid_order(self.schedule.of(self.root, "map"), grid)
-        part = next((w for w in spaces if w.name in writes), None)
-        if part is not None:
-            grid, order = (GridLabel(part.part, 1, part.parts), *grid), (GridStep(part.part), *order)
-        reads = tuple(t for t in (*self.algorithm.inputs, *self.algorithm.funcs, *(w.name for w in spaces)) if t in reads)
-        scalars = tuple(s for s in self.algorithm.scalars if s in scalars)
-        spaces = tuple(w for w in spaces if w.name in reads + writes)
-        said = self.options.of_kernel(reads, writes)
-        kernel = Kernel(name, self.root, reads, writes, scalars, grid, order, self.options.evicted(body), **said, workspaces=spaces)
-        if kernel.descriptors:
-            described(kernel, self.options.where("descriptor"))  # refused here, or it can be printed
-        return kernel
 
     def _loop_order(self, definition: Definition) -> tuple[str, ...]:
         """Labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""

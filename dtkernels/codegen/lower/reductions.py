@@ -19,8 +19,8 @@ from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.schedule import WRITTEN
 from ..ir import nest
+from ..ir.layout import natural_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
-from ..transforms.passes import natural_order
 from .reduction_terms import NEUTRAL, fits_matrix_units, guarded, reduced, spread
 from .scope import Scope
 

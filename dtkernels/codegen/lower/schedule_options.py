@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
 from ...lang.schedule import Primitive, Program
 from ..ir.nest import Let, Load, Loop, Statement, statements
-from ..transforms.loops.split_k import Split
-from ..transforms.memory.eviction_hints import kept_until_last
 
 #: primitive on a loop -> what Triton calls it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
 
 
-class Options:
+@dataclass(frozen=True)
+class Split:
+    """What to split: the reduction over ``label``, over ``parts`` programs."""
+
+    label: str
+    parts: int
+    at: Position | None = None
+
+    def refuse(self, found: str, allowed: str) -> DTError:
+        """The error for a split that cannot be made."""
+        return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
+
+
+class KernelOptions:
     """The words of a schedule on the kernel of ``root``.
 
     ===============================  ==========================================  ====================================================
@@ -67,10 +81,9 @@ class Options:
             found["warp_specialize"] = True
         return tuple(found.items())
 
-    def of_kernel(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, object]:
+    def of_launch(self) -> dict[str, Any]:
         """The fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
-        evict = self._evict()
         return {
             "num_warps": number(self.root, "num_warps") or 4,
             "num_stages": number(self.root, "num_stages") or 3,
@@ -82,22 +95,22 @@ class Options:
             ),
             "block_stages": max(self._block_stages(), default=0),
             "approximate": tuple(dict.fromkeys(f for m in self.members for f in self.schedule.names(m, "approximate"))),
-            "evict": tuple((t, evict[t]) for t in reads if t in evict),
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
+        }
+
+    def of_buffers(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
+        """The fields of Kernel that say how it reaches what it reads and writes."""
+        evict = self.evict()
+        return {
+            "evict": tuple((t, evict[t]) for t in reads if t in evict),
             "descriptors": tuple(t for t in self.descriptors() if t in reads + writes),
             "aligned": tuple(w for w in writes if w in self.algorithm and self.schedule.of(w, "align")),
             "aligned_reads": tuple(t for t in reads if t in self.algorithm and self.schedule.of(t, "align")),
         }
 
-    def _evict(self) -> dict[str, str]:
+    def evict(self) -> dict[str, str]:
         """What the schedule says of a tensor's lines in the caches."""
         return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
-
-    def evicted(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-        """The body with loads that know what becomes of their lines, where that is not the same for all of a tensor."""
-        for tensor in (t for t, policy in self._evict().items() if policy == "reread"):
-            body = kept_until_last(body, tensor)
-        return body
 
     def _block_stages(self) -> list[int]:
         """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""

@@ -24,7 +24,7 @@ from ...lang.schedule_checks import reduction_labels
 AT_ONCE = 8  #: parts whose loads are on their way together
 
 
-def in_parts(program: Program) -> Program:
+def add_partial_sums(program: Program) -> Program:
     """``program`` with a Func of parts for each ``parts_at``, and without ``parts_at``."""
     for p in [p for p in program.schedule.primitives if p.name == "parts_at"]:
         program = _cut(program, p)
@@ -100,4 +100,4 @@ def free_name(wish: str, algorithm: Algorithm) -> str:
     return wish
 
 
-__all__ = ["free_name", "in_parts"]
+__all__ = ["free_name", "add_partial_sums"]

@@ -26,15 +26,14 @@ from ...lang.errors import DTError
 from ...lang.schedule import Named, Primitive, Program, Schedule, Sized, host
 from ...lang.schedule_checks import labels_in_kernel
 from .kernel_partition import kept
-from .partial_sums import free_name, in_parts
+from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
 ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row
 
 
-def staged(program: Program) -> Program:
+def stage_aligned_copies(program: Program) -> Program:
     """``program`` with a Func for each input that ``stage`` names, and without ``stage``."""
-    program = in_parts(program)
     asked = [p for p in program.schedule.primitives if p.name == "stage"]
     known: dict[tuple[str, bool], str] = {}
     for p in asked:

@@ -11,7 +11,7 @@ from ...autoschedule.fit_resources import element_bytes
 from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Loop, Put, Store, statements
-from ...codegen.lower.lowering import lower
+from ...codegen.pipeline import lower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.schedule import Program, host

@@ -83,7 +83,7 @@ def nearest(subject: Subject, dtype: str, sizes: dict[str, int], target: Target,
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:
     """The algorithm with a row's schedule. Raises DTError where the two do not fit."""
-    from ...codegen.lower.lowering import lower
+    from ...codegen.pipeline import lower
     from ...lang.parser import parse_schedule
     from ...lang.schedule import Program
     from ...lang.schedule_checks import check_schedule
@@ -99,7 +99,7 @@ def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], 
     """Raise DTError where the GPU does not have what the kernels of a program take."""
     from ...autoschedule.fit_resources import element_bytes
     from ...codegen.analysis.resources import check_resources
-    from ...codegen.lower.lowering import lower
+    from ...codegen.pipeline import lower
 
     itemsizes = element_bytes(program.algorithm, outputs, itemsize)
     for kernel in lower(program):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtkernels.codegen.ir.nest import Kernel
-from dtkernels.codegen.lower.lowering import lower, lower_one
+from dtkernels.codegen.pipeline import lower, lower_one
 from dtkernels.codegen.prelower.stage_aligned_copies import staged
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from ...ir.layout import natural_order
 from ...ir.nest import Axis, TileReduce
-from ...transforms.passes import natural_order
 from ..triton.expr import HELPERS, ExpressionPrinter
 
 IMPORTS = """from triton.experimental import gluon

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from ....lang.expr import COMPARISONS, DTYPES
 from ...ir import nest
-from ...ir.nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
+from ...ir.layout import natural_order
+from ...ir.nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, ScaleFactor, Size, Start, Step, Tile, TileDot, TileReduce
 from ...ir.value_type import is_boolean, is_integer, never_negative
-from ...transforms.arithmetic import exp2_emulation, scale_sinking
-from ...transforms.passes import natural_order
+from . import exp2_emulation
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
@@ -116,6 +116,8 @@ class ExpressionPrinter:
             case Local(name, axes, kind):
                 text = f"{name}.to(tl.float32)" if name in self.raw and kind == "number" else name
                 return self.arrange(text, axes, order), _ATOM
+            case ScaleFactor(Scalar(name), inside):
+                return (f"(1.0 if {name}_positive else {name})" if inside else f"({name} if {name}_positive else 1.0)"), _ATOM
             case TileReduce():
                 return self._reduce(tile, order), _ATOM
             case TileDot():
@@ -153,8 +155,6 @@ class ExpressionPrinter:
         if fn in self.approximate and nest.axes_of(op):
             self.helpers |= {fn, f"hardware_{fn}"}
             return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
-        if fn in scale_sinking.NAMES:
-            return scale_sinking.NAMES[fn].format(args[0].name), _ATOM  # type: ignore[attr-defined]
         if fn.startswith(("exp:", "exp2:")):
             base, share = fn.split(":")
             self.helpers.add(name := f"exp2_{share.replace('/', '_of_')}")

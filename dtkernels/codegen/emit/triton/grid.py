@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
+from ...ir.loops import one_loop
 from ...ir.nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
 
 
@@ -108,13 +109,6 @@ def _inside(kernel: Kernel, names: Names) -> list[str]:
         piece = f"tl.program_id(0) // {rest} % {g.inside}" if rest > 1 else f"tl.program_id(0) % {g.inside}"
         lines.append(f"{block} = {block} * {g.inside} + {piece}")
     return lines
-
-
-def one_loop(kernel: Kernel) -> bool:
-    """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
-    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
-    specialized = any(name == "warp_specialize" for s in loops for name, _ in s.options)  # Triton fails on both together
-    return len(loops) == 1 and loops[0].reduces and not specialized and any_product(kernel.body)
 
 
 def _longer_later(kernel: Kernel) -> set[str]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 from ....lang.algorithm import Algorithm
 from ....lang.expr import Label, accesses
-from ...analysis.dependent_launch import Link
 from ...analysis.dtype_propagation import operands_only, product_inputs
 from ...ir import nest
 from ...ir.nest import (
@@ -19,6 +18,7 @@ from ...ir.nest import (
     Fetch,
     Guard,
     Index,
+    InteriorOrEdge,
     Kernel,
     Let,
     Load,
@@ -27,6 +27,7 @@ from ...ir.nest import (
     Op,
     Position,
     Put,
+    ScaleFactor,
     Size,
     Start,
     Statement,
@@ -35,10 +36,10 @@ from ...ir.nest import (
     TileDot,
     any_product,
     statements,
+    values,
 )
-from ...transforms.arithmetic import exp2_emulation, scale_sinking
-from ...transforms.loops.interior_blocks import in_two_forms
-from ...transforms.memory.offset_hoisting import steady_loads
+from . import exp2_emulation
+from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size, pieces
 from .memory import LINE, MemoryPrinter, inexact
@@ -87,9 +88,9 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
     return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
 
 
-def print_kernel(kernel: Kernel, algorithm: Algorithm, link: Link | None = None) -> KernelText:
-    """The Triton text of ``kernel``, with its ``link`` to others of a call that overlap."""
-    return _KernelPrinter(kernel, algorithm).run(link)
+def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
+    """The Triton text of ``kernel``."""
+    return _KernelPrinter(kernel, algorithm).run()
 
 
 class _KernelPrinter:
@@ -105,12 +106,11 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        values = product_inputs(algorithm)  # of one dtype, where there are products
-        made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
+        taken = product_inputs(algorithm)  # of one dtype, where there are products
+        made = frozenset(t for t in kernel.reads if t not in taken) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
-        self.steady_axes = steady_loads(kernel)
         self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
         self.before: set[str] = set()  #: those that are known at this place of the text
@@ -124,44 +124,46 @@ class _KernelPrinter:
         self.vectors = {n.axis for n in self._nodes(steady=False) if isinstance(n, Position)} | self.masked
         self.memory = MemoryPrinter(self)
 
-    def run(self, link: Link | None = None) -> KernelText:
+    def run(self) -> KernelText:
+        link = self.kernel.link
         lines, depth = grid_lines(self.kernel, self)
         self.lines += lines
-        self._block(depth, link)
+        self._block(depth)
         descriptors = [f"    {line}" for line in self.memory.descriptor_lines()]
         name = f"{self.kernel.name}_kernel"
         text = KernelText(name, "", helpers=frozenset(self.expr.helpers), dependent=link is not None)
         self._parameters(text)
         text.constants += [("DEPENDENT", '"launch_pdl" in dependent')] if link else []
         code = "\n".join(self.lines)
-        prologue = link.head() if link else []
+        prologue = head(link)
         prologue += [f"    if {s}_on_device:\n        {s} = tl.load({s})" for s in self.kernel.scalars]
         prologue += descriptors
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
-        text.source = jit_function("triton", name, names, [*prologue, code, *(link.tail() if link else [])])
+        text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
-    def _block(self, depth: int, link: Link | None) -> None:
+    def _block(self, depth: int) -> None:
         """The statements of one block; where some blocks need no mask, twice."""
-        forms = in_two_forms(self.kernel)
-        if forms is None:
-            return self._until_stores(self.kernel.body, depth, link)
-        axis, whole, other = forms
+        forms = self.kernel.body[-1] if self.kernel.body else None
+        if not isinstance(forms, InteriorOrEdge):
+            return self._until_stores(self.kernel.body, depth)
+        axis = forms.axis
         self._index(axis, "block", depth)
         inside = f"({self.block_index(axis.label)} + 1) * {self.block(axis.label)} <= {self.size(axis.label)}"
         self.line(depth, f"if {self.even_constant(axis)} or {inside}:")
-        self._until_stores(whole, depth + 1, link)
+        self._until_stores(forms.interior, depth + 1)
         self.line(depth, "else:")
         self.line(depth + 1, f"{axis.name}_ok = {axis.name} < {self.size(axis.label)}")
-        return self._until_stores(other, depth + 1, link)
+        return self._until_stores(forms.edge, depth + 1)
 
-    def _until_stores(self, body: tuple[Statement, ...], depth: int, link: Link | None) -> None:
+    def _until_stores(self, body: tuple[Statement, ...], depth: int) -> None:
         """The statements of a block, and before its stores what lets the next kernel start."""
+        link = self.kernel.link
         stores = next((i for i, s in enumerate(body) if isinstance(s, (Store, Put))), 0) if link and not self.kernel.persistent else 0
         self._body(body[:stores], depth)
-        self.lines += ["    " * (depth - 1) + line for line in link.before_stores()] if link and stores else []
+        self.lines += ["    " * (depth - 1) + line for line in before_stores(link)] if link and stores else []
         self._body(body[stores:], depth)
 
     # -- parameters -------------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class _KernelPrinter:
             value = t if t in self.algorithm.inputs else f"{t}_out"
             text.arguments += [(f"{t}_stride_{d}", f"{value}.stride({i})") for i, d in enumerate(self.dimensions(t))]
         text.constants += [(f"{s}_on_device", f"isinstance({s}, torch.Tensor)") for s in k.scalars]
-        text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in scale_sinking.scalars(k.body)]
+        text.constants += [(f"{s}_positive", f"not isinstance({s}, torch.Tensor) and {s} > 0") for s in _sunk_scales(k.body)]
         text.constants += [(f"size_{label}", f"size_{label}") for label in self.sizes if label in k.constants]
         text.constants += [*self.tiles.items()]
         text.constants += [*self.even.items()]
@@ -326,7 +328,7 @@ class _KernelPrinter:
     def _before(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
         axis = loop.axis
-        loads = [s for s in loop.body if self.steady_axes.get(id(s)) == axis]
+        loads = [s for s in loop.body if isinstance(s, Let) and _hoisted_from(s) == axis]
         for s in loads:
             tile = self.name_value(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
             offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
@@ -366,7 +368,7 @@ class _KernelPrinter:
     def _nodes(self, steady: bool = True) -> Iterator[Tile]:
         """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
         for s in statements(self.kernel.body):
-            if not steady and (axis := self.steady_axes.get(id(s))):
+            if not steady and (axis := _hoisted_from(s)):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())  # type: ignore[attr-defined]
                 continue
             roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
@@ -395,6 +397,16 @@ class _KernelPrinter:
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
         whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
         return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
+
+
+def _hoisted_from(s: Statement) -> Axis | None:
+    """The axis of the loop before which the offsets of the load ``s`` are computed."""
+    return s.value.hoisted_from if isinstance(s, Let) and isinstance(s.value, Load) else None
+
+
+def _sunk_scales(body: tuple[Statement, ...]) -> Iterator[str]:
+    """Scalars of which the kernel must know whether they are positive."""
+    yield from dict.fromkeys(n.scale.name for v in values(body) for n in v.walk() if isinstance(n, ScaleFactor))
 
 
 __all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

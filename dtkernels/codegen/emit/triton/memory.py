@@ -42,8 +42,8 @@ class MemoryPrinter:
             return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
         mask = self._mask(load.buffer, load.index, load.checked, axes)
         args = [self.k.steady.get(name) or self._pointer(load.buffer, load.index, axes)]
-        if load.again:  # 0: no step changes it, and Triton is not to see that
-            args[0] += f" + tl.minimum({self.k.first(load.again)}, 0)"
+        if repeated := load.sunk_into or load.duplicate_in:  # 0: no step changes it, and Triton is not to see that
+            args[0] += f" + tl.minimum({self.k.first(repeated)}, 0)"
         if mask:
             args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
         policy = load.evict or next((policy for t, policy in self.k.kernel.evict if t == load.buffer), None)

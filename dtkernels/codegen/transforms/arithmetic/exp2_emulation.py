@@ -6,34 +6,23 @@ Before, 16 in a clock on a multiprocessor::
 
 After, of every 4 that a thread has in a row the last one by a polynomial, on units that do 128 in a clock::
 
-    e = exp2_1_of_4(a)
+    e = exp2:1/4(a)
 
 One of them costs ten instructions for one, so it pays where the special function unit is what is waited for, and not
 where instructions are.
-
-``2**a = 2**n * 2**f`` with ``n = floor(a)`` and ``0 <= f <= 1``. Rounded down, ``a + 1.5 * 2**23 + 127`` has ``n + 127``
-as its low bits, which are the exponent of ``2**n``; and ``2**f`` is the polynomial whose largest relative error is
-smallest (Remez exchange on [0, 1]; tests/unit/test_exponentials.py finds the coefficients anew). ``a`` is held to
-[-127, 128]: 0 below -126, as ``ex2.approx.ftz`` has it, infinity from 128 on, NaN stays.
 """
 
 from __future__ import annotations
 
-from ....lang.schedule import SHARES
-from ...ir.nest import Op, Statement, Tile, axes_of, map_values, values
+from dataclasses import replace
 
-#: degree -> coefficients, of 1 first. Largest relative error with float32's roundings: 7.5e-5, a third of half a rounding
-#: to float16; and 1.6e-7, as ``ex2.approx`` itself
-POLYNOMIALS = {
-    3: (0x3F7FFB19, 0x3F322226, 0x3E677E26, 0x3D9FCB52),
-    5: (0x3F7FFFFF, 0x3F31727B, 0x3E75EAD4, 0x3D64AA23, 0x3C134806, 0x3AF61905),
-}
-_ROUNDED, _LEAST, _MOST = "0f4B40007F", "0fC2FE0000", "0f43000000"  # 1.5 * 2**23 + 127, -127, 128
+from ...ir.nest import Kernel, Op, Statement, Tile, axes_of, map_values, values
+from ...lower.schedule_options import KernelOptions
 
 
-def name_of(share: tuple[int, int]) -> str:
-    """The helper for a share."""
-    return f"exp2_{share[0]}_of_{share[1]}"
+def emulate_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Mark the share of the exponentials that the schedule wants by polynomials."""
+    return replace(kernel, body=shared(kernel.body, options.exponentials()))
 
 
 def shared(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[Statement, ...]:
@@ -52,54 +41,3 @@ def shared(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[
         return tile
 
     return map_values(body, lambda v: v.transform(change))
-
-
-def helper_text(share: tuple[int, int]) -> str:
-    """The function of a kernel's file."""
-    part, whole = share
-    constraints = ",".join(["=f"] * whole + ["f"] * whole)
-    three, five = ("\n".join(_assembly(part, whole, degree)) for degree in (3, 5))
-    return f'''
-@triton.jit
-def {name_of(share)}(x, degree: tl.constexpr):
-    # {part} of {whole} by a polynomial for 2**(x - floor(x)): relative error 7.5e-5 for degree 3, 1.6e-7 for degree 5
-    if degree == 0:
-        return tl.exp2(x)
-    elif degree == 3:
-        return tl.inline_asm_elementwise("""
-{three}
-        """, "{constraints}", [x], dtype=tl.float32, is_pure=True, pack={whole})
-    else:
-        return tl.inline_asm_elementwise("""
-{five}
-        """, "{constraints}", [x], dtype=tl.float32, is_pure=True, pack={whole})
-'''
-
-
-def _assembly(part: int, whole: int, degree: int) -> list[str]:
-    lines = ["{", ".reg .f32 a, t, f, p;", ".reg .b32 s;"]
-    lines += [f"ex2.approx.ftz.f32 ${i}, ${whole + i};" for i in range(whole - part)]
-    for i in range(whole - part, whole):
-        lines += polynomial(f"${i}", f"${whole + i}", degree)
-    return [" " * 8 + line for line in [*lines, "}"]]
-
-
-def polynomial(result: str, argument: str, degree: int) -> list[str]:
-    """``result = 2**argument`` in PTX."""
-    first, *others = reversed(POLYNOMIALS[degree])
-    return [
-        f"max.NaN.ftz.f32 a, {argument}, {_LEAST};",
-        f"min.NaN.ftz.f32 a, a, {_MOST};",
-        f"add.rm.ftz.f32 t, a, {_ROUNDED};",
-        f"sub.rn.ftz.f32 f, t, {_ROUNDED};",
-        "sub.rn.ftz.f32 f, a, f;",
-        "mov.b32 s, t;",
-        "shl.b32 s, s, 23;",
-        "mov.b32 t, s;",
-        f"mov.f32 p, 0f{first:08X};",
-        *(f"fma.rn.ftz.f32 p, p, f, 0f{c:08X};" for c in others),
-        f"mul.rn.ftz.f32 {result}, p, t;",
-    ]
-
-
-HELPERS = {name_of(share): helper_text(share) for share in SHARES}

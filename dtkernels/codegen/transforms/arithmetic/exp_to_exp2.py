@@ -21,9 +21,15 @@ from collections import Counter
 from dataclasses import replace
 
 from ...ir import nest
-from ...ir.nest import Assign, Const, Let, Local, Loop, Op, Position, Put, Statement, Store, Tile, axes_of, map_values, statements
+from ...ir.nest import Assign, Const, Kernel, Let, Local, Loop, Op, Position, Put, Statement, Store, Tile, axes_of, map_values, statements
+from ...lower.schedule_options import KernelOptions
 
 LOG2_E = Const(math.log2(math.e))
+
+
+def rewrite_exp_to_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Compute exponentials in base two, with one multiply-add for the argument."""
+    return replace(kernel, body=base_two(kernel.body))
 
 
 def base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ...ir.nest import (
@@ -28,11 +27,13 @@ from ...ir.nest import (
     Assign,
     Const,
     Guard,
+    Kernel,
     Let,
     Local,
     Loop,
     Op,
     Scalar,
+    ScaleFactor,
     Statement,
     Tile,
     TileReduce,
@@ -41,9 +42,13 @@ from ...ir.nest import (
     statements,
     values,
 )
+from ...lower.schedule_options import KernelOptions
 from .exp_to_exp2 import LOG2_E
 
-NAMES = {"inside": "(1.0 if {0}_positive else {0})", "outside": "({0} if {0}_positive else 1.0)"}
+
+def sink_scales(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Scale a maximum instead of the values it is taken of."""
+    return replace(kernel, body=scale_last(kernel.body))
 
 
 def scale_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -106,9 +111,9 @@ def _power(tile: Tile, factors: dict[str, Scalar]) -> str:
 def _changed(body: tuple[Statement, ...], factors: dict[str, Scalar]) -> tuple[Statement, ...]:
     def change(tile: Tile) -> Tile:
         if name := _highest(tile, factors):
-            return Op("*", (Op("outside", (factors[name],)), tile))
+            return Op("*", (ScaleFactor(factors[name], inside=False), tile))
         if name := _power(tile, factors):
-            ((difference,), scale) = tile.args, Op("outside", (factors[name],))  # type: ignore[attr-defined]
+            ((difference,), scale) = tile.args, ScaleFactor(factors[name], inside=False)  # type: ignore[attr-defined]
             product, shift = difference.args
             return Op("exp2", (Op("-", (Op("*", (product.args[0], Op("*", (scale, LOG2_E)))), shift)),))
         return tile
@@ -117,12 +122,7 @@ def _changed(body: tuple[Statement, ...], factors: dict[str, Scalar]) -> tuple[S
         if isinstance(s, Loop):
             return replace(s, body=tuple(map(one, s.body)))
         if isinstance(s, Let) and s.name in factors and (scale := _factor(s.value)):
-            return replace(s, value=Op("*", (Op("inside", (scale,)), s.value.args[1])))  # type: ignore[attr-defined]
+            return replace(s, value=Op("*", (ScaleFactor(scale, inside=True), s.value.args[1])))  # type: ignore[attr-defined]
         return map_values((s,), lambda v: v.transform(change))[0]
 
     return tuple(map(one, body))
-
-
-def scalars(body: tuple[Statement, ...]) -> Iterator[str]:
-    """Scalars of which the kernel must know whether they are more than 0."""
-    yield from dict.fromkeys(n.args[0].name for v in values(body) for n in v.walk() if isinstance(n, Op) and n.fn in NAMES)  # type: ignore[attr-defined]

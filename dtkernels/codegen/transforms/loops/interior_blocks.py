@@ -25,20 +25,18 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir import nest
-from ...ir.nest import Axis, Guard, Index, Kernel, Let, Load, Position, Start, Statement, Store
-from .loop_partition import swap_axis
+from ...ir.axes import swap_axis
+from ...ir.nest import Axis, Guard, Index, InteriorOrEdge, Kernel, Let, Load, Position, Start, Store
 
 
-def in_two_forms(kernel: Kernel) -> tuple[Axis, tuple[Statement, ...], tuple[Statement, ...]] | None:
-    """(the axis along which blocks are whole or not, what follows its index in those that are, and in any).
-
-    None of a kernel that does more than to map elements of one label.
-    """
+def specialize_interior_blocks(kernel: Kernel) -> Kernel:
+    """Give blocks that lie inside their extent a body without masks, in a kernel that maps elements of one label."""
     axis = _only_axis(kernel)
     if axis is None:
-        return None
+        return kernel
     rest = tuple(s for s in kernel.body if not isinstance(s, Index))
-    return axis, swap_axis(rest, axis, replace(axis, exact=True)), rest
+    index = next(s for s in kernel.body if isinstance(s, Index))
+    return replace(kernel, body=(index, InteriorOrEdge(axis, swap_axis(rest, axis, replace(axis, exact=True)), rest)))
 
 
 def _only_axis(kernel: Kernel) -> Axis | None:

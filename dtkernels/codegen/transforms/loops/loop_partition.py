@@ -23,11 +23,13 @@ from types import MappingProxyType
 
 from ...ir import nest
 from ...ir.affine import Affine, extreme, inequalities
+from ...ir.axes import swap_axis
 from ...ir.nest import (
     Axis,
     Const,
     Guard,
     Index,
+    Kernel,
     Let,
     Local,
     Loop,
@@ -41,7 +43,13 @@ from ...ir.nest import (
     map_values,
     statements,
 )
+from ...lower.schedule_options import KernelOptions
 from ..arithmetic.simplify import FALSE, TRUE, changes_nothing, settle
+
+
+def partition_loops(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Turn masks into loop bounds, and peel masked and partial tiles."""
+    return replace(kernel, body=cut_ranges(kernel.body))
 
 
 def cut_ranges(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
@@ -218,33 +226,6 @@ def _most(tiles: list[Tile]) -> Tile:
 def _least(tiles: list[Tile]) -> Tile:
     tiles = list(dict.fromkeys(tiles))
     return tiles[0] if len(tiles) == 1 else Op("min", (tiles[0], _least(tiles[1:])))
-
-
-def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statement, ...]:
-    """The body with one axis in place of another."""
-
-    def in_tile(tile: Tile) -> Tile:
-        changes = {}
-        if isinstance(tile, (Position, nest.Start, Step)) and tile.axis == old:
-            changes["axis"] = new
-        if isinstance(tile, (Local, Guard, nest.TileReduce, TileDot)) and old in tile.axes:
-            changes["axes"] = tuple(new if a == old else a for a in tile.axes)
-        return replace(tile, **changes) if changes else tile
-
-    def one(s: Statement) -> Statement:
-        changes: dict[str, object] = {}
-        if getattr(s, "axis", None) == old:
-            changes["axis"] = new
-        if old in getattr(s, "axes", ()):
-            changes["axes"] = tuple(new if a == old else a for a in s.axes)  # type: ignore[attr-defined]
-        if isinstance(s, nest.Store):
-            changes["index"] = tuple(i.transform(in_tile) for i in s.index)
-        if isinstance(s, Loop):
-            changes["body"] = tuple(one(x) for x in s.body)
-            changes |= {side: bound.transform(in_tile) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
-        return replace(s, **changes) if changes else s
-
-    return map_values(tuple(one(s) for s in body), lambda value: value.transform(in_tile))
 
 
 def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = MappingProxyType({})) -> tuple[Statement, ...]:

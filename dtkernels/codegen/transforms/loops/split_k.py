@@ -21,11 +21,9 @@ Where a program holds whole rows, so that no block of them would be a program of
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 
-from ....lang.errors import DTError
-from ....lang.errors import Position as Place
 from ...ir import nest
 from ...ir.nest import (  # fmt: skip
     Accumulator,
@@ -33,6 +31,7 @@ from ...ir.nest import (  # fmt: skip
     Axis,
     Const,
     Index,
+    Kernel,
     Let,
     Load,
     Local,
@@ -49,45 +48,54 @@ from ...ir.nest import (  # fmt: skip
     statements,
 )
 from ...lower.reductions import rescale
-from ..memory.load_sinking import alongside
-from .split_k_merge import at_once, spread
+from ...lower.schedule_options import KernelOptions, Split
+from ..dce import eliminate_dead_code, tiles_of
+from ..memory.load_sinking import sink_loads
+from .split_k_merge import block_merge, merge_warps, parts_at_once
 
 #: how two parts combine -> how the elements of one tile do
 REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
 
 
-@dataclass(frozen=True)
-class Split:
-    """What to split: the reduction over ``label``, over ``parts`` programs."""
+def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
+    """The kernels that make the parts of each reduction over the split label, then the one that merges them."""
+    split, body = options.split(), kernel.body
+    made: tuple[Kernel, ...] = ()
+    spaces: tuple[Workspace, ...] = ()
+    while split and _reduces_over(body, split.label):
+        parts, new, body = _Splitter(body, split, kernel.func).run()
+        early = _written(parts) - _written(body)
+        name = f"{kernel.func}_part" + (str(len(made) + 1) if made else "")
+        writes = (*(w.name for w in new), *(o for o in kernel.writes if o in early))
+        made += (replace(kernel, name=name, body=parts, writes=writes, workspaces=spaces + new),)
+        spaces += new
+    if not made:
+        return (kernel,)
+    writes = tuple(o for o in kernel.writes if o in _written(body))
+    merged = replace(kernel, body=body, writes=writes, workspaces=spaces, num_warps=merge_warps(body, kernel.num_warps))
+    return (*made, merged)
 
-    label: str
-    parts: int
-    at: Place | None = None
 
-    def refuse(self, found: str, allowed: str) -> DTError:
-        return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
+def _reduces_over(body: tuple[Statement, ...], label: str) -> bool:
+    return any(isinstance(s, Loop) and s.reduces and s.axis.label == label for s in statements(body))
 
 
-def split_reduction(
-    body: tuple[Statement, ...], split: Split, name: str
-) -> tuple[tuple[Statement, ...], tuple[Workspace, ...], tuple[Statement, ...]] | None:
-    """(body that makes the parts, where it leaves them, body that merges them); None if nothing reduces over the label."""
-    if not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
-        return None
-    return _Splitter(body, split, name).run()
+def _written(body: tuple[Statement, ...]) -> set[str]:
+    """Buffers that the body stores."""
+    return {s.buffer for s in statements(body) if isinstance(s, Store)}
 
 
 class _Splitter:
     def __init__(self, body: tuple[Statement, ...], split: Split, name: str):
         self.whole, self.split, self.name = body, split, name
         self.part = Axis(f"{split.label}_part", f"{split.label}_part", 1, exact=True)
-        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", at_once(body, split.parts), exact=True)
+        self.piece = Axis(f"{split.label}_piece", f"{split.label}_part", parts_at_once(body, split.parts), exact=True)
         self.workspaces: dict[str, Workspace] = {}
 
     def run(self):
         parts, merged = self._cut(self.whole, ())
         parts = (Index(self.part, "block"), *parts)
-        return drop_unused(parts), tuple(self.workspaces.values()), spread(drop_unused(merged))
+        return eliminate_dead_code(parts), tuple(self.workspaces.values()), block_merge(eliminate_dead_code(merged))
 
     def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
         """Both bodies. ``before`` is what stands outside, in which the loop may find its values."""
@@ -117,11 +125,11 @@ class _Splitter:
                 after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
-        prologue, share = alongside(prologue, loop)
+        prologue, share = sink_loads(prologue, loop)
         return (*prologue, *self._bounded(share), *stores), (*start, merge, *after)
 
     def _holds(self, loop: Loop) -> bool:
-        return any(isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label for s in statements((loop,)))
+        return _reduces_over((loop,), self.split.label)
 
     # -- the part ---------------------------------------------------------------------------------------------------
 
@@ -144,7 +152,7 @@ class _Splitter:
         """Single indices (of batches, say) that the accumulated values belong to."""
         lets = {s.name: s.value for s in before if isinstance(s, Let)}
         used: set[Axis] = set()
-        todo: list[Tile] = [v for s in statements(loop.body) for v in _tiles(s)]
+        todo: list[Tile] = [v for s in statements(loop.body) for v in tiles_of(s)]
         while todo:
             for node in todo.pop().walk():
                 if isinstance(node, Position) and node.axis.scalar:
@@ -279,47 +287,6 @@ def _index(part: Axis, fixed: tuple[Axis, ...], a: Accumulator) -> tuple[Tile, .
     return tuple(Position(x) for x in (part, *fixed, *(x for x in a.axes if x != part)))
 
 
-def _tiles(s: Statement) -> tuple[Tile, ...]:
-    own = (s.value,) if isinstance(s, (Let, Assign, Store, nest.Put)) else ()
-    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, nest.Put) else ())
-
-
 def _without_stores(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     kept = (s for s in body if not isinstance(s, Store))
     return tuple(replace(s, body=_without_stores(s.body)) if isinstance(s, Loop) else s for s in kept)
-
-
-def drop_unused(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body without names, sums and indices that nothing in it asks for, and without loops that do nothing then."""
-    while True:
-        found = [(s, n) for s in statements(body) for v in (*_tiles(s), *_bounds(s)) for n in v.walk()]
-        nodes = [n for _, n in found]
-        names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
-        axes = {n.axis for n in nodes if isinstance(n, (Position, nest.Start))}
-        axes |= {a for n in nodes if isinstance(n, nest.Guard) for a in n.axes}
-        kept = _keep(body, names, axes)
-        if kept == body:
-            return body
-        body = kept
-
-
-def _bounds(s: Statement) -> tuple[Tile, ...]:
-    return tuple(b for b in (s.begin, s.end) if b is not None) if isinstance(s, Loop) else ()
-
-
-def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tuple[Statement, ...]:
-    kept: list[Statement] = []
-    for s in body:
-        if isinstance(s, Loop):
-            inner = _keep(s.body, names, axes)
-            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, nest.Put)) for x in statements(inner)) else []
-        elif isinstance(s, (Let, Accumulator, Assign)):
-            kept += [s] if s.name in names else []
-        elif isinstance(s, Index):
-            kept += [s] if s.axis in axes or s.start.endswith("loop") else []
-        else:
-            kept.append(s)
-    return tuple(kept)
-
-
-__all__ = ["Split", "drop_unused", "split_reduction"]

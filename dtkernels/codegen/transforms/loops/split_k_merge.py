@@ -30,8 +30,8 @@ import math
 from dataclasses import replace
 
 from ...ir import nest
+from ...ir.axes import swap_axis
 from ...ir.nest import WHOLE, Accumulator, Axis, Index, Loop, Position, Statement, Store, TileReduce
-from .loop_partition import swap_axis
 
 COLUMNS = 32  #: of a program: 128 bytes of a part
 ROWS = 4  #: of a program that goes from part to part, where those before it were padded for a product
@@ -42,7 +42,7 @@ ELEMENTS = 2048  #: of a program's block, at most if that leaves COLUMNS of each
 LENGTH = 64  #: what a whole extent beside blocks is taken to be
 
 
-def at_once(body: tuple[Statement, ...], parts: int) -> int:
+def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
     """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already, and large."""
     stored = [s for s in body if isinstance(s, Store)]
     if _relative(body):
@@ -55,7 +55,7 @@ def at_once(body: tuple[Statement, ...], parts: int) -> int:
     return min(PARTS, parts & -parts) if kept and stored else 1
 
 
-def spread(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with blocks along whole extents, if it has no blocks and does the same along every element of them."""
     relative = _relative(body)
     if _has_blocks(body) and not relative:
@@ -82,7 +82,7 @@ def _held(body: tuple[Statement, ...]) -> int:
     return _largest([[sizes.get(x, 1) for x in a.axes] for a in nest.statements(body) if isinstance(a, Accumulator)])
 
 
-def warps(body: tuple[Statement, ...], most: int) -> int:
+def merge_warps(body: tuple[Statement, ...], most: int) -> int:
     """How many warps a merge relative to a running maximum has where it takes several parts at once, ``most`` at most.
 
     One where that does: what is summed over the parts then crosses lanes and waits at no barrier.

@@ -29,9 +29,11 @@ FEWEST_WARPS = 4  #: that the matrix units of compute capability 9.0 take
 _REPLACED = ("persistent", "tail", "num_warps", "num_stages", "stages")
 
 
-def ended(program: Program, root: str, lowered: Callable[[Program], tuple[Kernel, ...]]) -> tuple[Kernel, ...]:
-    """The kernels of ``root`` as ``lowered`` makes them, with a tail where the schedule wants one."""
-    asked, kernels = program.schedule.of(root, "tail"), lowered(program)
+def add_tail_wave(
+    kernels: tuple[Kernel, ...], program: Program, root: str, lowered: Callable[[Program], tuple[Kernel, ...]]
+) -> tuple[Kernel, ...]:
+    """The kernels of ``root`` with a tail where the schedule wants one; ``lowered`` makes its kernel from a schedule of smaller blocks."""
+    asked = program.schedule.of(root, "tail")
     if not asked:
         return kernels
     kernel, sizes = kernels[-1], program.schedule.sizes(root, "tail")

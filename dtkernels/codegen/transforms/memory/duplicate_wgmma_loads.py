@@ -26,9 +26,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....algebra.rules.canonicalize import fresh_name
-from ...ir.nest import Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
+from ...ir.nest import Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
+from ...lower.schedule_options import KernelOptions
 
 ROWS = 64  #: of a tile from which on products are of the kind that reads shared memory by itself
+
+
+def duplicate_wgmma_loads(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Load twice what feeds both a product and registers."""
+    return replace(kernel, body=apart(kernel.body))
 
 
 def apart(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
@@ -45,10 +51,10 @@ def _loop(loop: Loop, taken: set[str]) -> Loop:
     made: list[Statement] = []
     for s in inside:
         made.append(s)
-        if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.again and 0 < sides.count(s.name) < asked.count(s.name):
+        if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.sunk_into and 0 < sides.count(s.name) < asked.count(s.name):
             name = fresh_name(f"{s.name}_read", taken)
             found[s.name] = Local(name, s.axes)
-            made.append(Let(name, replace(s.value, again=loop.axis), s.axes))
+            made.append(Let(name, replace(s.value, duplicate_in=loop.axis), s.axes))
     return replace(loop, body=map_values(tuple(made), lambda value: _read(value, found)) if found else inside)
 
 

@@ -15,7 +15,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Let, Load, Loop, Statement, statements
+from ...ir.nest import Kernel, Let, Load, Loop, Statement, statements
+from ...lower.schedule_options import KernelOptions
+
+
+def add_eviction_hints(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Mark the loads of each tensor that the schedule says is read again."""
+    body = kernel.body
+    for tensor in (t for t, policy in options.evict().items() if policy == "reread"):
+        body = kept_until_last(body, tensor)
+    return replace(kernel, body=body)
 
 
 def kept_until_last(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
@@ -24,12 +33,12 @@ def kept_until_last(body: tuple[Statement, ...], buffer: str) -> tuple[Statement
     loops = [s for s in reading if isinstance(s, Loop)]
     if loops and len(reading) == 1:
         return tuple(replace(s, body=kept_until_last(s.body, buffer)) if s is loops[0] else s for s in body)
-    return tuple(_told(s, buffer, "first" if not loops or s is loops[-1] else "last") for s in body)
+    return tuple(_marked(s, buffer, "first" if not loops or s is loops[-1] else "last") for s in body)
 
 
-def _told(s: Statement, buffer: str, policy: str) -> Statement:
+def _marked(s: Statement, buffer: str, policy: str) -> Statement:
     if isinstance(s, Loop):
-        return replace(s, body=tuple(_told(x, buffer, policy) for x in s.body))
+        return replace(s, body=tuple(_marked(x, buffer, policy) for x in s.body))
     return replace(s, value=replace(s.value, evict=policy)) if _loads(s, buffer) else s  # type: ignore[attr-defined, type-var]
 
 

@@ -25,12 +25,12 @@ from ...ir.nest import Guard, Let, Load, Local, Loop, Statement, Tile, TileDot, 
 from ...lower.reduction_terms import MIN_DOT
 
 
-def alongside(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Statement, ...], Loop]:
+def sink_loads(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Statement, ...], Loop]:
     """What stands before a part's loop, and the loop, with what its products alone take loaded in it."""
     if loop.axis.scalar:
         return before, loop
     moved = [s for s in before if _small(s) and _taken_by_products(s.name, before, loop)]  # type: ignore[attr-defined]
-    again = tuple(replace(s, value=replace(s.value, again=loop.axis)) for s in moved)  # type: ignore[attr-defined]
+    again = tuple(replace(s, value=replace(s.value, sunk_into=loop.axis)) for s in moved)  # type: ignore[attr-defined]
     at = next((i for i, s in enumerate(loop.body) if isinstance(s, Let)), 0)
     return tuple(s for s in before if s not in moved), replace(loop, body=(*loop.body[:at], *again, *loop.body[at:]))
 

@@ -20,26 +20,32 @@ units waiting. Measured on an H200 (benchmarks/h200_published_matmul.json): 128x
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import replace
 
 from ...ir.nest import Axis, Index, Kernel, Let, Load, Local, Loop, Position, Statement, TileDot, statements, values
 
 
-def steady_loads(kernel: Kernel) -> dict[int, Axis]:
-    """id of a load -> the axis of the loop around it, where the rest of its index is fixed in that loop."""
-    return dict(_of(kernel.body))
+def hoist_offsets(kernel: Kernel) -> Kernel:
+    """Mark the loads whose offsets are computed before the loop around them."""
+    return replace(kernel, body=_hoisted(kernel.body))
 
 
-def _of(body: tuple[Statement, ...]) -> Iterable[tuple[int, Axis]]:
-    for loop in (s for s in body if isinstance(s, Loop)):
-        yield from _of(loop.body)
-        if loop.within != "extent" or loop.axis.scalar or not _multiplies_loads(loop.body):
-            continue
+def _hoisted(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    return tuple(_of_loop(s) if isinstance(s, Loop) else s for s in body)
+
+
+def _of_loop(loop: Loop) -> Loop:
+    body = _hoisted(loop.body)
+    if loop.within == "extent" and not loop.axis.scalar and _multiplies_loads(loop.body):
         inside = {s.axis for s in statements(loop.body) if isinstance(s, Index)} - {loop.axis}
         names = {s.name for s in statements(loop.body) if hasattr(s, "name")}
-        for s in loop.body:
-            if isinstance(s, Let) and isinstance(s.value, Load) and _steady(s.value, loop.axis, inside, names):
-                yield id(s), loop.axis
+        body = tuple(
+            replace(s, value=replace(s.value, hoisted_from=loop.axis))
+            if isinstance(s, Let) and isinstance(s.value, Load) and _steady(s.value, loop.axis, inside, names)
+            else s
+            for s in body
+        )
+    return replace(loop, body=body)
 
 
 def _multiplies_loads(body: tuple[Statement, ...]) -> bool:

@@ -47,19 +47,19 @@ from ...ir.nest import (
     map_values,
     statements,
 )
-from ..loops.split_k import drop_unused
+from ..dce import eliminate_dead_code
 
 WIDEST = 256  #: elements of a box along one dimension
 MOST_DIMENSIONS = 5
 
 
-def described(kernel: Kernel, at: Place | None = None) -> Kernel:
+def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
     """The kernel with the buffers in ``descriptors`` reached through descriptors. Raises DTError where boxes cannot say it."""
 
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=tuple(one(x) for x in s.body))
-        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.moves_again:
+        if isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer in kernel.descriptors and not s.value.repeats_each_step:
             if s.value.whole:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
             return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
@@ -69,7 +69,7 @@ def described(kernel: Kernel, at: Place | None = None) -> Kernel:
             return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
         return s
 
-    body = drop_unused(tuple(one(s) for s in kernel.body))
+    body = eliminate_dead_code(tuple(one(s) for s in kernel.body))
     return replace(kernel, name=f"{kernel.name}_descriptor", body=_products_first(body))
 
 
@@ -87,17 +87,17 @@ def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     return map_values(body, lambda value: value.transform(change))
 
 
-def pointed(kernel: Kernel) -> Kernel:
+def use_pointers(kernel: Kernel) -> Kernel:
     """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads.
 
     Nor are products persistent then: their loads by pointers are not pipelined from one block into the next.
     """
 
     stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
-    return replace(unspecialized(kernel), persistent=stays, tail=())
+    return replace(without_warp_specialization(kernel), persistent=stays, tail=())
 
 
-def unspecialized(kernel: Kernel) -> Kernel:
+def without_warp_specialization(kernel: Kernel) -> Kernel:
     """The kernel without warp specialisation."""
 
     def one(s: Statement) -> Statement:

@@ -23,7 +23,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Let, Local, Loop, Put, Statement, Store, TileDot
+from ...ir.nest import Accumulator, Assign, Kernel, Let, Local, Loop, Put, Statement, Store, TileDot
+from ...lower.schedule_options import KernelOptions
+
+
+def schedule_dots(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Move work on one product behind the start of the next, so that both overlap."""
+    return replace(kernel, body=put_off(kernel.body))
 
 
 def put_off(body: tuple[Statement, ...], within: bool = False) -> tuple[Statement, ...]:

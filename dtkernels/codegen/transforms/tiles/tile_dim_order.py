@@ -16,7 +16,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Axis, Let, Load, Local, Loop, Statement, Store, Tile, TileDot, TileReduce, map_values, values
+from ...ir.nest import Axis, Kernel, Let, Load, Local, Loop, Statement, Store, Tile, TileDot, TileReduce, map_values, values
+from ...lower.schedule_options import KernelOptions
+
+
+def order_tile_dims(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Order the dimensions of elementwise tiles; a descriptor's box keeps the order of its buffer."""
+    return kernel if options.descriptors() else replace(kernel, body=hold(kernel.body))
 
 
 def hold(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -18,7 +18,30 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from ...ir.nest import Assign, Axis, Fetch, Let, Load, Local, Loop, Put, Statement, Store, Tile, TileDot, axes_of, map_values, statements
+from ...ir.nest import (
+    Assign,
+    Axis,
+    Fetch,
+    Kernel,
+    Let,
+    Load,
+    Local,
+    Loop,
+    Put,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    axes_of,
+    map_values,
+    statements,
+)
+from ...lower.schedule_options import KernelOptions
+
+
+def orient_tiles(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Transpose two-dimensional tiles where most of what is done to them wants it."""
+    return replace(kernel, body=orient(kernel.body))
 
 
 def orient(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -1,61 +1,31 @@
-"""Clean-ups of a finished nest: what loads give outside the extents, shared subexpressions, what is read."""
+"""Guard elimination: drop the masks of a reduction's operands that the values of masked loads make needless.
+
+Before::
+
+    A = load(A[x, k])                                   0 outside the extents
+    total <- total + guard(A * A, k, 0)
+
+After::
+
+    A = load(A[x, k])
+    total <- total + A * A
+
+A masked load gives 0 or -inf outside the extents, whichever makes more guards needless.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 
-from ..ir import nest
-from ..ir.nest import (
-    Accumulator,
-    Assign,
-    Const,
-    Guard,
-    Let,
-    Load,
-    Local,
-    Loop,
-    Op,
-    Statement,
-    Store,
-    Tile,
-    TileDot,
-    TileReduce,
-    map_values,
-    statements,
-)
-from ..ir.value_type import kind_of
-from .arithmetic.exp2_emulation import shared
-from .arithmetic.exp_to_exp2 import base_two
-from .arithmetic.scale_sinking import scale_last
-from .loops.loop_partition import cut_ranges
-from .memory.duplicate_wgmma_loads import apart
-from .tiles.dot_scheduling import put_off
-from .tiles.tile_dim_order import hold
-from .tiles.tile_orientation import orient
-
-_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
+from ...ir import nest
+from ...ir.nest import Accumulator, Assign, Const, Guard, Kernel, Let, Load, Local, Loop, Op, Statement, Store, Tile, map_values, statements
+from ...lower.schedule_options import KernelOptions
 
 
-def finish(
-    body: tuple[Statement, ...], zero_outside: tuple[str, ...] = (), exponentials: tuple[int, int] | None = None
-) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
-    """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents; of
-    ``exponentials`` so many are worked out by polynomials."""
-    body = drop_guards(body, zero_outside)
-    body = shared(put_off(orient(scale_last(base_two(cut_ranges(share(body)))))), exponentials)
-    body = apart(body)
-    body = body if zero_outside else hold(body)  # a box has the dimensions of its buffer, in their order
-    values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
-    nodes = [n for v in values for n in v.walk()]
-    indices = [n for s in statements(body) if isinstance(s, Store) for i in s.index for n in i.walk()]
-    reads = frozenset(n.buffer for n in nodes if isinstance(n, Load))
-    return body, reads, frozenset(n.name for n in nodes + indices if isinstance(n, nest.Scalar))
-
-
-# -- guards -----------------------------------------------------------------------------------------------------------
+def eliminate_guards(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Drop needless guards and set what each masked load gives outside the extents; a descriptor always gives 0."""
+    return replace(kernel, body=drop_guards(kernel.body, options.descriptors()))
 
 
 def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
@@ -178,72 +148,3 @@ def _operate(fn: str, args: list[float | None]) -> float | None:
         case ("maximum", [a, b]) if a is not None and b is not None:
             return max(a, b)
     return None
-
-
-# -- shared subexpressions --------------------------------------------------------------------------------------------
-
-
-def share(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """Name a costly subexpression that occurs more than once in one straight run of statements."""
-    moving = {s.name for s in statements(body) if isinstance(s, Accumulator)}
-    return _share(body, moving, nest.names_in(body))
-
-
-def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:
-    body = tuple(replace(s, body=_share(s.body, moving, taken)) if isinstance(s, Loop) else s for s in body)
-    known = {s.value: Local(s.name, s.axes, kind_of(s.value)) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
-    body = _reuse(body, known)
-    while True:
-        counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _worth(n, moving))
-        repeated = [n for n, c in counts.items() if c > 1]
-        if not repeated:
-            return body
-        node = max(repeated, key=lambda n: (sum(1 for _ in n.walk()), str(n)))
-        wish = node.fn if isinstance(node, Op) and node.fn[0].isalpha() else "guarded" if isinstance(node, Guard) else "quotient"
-        name, count = f"{wish}_1", 1
-        while name in taken:
-            count += 1
-            name = f"{wish}_{count}"
-        taken.add(name)
-        axes = natural_order(node)
-        local = Local(name, axes, kind_of(node))
-        first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
-        replaced = map_values(body[first:], _replacing(node, local))
-        body = (*body[:first], Let(name, node, axes), *replaced)
-
-
-def _replacing(node: Tile, local: Local) -> Callable[[Tile], Tile]:
-    return lambda value: value.transform(lambda n: local if n == node else n)
-
-
-def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[Statement, ...]:
-    """Use a named value wherever it is written out again after it."""
-    done: dict[Tile, Local] = {}
-    result = []
-    for s in body:
-        if isinstance(s, (Let, Assign, Store)):
-            is_source = isinstance(s, Let) and s.value in known and known[s.value].name == s.name
-            value = (
-                s.value.rebuild(lambda c: c.transform(lambda n: done.get(n, n)))
-                if is_source
-                else s.value.transform(lambda n: done.get(n, n))
-            )
-            result.append(replace(s, value=value))
-            if is_source:
-                done[s.value] = known[s.value]
-        else:
-            result.append(s)
-    return tuple(result)
-
-
-def natural_order(node: Tile) -> tuple[nest.Axis, ...]:
-    """The order of dimensions in which ``node`` comes cheapest: that of its largest named part."""
-    axes = nest.axes_of(node)
-    own = [tuple(a for a in n.axes if a in axes) for n in node.walk() if isinstance(n, Local)]
-    best = max(own, key=len, default=())
-    return best + tuple(sorted(axes - set(best), key=lambda a: a.name))
-
-
-def _worth(node: Tile, moving: set[str]) -> bool:
-    costly = isinstance(node, Guard) or (isinstance(node, Op) and node.fn in _COSTLY) or isinstance(node, (TileReduce, TileDot))
-    return costly and not any(isinstance(n, Local) and n.name in moving for n in node.walk())

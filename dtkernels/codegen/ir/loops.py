@@ -1,0 +1,12 @@
+"""Questions about the loops of a kernel."""
+
+from __future__ import annotations
+
+from .nest import Kernel, Loop, any_product, statements
+
+
+def one_loop(kernel: Kernel) -> bool:
+    """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
+    specialized = any(name == "warp_specialize" for s in loops for name, _ in s.options)  # Triton fails on both together
+    return len(loops) == 1 and loops[0].reduces and not specialized and any_product(kernel.body)

@@ -1,0 +1,50 @@
+"""What a finished body needs of its launch: the buffers and scalars it takes, its grid, and the order of its programs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir import nest
+from ..ir.nest import Assign, GridLabel, GridStep, Index, Kernel, Let, Load, Store, statements
+from .program_order import grid_order
+from .schedule_options import KernelOptions
+
+
+def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """The kernel with its reads, scalars, grid and options, read off its body and the schedule."""
+    algorithm, body = options.algorithm, kernel.body
+    read, scalars = _taken(kernel)
+    reads = tuple(t for t in (*algorithm.inputs, *algorithm.funcs, *(w.name for w in kernel.workspaces)) if t in read)
+    grid, order = _grid(kernel, options)
+    return replace(
+        kernel,
+        reads=reads,
+        scalars=tuple(s for s in algorithm.scalars if s in scalars),
+        grid=grid,
+        order=order,
+        body=body,
+        workspaces=tuple(w for w in kernel.workspaces if w.name in reads + kernel.writes),
+        **options.of_buffers(reads, kernel.writes),
+    )
+
+
+def _taken(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
+    """The buffers that the body reads, and the scalars."""
+    values = [s.value for s in statements(kernel.body) if isinstance(s, (Let, Assign, Store))]
+    nodes = [n for v in values for n in v.walk()]
+    indices = [n for s in statements(kernel.body) if isinstance(s, Store) for i in s.index for n in i.walk()]
+    reads = frozenset(n.buffer for n in nodes if isinstance(n, Load))
+    return reads, frozenset(n.name for n in nodes + indices if isinstance(n, nest.Scalar))
+
+
+def _grid(kernel: Kernel, options: KernelOptions) -> tuple[tuple[GridLabel, ...], tuple[GridStep, ...]]:
+    """The blocks whose programs the kernel has, and the order in which program ids visit them."""
+    blocks = options.schedule.sizes(options.root, "block")
+    blocked = {s.axis.label: s for s in statements(kernel.body) if isinstance(s, Index) and s.start.startswith("block")}
+    whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
+    grid = tuple(GridLabel(x, whole.get(x) or blocks[x]) for x in options.algorithm[options.root].labels if x in blocked)
+    order = grid_order(options.schedule.of(options.root, "map"), grid)
+    part = next((w for w in kernel.workspaces if w.name in kernel.writes), None)
+    if part is None:
+        return grid, order
+    return (GridLabel(part.part, 1, part.parts), *grid), (GridStep(part.part), *order)

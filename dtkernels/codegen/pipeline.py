@@ -1,0 +1,225 @@
+"""Lowering from top to bottom: the passes that turn a program and its schedule into the kernels that are printed.
+
+    Program --PROGRAM_PASSES--> Program --lower_kernel--> Kernel, one for each Func that is not fused
+            --split_k--> Kernels --NEST_PASSES--> Kernels --tail_wave--> Kernels
+            --POINTER_FORM, DESCRIPTOR_FORM--> what a printer spells out
+
+Every pass takes its noun and returns a new one; printers rewrite nothing. ``python -m dtkernels show OP --stage passes``
+prints a kernel after each pass that changed it. ``--without NAME`` leaves a pass out, as ``without`` does here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ..lang import expr as ex
+from ..lang.errors import DTError
+from ..lang.schedule import Program, host
+from .analysis.dependent_launch import links
+from .ir.nest import Kernel
+from .lower.launch_parameters import with_launch_parameters
+from .lower.lowering import lower_kernel
+from .lower.schedule_options import KernelOptions
+from .prelower.kernel_partition import kernel_roots
+from .prelower.partial_sums import add_partial_sums
+from .prelower.stage_aligned_copies import computed, stage_aligned_copies
+from .target import Target
+from .transforms.arithmetic.cse import eliminate_common_subexpressions
+from .transforms.arithmetic.exp2_emulation import emulate_exp2
+from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
+from .transforms.arithmetic.guard_elimination import eliminate_guards
+from .transforms.arithmetic.scale_sinking import sink_scales
+from .transforms.loops.interior_blocks import specialize_interior_blocks
+from .transforms.loops.loop_partition import partition_loops
+from .transforms.loops.split_k import split_k
+from .transforms.loops.tail_wave import add_tail_wave
+from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
+from .transforms.memory.eviction_hints import add_eviction_hints
+from .transforms.memory.offset_hoisting import hoist_offsets
+from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
+from .transforms.tiles.dot_scheduling import schedule_dots
+from .transforms.tiles.tile_dim_order import order_tile_dims
+from .transforms.tiles.tile_orientation import orient_tiles
+from .transforms.warp_specialize.backend_select import descriptor_form, warp_specialized
+from .transforms.warp_specialize.plan import Plan
+
+#: Program -> Program
+PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("partial_sums", add_partial_sums),
+    ("stage_aligned_copies", stage_aligned_copies),
+)
+
+#: Kernel -> Kernel, each kernel by itself; ``split_k`` comes before these, ``tail_wave`` after
+NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] = (
+    ("guard_elimination", eliminate_guards),
+    ("cse", eliminate_common_subexpressions),
+    ("loop_partition", partition_loops),
+    ("exp_to_exp2", rewrite_exp_to_exp2),
+    ("scale_sinking", sink_scales),
+    ("tile_orientation", orient_tiles),
+    ("dot_scheduling", schedule_dots),
+    ("exp2_emulation", emulate_exp2),
+    ("duplicate_wgmma_loads", duplicate_wgmma_loads),
+    ("tile_dim_order", order_tile_dims),
+    ("eviction_hints", add_eviction_hints),
+)
+
+#: Kernel -> Kernel, the form that reaches memory by pointers alone, and the last passes of both forms that Triton compiles
+POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers", use_pointers),)
+TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
+    ("interior_blocks", specialize_interior_blocks),
+    ("offset_hoisting", hoist_offsets),
+)
+
+#: the passes that may be left out: the result stays right, and is slower
+OPTIONAL = ("split_k", *(name for name, _ in NEST_PASSES), "tail_wave", "descriptors", "warp_specialize", *(name for name, _ in TRITON_FORM), "dependent_launch")
+
+_left_out: ContextVar[frozenset[str]] = ContextVar("passes left out", default=frozenset())
+
+
+@contextmanager
+def without(*names: str) -> Iterator[None]:
+    """Leave passes out while the context lasts, for debugging. Raises DTError for a name that is none of ``OPTIONAL``."""
+    for name in names:
+        if name not in OPTIONAL:
+            raise DTError("no pass of that name can be left out", found=repr(name), allowed=", ".join(OPTIONAL))
+    token = _left_out.set(_left_out.get() | set(names))
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
+
+
+# -- Program -> Kernels -----------------------------------------------------------------------------------------------
+
+
+def lower(program: Program) -> tuple[Kernel, ...]:
+    """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
+    return _lower(program, _left_out.get())
+
+
+@lru_cache(maxsize=16)  # the default schedule, the resource check and the printer each ask for the kernels of one program
+def _lower(program: Program, left_out: frozenset[str]) -> tuple[Kernel, ...]:
+    program = prelower(program)
+    return tuple(kernel for root in kernel_roots(program) for kernel in lower_root(program, root))
+
+
+def prelower(program: Program) -> Program:
+    """The program with the Funcs that its schedule adds: partial sums, and copies with aligned rows."""
+    for _, run in PROGRAM_PASSES:
+        program = run(program)
+    return program
+
+
+def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
+    """The kernels of one Func that is not fused, as ``lower`` makes them.
+
+    Kernels that make its copies come first, those that add up its partial sums last.
+    """
+    made = prelower(program)
+    fused = made.schedule.fused()
+    read = {a.tensor for f in computed(made, root) for a in ex.accesses(made.algorithm[f].expr)}
+    copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
+    parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
+    sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
+    return tuple(kernel for func in (*copies, root, *sums) for kernel in lower_root(made, func))
+
+
+def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:
+    """The kernels of one Func of a prelowered program; ``trace`` is told each pass and what it leaves."""
+    options, left_out = KernelOptions(program, root), _left_out.get()
+    tell = trace or (lambda name, kernels: None)
+    kernels: tuple[Kernel, ...] = (lower_kernel(program, options),)
+    tell("lowering", _finished(kernels, options) if trace else kernels)
+    if "split_k" not in left_out:
+        kernels = split_k(kernels[0], options)
+    tell("split_k", _finished(kernels, options) if trace else kernels)
+    for name, run in NEST_PASSES:
+        if name not in left_out:
+            kernels = tuple(run(k, options) for k in kernels)
+        tell(name, _finished(kernels, options) if trace else kernels)
+    kernels = _finished(kernels, options)
+    if "descriptors" in left_out:
+        kernels = tuple(replace(k, descriptors=()) for k in kernels)
+    for k in kernels:
+        if k.descriptors:
+            use_descriptors(k, options.where("descriptor"))  # refused here, or it can be printed
+    if "tail_wave" not in left_out:
+        kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
+    tell("tail_wave", kernels)
+    return kernels
+
+
+def _finished(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:
+    return tuple(with_launch_parameters(k, options) for k in kernels)
+
+
+# -- Kernels -> what is printed ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Forms:
+    """A kernel as it is printed. The wrapper takes the form with descriptors where the tensors and the GPU allow it."""
+
+    pointers: Kernel | None  #: None of the kernel of a tail wave, which exists with descriptors alone
+    descriptors: Kernel | Plan | None = None
+
+
+def forms(kernels: tuple[Kernel, ...], target: Target | None) -> tuple[Forms, ...]:
+    """The forms of each kernel of one call and of their tail waves, in the order they are launched."""
+    left_out = _left_out.get()
+    overlapping = target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
+    linked = links([one for k in kernels for one in (k, *k.tail)]) if overlapping else {}
+    found = []
+    for kernel in kernels:
+        for one in (kernel, *kernel.tail):
+            one = replace(one, link=linked.get(one.name))
+            pointers = triton_form(pointer_form(one)) if one.name == kernel.name else None
+            found.append(Forms(pointers, _through_descriptors(one, target) if kernel.descriptors else None))
+    return tuple(found)
+
+
+def pointer_form(kernel: Kernel) -> Kernel:
+    """The kernel that reaches memory by pointers alone."""
+    for _, run in POINTER_FORM:
+        kernel = run(kernel)
+    return kernel
+
+
+def triton_form(kernel: Kernel) -> Kernel:
+    """The kernel after the passes that both forms of Triton's text have last."""
+    for name, run in TRITON_FORM:
+        kernel = kernel if name in _left_out.get() else run(kernel)
+    return kernel
+
+
+def _through_descriptors(kernel: Kernel, target: Target | None) -> Kernel | Plan:
+    plan = "left out" if "warp_specialize" in _left_out.get() else warp_specialized(kernel, target)
+    return triton_form(descriptor_form(kernel)) if isinstance(plan, str) else plan
+
+
+# -- for people -------------------------------------------------------------------------------------------------------
+
+Trace = Callable[[str, tuple[Kernel, ...]], None]
+
+
+def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | Plan, ...]]]:
+    """(Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
+    yield "", "program", program
+    for name, run in PROGRAM_PASSES:
+        program = run(program)
+        yield "", name, program
+    for root in kernel_roots(program):
+        told: list[tuple[str, tuple[Kernel, ...]]] = []
+        kernels = lower_root(program, root, lambda name, left, told=told: told.append((name, left)))  # type: ignore[misc]
+        for name, left in told:
+            yield root, name, left
+        for printed in forms(kernels, target):
+            if printed.pointers is not None:
+                yield root, "printed, by pointers", (printed.pointers,)
+            if printed.descriptors is not None:
+                yield root, "printed, through descriptors", (printed.descriptors,)

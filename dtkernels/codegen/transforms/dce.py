@@ -1,0 +1,46 @@
+"""Dead code elimination in a kernel's body."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..ir.nest import Accumulator, Assign, Axis, Guard, Index, Let, Local, Loop, Position, Put, Start, Statement, Store, Tile, statements
+
+
+def tiles_of(s: Statement) -> tuple[Tile, ...]:
+    """The tile expressions of one statement: its value and its index."""
+    own = (s.value,) if isinstance(s, (Let, Assign, Store, Put)) else ()
+    return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())
+
+
+def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+    """The body without names, sums and indices that nothing in it asks for, and without loops that do nothing then."""
+    while True:
+        found = [(s, n) for s in statements(body) for v in (*tiles_of(s), *_bounds(s)) for n in v.walk()]
+        nodes = [n for _, n in found]
+        names = {n.name for s, n in found if isinstance(n, Local) and not (isinstance(s, Assign) and s.name == n.name)}
+        axes = {n.axis for n in nodes if isinstance(n, (Position, Start))}
+        axes |= {a for n in nodes if isinstance(n, Guard) for a in n.axes}
+        kept = _keep(body, names, axes)
+        if kept == body:
+            return body
+        body = kept
+
+
+def _bounds(s: Statement) -> tuple[Tile, ...]:
+    return tuple(b for b in (s.begin, s.end) if b is not None) if isinstance(s, Loop) else ()
+
+
+def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tuple[Statement, ...]:
+    kept: list[Statement] = []
+    for s in body:
+        if isinstance(s, Loop):
+            inner = _keep(s.body, names, axes)
+            kept += [replace(s, body=inner)] if any(isinstance(x, (Assign, Store, Put)) for x in statements(inner)) else []
+        elif isinstance(s, (Let, Accumulator, Assign)):
+            kept += [s] if s.name in names else []
+        elif isinstance(s, Index):
+            kept += [s] if s.axis in axes or s.start.endswith("loop") else []
+        else:
+            kept.append(s)
+    return tuple(kept)
