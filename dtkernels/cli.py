@@ -12,6 +12,7 @@ from pathlib import Path
 
 from . import __version__, doctor, show
 from .codegen.emit.triton.grid import pieces
+from .codegen.pipeline import without
 from .codegen.target import TARGETS, target
 from .lang.errors import DTError
 from .runtime.path_counters import interpreting
@@ -109,8 +110,9 @@ def _subject(args: argparse.Namespace) -> show.Subject:
 
 
 def _show(args: argparse.Namespace) -> None:
-    subject = _subject(args)
-    sys.stdout.write(_machine_code(subject, lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage))
+    with without(*filter(None, args.without.split(","))):
+        subject = _subject(args)
+        sys.stdout.write(_machine_code(subject, lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage))
 
 
 def _machine_code(subject: show.Subject, make):
@@ -177,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
     _about(one)
     one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
+    one.add_argument("--without", default="", metavar="PASS,...", help="leave passes of codegen/pipeline.py out, to see what they do")
     one.set_defaults(run=_show)
 
     one = commands.add_parser("compile", help="a .dt program to a Python file", description=_COMPILE)

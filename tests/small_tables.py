@@ -14,7 +14,8 @@ from dtkernels.codegen.target import Target, target
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.select.schedule_selection import gpu_of
-from dtkernels.runtime.tables.table import Row, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Row, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[1]
 #: op -> extents of its labels, inputs to differentiate, dtypes

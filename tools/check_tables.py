@@ -39,8 +39,9 @@ from dtkernels.ops.registry import shipped, shipped_names  # noqa: E402
 from dtkernels.runtime.aot_build import BuildError, build_row, variant_of, widest_of  # noqa: E402
 from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
+from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
 from dtkernels.runtime.tables.kernel_store import Entry, Store, StoreError, digest  # noqa: E402
-from dtkernels.runtime.tables.table import Row, TableError, read_gpu, read_rows, rows_text, spec_hash  # noqa: E402
+from dtkernels.runtime.tables.table import Row, TableError, read_gpu, read_rows, rows_text  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 LARGEST = 30 << 20  #: bytes of all tables and kernels together

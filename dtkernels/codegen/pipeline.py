@@ -145,10 +145,12 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     kernels = _finished(kernels, options)
     if "descriptors" in left_out:
         kernels = tuple(replace(k, descriptors=()) for k in kernels)
+    if "eviction_hints" in left_out:
+        kernels = tuple(replace(k, evict=()) for k in kernels)
     for k in kernels:
         if k.descriptors:
             use_descriptors(k, options.where("descriptor"))  # refused here, or it can be printed
-    if "tail_wave" not in left_out:
+    if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
     return kernels

@@ -18,8 +18,9 @@ from dtkernels.ops.registry import shipped
 from dtkernels.runtime.aot_build import variant_of
 from dtkernels.runtime.launch.wrapper_recorder import host_text
 from dtkernels.runtime.select.schedule_selection import scheduled
+from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.kernel_store import Entry, Store, digest, write_store
-from dtkernels.runtime.tables.table import Gpu, Row, read_rows, rows_text, spec_hash, write_gpu
+from dtkernels.runtime.tables.table import Gpu, Row, read_rows, rows_text, write_gpu
 
 SCHEDULE = "relu.block(x:{});\nrelu.tensorize(x:{});\nrelu.compile();"
 

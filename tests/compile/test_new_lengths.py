@@ -17,6 +17,16 @@ from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.select import table_loader
 
 
+def _noting(found, build):
+    """``build``, with the name of each kernel and what its integers are multiples of added to ``found``."""
+
+    def noted(kernel, types, constants, multiples, *rest):
+        found.append((kernel.__name__, multiples))
+        return build(kernel, types, constants, multiples, *rest)
+
+    return noted
+
+
 @pytest.fixture
 def builds(monkeypatch, tmp_path):
     """(kernel, multiples) of each compilation, None for the formula; there is no table."""
@@ -30,7 +40,7 @@ def builds(monkeypatch, tmp_path):
     stand_in_gpu.tensors_on_it(monkeypatch)
     found, formula, build = [], formulas.formula, jit_kernels.compile_kernel
     monkeypatch.setattr(formulas, "formula", lambda *args: found.append(None) or formula(*args))
-    monkeypatch.setattr(jit_kernels, "compile_kernel", lambda kernel, types, constants, multiples, *rest: found.append((kernel.__name__, multiples)) or build(kernel, types, constants, multiples, *rest))
+    monkeypatch.setattr(jit_kernels, "compile_kernel", _noting(found, build))
     yield found
     table_loader.forget()
 

@@ -33,8 +33,9 @@ from dtkernels.runtime.launch.cuda_driver import LaunchConfig
 from dtkernels.runtime.select.row_ranking import Candidate
 from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.runtime.select.table_loader import op_table
+from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.kernel_store import Entry, Store
-from dtkernels.runtime.tables.table import Row, read_rows, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.tables.table import Row, read_rows, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
 H200 = target("h200")

@@ -9,7 +9,8 @@ import torch
 import dtkernels
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime.select import table_loader
-from dtkernels.runtime.tables.table import Gpu, Row, rows_text, spec_hash, write_gpu
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Gpu, Row, rows_text, write_gpu
 
 GOOD = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);\nsoftmax.block(x:2);\nsoftmax.tensorize(x:2, y:0);\nsoftmax.compile();"
 

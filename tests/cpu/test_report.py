@@ -41,7 +41,7 @@ def table(tmp_path) -> Path:
     """Softmax at two sizes: three fused schedules, and one way of three kernels with 1 x 1 x 2 plans."""
     from tuning.records.problems import operator_of
 
-    from dtkernels.runtime.tables.table import spec_hash
+    from dtkernels.runtime.signature.spec_hash import spec_hash
 
     fused = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);"
     own = [plan(fused, "softmax", f"softmax.block(x:1);\nsoftmax.tensorize(y:0, x:1);\nsoftmax.num_warps({w});") for w in (2, 4, 8)]

@@ -20,7 +20,8 @@ from dtkernels.runtime.bind.operator import device_target
 from dtkernels.runtime.launch import cuda_driver as driver_module
 from dtkernels.runtime.select import table_loader
 from dtkernels.runtime.select.schedule_selection import gpu_of
-from dtkernels.runtime.tables.table import Row, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Row, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
 SHAPES = {"softmax": (512, 2048), "dyt": (512, 2048), "mmsigmoid": (512, 512, 512)}

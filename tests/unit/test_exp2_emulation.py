@@ -10,8 +10,8 @@ from gluon_programs import attention
 import dtkernels
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.target import target
 from dtkernels.codegen.emit.triton.exp2_emulation import HELPERS, POLYNOMIALS, name_of
+from dtkernels.codegen.target import target
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import SHARES, Share

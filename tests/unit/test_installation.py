@@ -12,6 +12,7 @@ import pytest
 from dtkernels import doctor, show
 from dtkernels.cli import main
 from dtkernels.runtime.build import source_cache
+from dtkernels.runtime.folders import folder_named
 from dtkernels.runtime.log import forget
 from dtkernels.runtime.select import table_loader
 from dtkernels.runtime.tables.table import Gpu
@@ -23,10 +24,10 @@ H200 = Gpu("NVIDIA H200", 90, 132, 4.8e12)
 @pytest.fixture(autouse=True)
 def anew():
     table_loader.forget()
-    source_cache.told_folder.cache_clear()
+    folder_named.cache_clear()
     yield
     table_loader.forget()
-    source_cache.told_folder.cache_clear()
+    folder_named.cache_clear()
 
 
 def bare(*argv) -> subprocess.CompletedProcess:

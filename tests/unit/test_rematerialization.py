@@ -4,8 +4,8 @@ import copy
 import pickle
 
 from dtkernels import show
-from dtkernels.codegen.ir import tile
 from dtkernels.codegen import pipeline
+from dtkernels.codegen.ir import tile
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
 
+from ..folders import folder_named
 from ..log import warn_once
 from ..path_counters import interpreting, one_at_a_time
 
@@ -39,22 +40,11 @@ def find_cache() -> tuple[Path, tuple[str, OSError] | None]:
 def _wanted() -> Path:
     """What the environment asks for. Raises OSError where there is no home."""
     if named := os.environ.get("DTKERNELS_CACHE"):
-        return told_folder(named)
+        return folder_named(named)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels"
     except RuntimeError:  # a user without a name, as in many containers
         raise FileNotFoundError("this user has no home") from None
-
-
-@lru_cache(maxsize=32)
-def told_folder(named: str) -> Path:
-    """The folder that a variable of the environment names: ~ is the home, and where it starts from is where this process was when it first asked."""
-    path = Path(named)
-    try:
-        path = path.expanduser()
-    except RuntimeError:  # nobody's home: a folder called ~
-        pass
-    return path.absolute()
 
 
 @lru_cache(maxsize=1)

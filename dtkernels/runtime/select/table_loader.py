@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from ..folders import folder_named
 from ..log import forget as forget_warnings
 from ..log import warn_once
 from ..tables.kernel_store import Store, StoreError, digest
@@ -83,11 +84,7 @@ class OpTable:
 def tables_folder() -> Path:
     """``DTKERNELS_TABLES``, else the tables that came with the package."""
     named = os.environ.get("DTKERNELS_TABLES")
-    if not named:
-        return _own_tables()
-    from ..build.source_cache import told_folder  # which a call whose kernels are prebuilt does without
-
-    return told_folder(named)
+    return folder_named(named) if named else _own_tables()
 
 
 @lru_cache(maxsize=1)

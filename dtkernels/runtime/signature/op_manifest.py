@@ -80,7 +80,7 @@ class Outline:
     def of(spec: Spec) -> Outline:
         """The outline of a spec, without lines."""
         from ...lang import expr as ex
-        from ..tables.table import spec_hash
+        from .spec_hash import spec_hash
 
         a = spec.algorithm
         products = any(isinstance(n, ex.Dot) for d in a.definitions for n in d.expr.walk())

@@ -6,7 +6,6 @@ op. What a row is for stands in the row, never in a file's name. Rows are never 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -105,11 +104,6 @@ class Gpu:
     def folder(self) -> str:
         """``NVIDIA H200`` -> ``nvidia_h200``"""
         return "_".join("".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split())
-
-
-def spec_hash(algorithm: object) -> str:
-    """12 hex digits that change with the algorithm of a spec."""
-    return hashlib.sha256(str(algorithm).encode()).hexdigest()[:12]
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------
@@ -262,4 +256,4 @@ def with_binaries(row: Row, names: Iterable[str]) -> Row:
     return replace(row, binaries=tuple(names))
 
 
-__all__ = ["Gpu", "Row", "TableError", "kind_of", "kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "spec_hash", "with_binaries", "write_gpu", "write_rows", "write_whole"]
+__all__ = ["Gpu", "Row", "TableError", "kind_of", "kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]

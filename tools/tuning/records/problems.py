@@ -19,7 +19,8 @@ from dtkernels.lang.tuning_space import Shapes
 from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
 from dtkernels.runtime.bind.operator import Operator, Variant
-from dtkernels.runtime.tables.table import Row, handing, spec_hash
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Row, handing
 
 from .journal import HALF
 

@@ -13,7 +13,8 @@ import numpy as np
 from dtkernels.codegen.target import TARGETS
 from dtkernels.lang.errors import DTError
 from dtkernels.runtime.select.schedule_selection import gpu_of
-from dtkernels.runtime.tables.table import Gpu, Row, spec_hash, write_gpu, write_rows
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Gpu, Row, write_gpu, write_rows
 
 from ..search.candidates import Cut, cut
 from ..search.portfolio import Regret, choose, dispatched, kinds, summary

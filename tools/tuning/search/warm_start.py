@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 from dtkernels.runtime.select.row_ranking import candidates
-from dtkernels.runtime.tables.table import Row, TableError, read_rows, spec_hash
+from dtkernels.runtime.signature.spec_hash import spec_hash
+from dtkernels.runtime.tables.table import Row, TableError, read_rows
 
 from ..records.problems import Work, operator_of, row_of, variants_of
 
