@@ -7,6 +7,7 @@ import ast
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -16,6 +17,18 @@ import pytest
 ROOT = Path(__file__).parents[2]
 ROOMS = ["lang", "algebra", "codegen", "autoschedule", "runtime", "ops", "nn", "integrations", "front", "tools"]  # front: dtkernels/*.py
 DATA = ["specs", "schedule_tables"]
+#: folders and modules inside a room, each importing only from itself and those before it
+SUBROOMS = {
+    "dtkernels.algebra": ["smart_constructors", "rules", "autodiff", "batch", "pipeline"],
+    "dtkernels.codegen": ["ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
+    "dtkernels.autoschedule": ["problem", "rules", "output_fusion", "fit_resources", "default_schedule"],
+    "dtkernels.runtime": [
+        "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
+        "aot_build", "explain",
+    ],
+    "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "apply"],
+}  # fmt: skip
+MOST_MODULES = 14  #: of one folder; ops has a file for each op
 WITHOUT = {"lang": {"torch", "triton"}, "algebra": {"torch", "triton"}, "codegen": {"torch"}, "autoschedule": {"torch", "triton"}}
 NO_OP_NAMES_IN = ["lang", "algebra", "codegen", "autoschedule", "runtime"]
 OP_NAMES = {spec.stem for spec in (ROOT / "dtkernels" / "specs").glob("*.yaml")}
@@ -88,6 +101,28 @@ def imports_downward(file: File) -> list[str]:
     return [said(file, line, name) for line, name in imported_by(file) if room_of(name) not in (None, *reach)]
 
 
+def subroom_of(module: str) -> tuple[str, str] | None:
+    """(room, folder or module inside it) of a module in a room that SUBROOMS orders; None for others."""
+    for room in SUBROOMS:
+        if module.startswith(f"{room}."):
+            return room, module.removeprefix(f"{room}.").split(".")[0]
+    return None
+
+
+def imports_downward_inside(file: File) -> list[str]:
+    """A folder of a room imports only from itself and the folders before it, but for the names of types."""
+    own = subroom_of(file.module.removesuffix(".__init__"))
+    if own is None:
+        return []
+    room, here = own
+    order = SUBROOMS[room]
+    if here not in order:
+        return [f"{file.path}: {here} has no place in SUBROOMS[{room!r}]"]
+    typed = {line for node in file.nodes if isinstance(node, ast.If) and name_of(node.test) == "TYPE_CHECKING" for line in range(node.lineno, node.end_lineno + 1)}
+    found = [(line, name, subroom_of(name)) for line, name in imported_by(file) if line not in typed]
+    return [said(file, line, name) for line, name, to in found if to and to[0] == room and to[1] in order[order.index(here) + 1 :]]
+
+
 def imports_withheld(file: File) -> list[str]:
     """lang and algebra know neither torch nor Triton; codegen does not know torch."""
     withheld = WITHOUT.get(file.room, set())
@@ -125,7 +160,7 @@ def too_long(file: File) -> list[str]:
     return broken
 
 
-RULES = [imports_downward, imports_withheld, kernels_by_hand, names_of_ops, too_long]
+RULES = [imports_downward, imports_downward_inside, imports_withheld, kernels_by_hand, names_of_ops, too_long]
 
 
 def our_files() -> list[File]:
@@ -146,7 +181,49 @@ def test_the_rules_see_every_room():
     assert OP_NAMES
 
 
+def circles(files: list[File]) -> list[str]:
+    """Modules that import one another when they are loaded."""
+    modules = {file.module.removesuffix(".__init__"): file for file in files}
+    graph = {}
+    for name, file in modules.items():
+        inside = {n for node in file.nodes if isinstance(node, (*FUNCTION, ast.If)) for n in range(node.lineno, node.end_lineno + 1)}
+        wanted = [target for line, target in imported_by(file) if line not in inside]
+        graph[name] = {t if t in modules else t.rpartition(".")[0] for t in wanted} & (set(modules) - {name})
+    found: list[str] = []
+    done: set[str] = set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        if name in path:
+            found.append(" -> ".join((*path[path.index(name) :], name)))
+        elif name not in done:
+            for other in sorted(graph[name]):
+                visit(other, (*path, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        visit(name, ())
+    return found
+
+
+def test_no_modules_import_one_another():
+    assert circles(our_files()) == []
+
+
+def test_a_circle_is_seen():
+    files = [File("dtkernels/lang/a.py", "from . import b"), File("dtkernels/lang/b.py", "from .a import x"), File("dtkernels/lang/c.py", "def f(): from . import a")]
+    assert circles(files) == ["dtkernels.lang.a -> dtkernels.lang.b -> dtkernels.lang.a"]
+
+
+def test_no_folder_is_crowded():
+    counted = Counter(Path(file.path).parent.as_posix() for file in our_files() if not file.path.endswith("__init__.py"))
+    crowded = {folder: count for folder, count in counted.items() if count > MOST_MODULES and folder != "dtkernels/ops"}
+    assert not crowded, f"at most {MOST_MODULES} modules in a folder"
+
+
 SAMPLES = [
+    (imports_downward_inside, "dtkernels/codegen/ir/a.py", "from ..transforms import b", "from . import b"),
+    (imports_downward_inside, "dtkernels/codegen/lower/a.py", "def f():\n    from ..pipeline import lower", "from ..ir import nest"),
+    (imports_downward_inside, "dtkernels/runtime/tables/a.py", "from ..bind.operator import x", "if TYPE_CHECKING:\n    from ..bind.operator import x"),
     (imports_downward, "dtkernels/lang/a.py", "from dtkernels.codegen import nest", "from dtkernels.lang import b"),
     (imports_downward, "dtkernels/lang/a.py", "from dtkernels import algebra", "import math"),
     (imports_downward, "dtkernels/algebra/a.py", "from ..runtime import table", "from ..lang import b"),
