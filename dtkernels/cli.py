@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 
 from . import __version__, doctor, show
-from .codegen.emit.triton.grid import pieces
+from .codegen.emit.triton.grid import programs_per_block
 from .codegen.pipeline import without
 from .codegen.target import TARGETS, target
 from .lang.errors import DTError
@@ -156,7 +156,7 @@ def _explain(args: argparse.Namespace) -> None:
         lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
         estimate = subject.resources(k)
         lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
-        lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {pieces(t)} programs of {t.num_warps} warps each" for t in k.tail]
+        lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps each" for t in k.tail]
         for name, compiled in made.items():
             if name == f"{k.name}_kernel":
                 lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]

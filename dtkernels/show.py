@@ -10,11 +10,11 @@ from typing import Any
 from .algebra import pipeline as rules
 from .algebra.autodiff.chained_products import chained_products
 from .algebra.autodiff.gradient import gradient
-from .algebra.autodiff.rematerialization import kept_products
+from .algebra.autodiff.rematerialization import products_to_save
 from .algebra.rules.constant_folding import bind_parameters
-from .autoschedule.default_schedule import formula
+from .autoschedule.default_schedule import default_schedule
 from .autoschedule.fit_resources import element_bytes
-from .codegen.analysis.resources import Resources, check_resources, resources, whole_labels
+from .codegen.analysis.resources import Resources, check_resources, resources, whole_extent_labels
 from .codegen.emit.module import emit, plain_labels, value_inputs
 from .codegen.ir.nest import Kernel
 from .codegen.pipeline import lower
@@ -100,7 +100,7 @@ class Subject:
             self.inline = None  # type: ignore[assignment]
             algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
-            self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
+            self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
 
     def _differentiate(self, shape: tuple[int, ...] | None, wanted: tuple[str, ...]) -> None:
         """Put the derived backward in the place of what is shown."""
@@ -110,7 +110,7 @@ class Subject:
             if name not in a.inputs + a.scalars:
                 raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
         form = rules.differentiable_form(a, self.outputs)
-        kept = kept_products(chained_products(form, self.outputs), self.sizes)
+        kept = products_to_save(chained_products(form, self.outputs), self.sizes)
         found = gradient(form, self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))), kept)
         if not found.grads:
             raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
@@ -152,7 +152,7 @@ class Subject:
     def check(self, every: bool = True) -> None:
         """Raise DTError where the GPU has no room for a kernel; if not ``every``, of those alone that take the same at any size."""
         for kernel in self.kernels():
-            if every or not whole_labels((kernel,)):
+            if every or not whole_extent_labels((kernel,)):
                 check_resources(kernel, self.sizes, self.itemsizes(), self.target)
 
     def resources(self, kernel: Kernel) -> Resources:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import Target, target
 from dtkernels.ops.registry import shipped
 from dtkernels.runtime.aot_build import known_labels
@@ -36,7 +36,7 @@ def rows_of(op: str, to: Target) -> list[Row]:
         for names in ((), wanted):
             variant = core.pair(names).backward if names else core
             own = {label: sizes.get(label) or sizes[label.rstrip("_")] for label in known_labels(variant.algorithm)}
-            text = str(formula(variant.algorithm, variant.outputs, own, 4 if dtype == "fp32" else 2, to))
+            text = str(default_schedule(variant.algorithm, variant.outputs, own, 4 if dtype == "fp32" else 2, to))
             rows.append(
                 Row(
                     op,

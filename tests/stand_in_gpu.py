@@ -15,11 +15,11 @@ from dtkernels.runtime.dispatch import dispatcher
 from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.launch.wrapper_recorder import host_text, record
 from dtkernels.runtime.reference.evaluator import evaluate
-from dtkernels.runtime.select.schedule_selection import by_formula
-from dtkernels.runtime.tables.kernel_store import Entry
+from dtkernels.runtime.select.schedule_selection import by_default_schedule
+from dtkernels.runtime.tables.kernel_store import StoredKernel
 
 
-class Computing(bound_launch.Bound):
+class Computing(bound_launch.BoundLaunch):
     """Bound kernels of one program; the last launch of a call computes what the program does."""
 
     def __init__(self, owner, notes, tensors: dict, scalars: dict, values: tuple):
@@ -34,11 +34,11 @@ class Computing(bound_launch.Bound):
         super().__init__(notes, values, places, [(self._entry(note), None) for note in notes.launches], values[0].device)
         self._launch = self._compute
 
-    def _entry(self, note) -> Entry:
+    def _entry(self, note) -> StoredKernel:
         given = dict(zip(note.names, note.args))
         kinds = {torch.Tensor: "*", float: "fp32"}
         types = {n: "constexpr" if n in note.constants else kinds.get(type(given[n]), "i32") for n in note.names}
-        return Entry(note.kernel, "", "", 90, types, {}, (), 128, 0)
+        return StoredKernel(note.kernel, "", "", 90, types, {}, (), 128, 0)
 
     def _plan(self, note, entry, function):
         given = dict(zip(note.names, note.args))
@@ -95,7 +95,7 @@ def use(monkeypatch) -> None:
 
     def first(self, tensors: dict, scalars: dict):
         choice, gpu = self.choose(tensors), target("h200")
-        program = by_formula(self.algorithm(), self.outputs, choice.sizes, self.signature.result_dtype(tensors).itemsize, gpu)
+        program = by_default_schedule(self.algorithm(), self.outputs, choice.sizes, self.signature.result_dtype(tensors).itemsize, gpu)
         values = dispatcher._apart(tensors, scalars)
         notes = record(host_text(emit(program, "call", gpu)), values)
         try:

@@ -124,7 +124,7 @@ def errors(got: list[torch.Tensor], truth: list[torch.Tensor], part) -> float:
 # -- one workload -------------------------------------------------------------------------------------------------------
 
 
-def bench(work: workloads.Work, names: list[str], direction: str, dtype: torch.dtype, host: bool) -> list[Figure]:
+def bench(work: workloads.Workload, names: list[str], direction: str, dtype: torch.dtype, host: bool) -> list[Figure]:
     """Every implementation of one workload in one direction, timed in turn over several rounds."""
     torch.manual_seed(time.time_ns() % 2**31)  # fresh data in every run
     inputs = work.make()
@@ -214,7 +214,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _works(options: argparse.Namespace) -> list[workloads.Work]:
+def _works(options: argparse.Namespace) -> list[workloads.Workload]:
     if options.shapes is not None:
         if "all" in options.ops:
             raise ValueError("--shapes needs --ops")

@@ -30,13 +30,13 @@ if __name__ == "__main__":
 
     needs("build", "torch", "triton", "numpy")  # without Triton every row would fail, and lose its kernels
 
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped_names
-from dtkernels.runtime.aot_build import Built, Earlier, build_row, widest_of
+from dtkernels.runtime.aot_build import BuiltKernels, PreviousBuild, build_row, widest_of
 from dtkernels.runtime.select.schedule_selection import gpu_of, target_for
-from dtkernels.runtime.tables.kernel_store import Store, StoreError, digest, write_store
+from dtkernels.runtime.tables.kernel_store import KernelStore, StoreError, digest, write_store
 from dtkernels.runtime.tables.table import (
     Row,
     TableError,
@@ -53,7 +53,7 @@ sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in s
 
 from common.cli_types import DTYPES, at_least, some_of  # noqa: E402
 from common.deterministic_build import same_addresses  # noqa: E402
-from tuning.records.problems import Group, Work, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
+from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -115,7 +115,7 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple
     write_gpu(folder, gpu_of(to))
     by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
     for op in ops or op_names("all"):
-        kinds: dict[Group, list[Work]] = {}
+        kinds: dict[CallKind, list[TuningProblem]] = {}
         spec = operator_of(op).spec
         for work in works_of(op, spec.shapes, dtypes):
             kinds.setdefault(work.group, []).extend([] if work.held_out else [work])
@@ -123,7 +123,7 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple
         for group, works in kinds.items():
             _, variant = variants_of(group)
             for work in works[:: max(1, -(-len(works) // few))][:few]:
-                schedule = formula(variant.algorithm, variant.outputs, work.extents, group.itemsize, to)
+                schedule = default_schedule(variant.algorithm, variant.outputs, work.extents, group.itemsize, to)
                 rows.append(row_of(work, str(schedule), measured=False, by=by))
         write_rows(folder / f"{spec.op}.yaml", rows)
 
@@ -153,7 +153,7 @@ def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bo
     failures += [f"{op}: no table here has rows of it; tools/tune.py writes them" for op in specs if op not in {p.stem for p in tables}]
     results = iter(build_rows([pair for pairs in tables.values() for pair in pairs], jobs))
     for path, pairs in tables.items():
-        whole, done = Built(), []
+        whole, done = BuiltKernels(), []
         for row, *_ in pairs:
             result = next(results)
             if isinstance(result, str):
@@ -166,7 +166,7 @@ def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bo
     return failures
 
 
-def save(path: Path, rows: list[Row], built: Built) -> None:
+def save(path: Path, rows: list[Row], built: BuiltKernels) -> None:
     """Write the table with the names of its binaries, and the store with a copy of the rows."""
     text = rows_text(rows).encode()
     ordered = read_rows(text.decode(), str(path))
@@ -174,7 +174,7 @@ def save(path: Path, rows: list[Row], built: Built) -> None:
     write_whole(path, text)
 
 
-def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) -> list[Built | str]:
+def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) -> list[BuiltKernels | str]:
     """What the kernels of each (row, op or its spec, target, for any layout too, store to take kernels from) are, or why there are none.
 
     Rows of one schedule are built in one process, which compiles once.
@@ -182,7 +182,7 @@ def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) 
     groups: dict[tuple, list[int]] = {}
     for i, (row, op, to, _, store) in enumerate(pairs):
         groups.setdefault((to, row.key, row.schedule, op, str(store or "")), []).append(i)
-    results: list[Built | str] = [""] * len(pairs)
+    results: list[BuiltKernels | str] = [""] * len(pairs)
     if not groups:
         return results
     largest_first = sorted(groups.items(), key=lambda item: (-len(item[0][2]), item[1]))
@@ -194,9 +194,9 @@ def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) 
     return results
 
 
-def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> list[Built | str]:
+def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> list[BuiltKernels | str]:
     """Runs in a worker: the kernels of ``rows`` of one op, some of them perhaps from ``store``."""
-    found: list[Built | str] = []
+    found: list[BuiltKernels | str] = []
     earlier = earlier_of(store)
     for row, widest in rows:
         try:
@@ -209,12 +209,12 @@ def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> li
 
 
 @cache
-def earlier_of(store: str) -> Earlier:
+def earlier_of(store: str) -> PreviousBuild:
     """The kernels of a store; none where there is no whole one."""
     try:
-        return Earlier(Store(Path(store)) if store else None)
+        return PreviousBuild(KernelStore(Path(store)) if store else None)
     except (OSError, StoreError):
-        return Earlier()
+        return PreviousBuild()
 
 
 def progress(items, total: int, title: str):

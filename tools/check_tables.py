@@ -40,7 +40,7 @@ from dtkernels.runtime.aot_build import BuildError, build_row, variant_of, wides
 from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
 from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
-from dtkernels.runtime.tables.kernel_store import Entry, Store, StoreError, digest  # noqa: E402
+from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel, StoreError, digest  # noqa: E402
 from dtkernels.runtime.tables.table import Row, TableError, read_gpu, read_rows, rows_text  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -88,7 +88,7 @@ class Stored:
     """A row whose kernels are all there."""
 
     row: Row
-    entries: list[Entry]
+    entries: list[StoredKernel]
     target: str  #: its name
     widest: bool  #: whether it is built for any layout and 64-bit sizes too
     title: str  #: what to call it
@@ -140,7 +140,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
         wrong.append(f"{path}: is not as tools/build.py writes it: order or spelling differ")
     store = None
     try:
-        store = Store(path.with_suffix(".safetensors"))
+        store = KernelStore(path.with_suffix(".safetensors"))
         if store.table != digest(text.encode()) or store.rows() != rows:
             wrong.append(f"{path}: the copy of its rows beside its kernels is not of it; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
     except FileNotFoundError:
@@ -181,7 +181,7 @@ def check_row(row: Row, op: str) -> Iterator[str]:
         yield str(error)
 
 
-def entries_of(row: Row, store: Store, problems: list[str]) -> Iterator[Entry]:
+def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[StoredKernel]:
     """The row's kernels that are there and whole; what is wrong with others is added to ``problems``."""
     for name in row.binaries:
         try:
@@ -264,7 +264,7 @@ def compare(stored: list[Stored], jobs: int, seen: Counts) -> list[str]:
     return wrong
 
 
-def built_anew(rows: list[Stored], jobs: int) -> list[list[Entry]]:
+def built_anew(rows: list[Stored], jobs: int) -> list[list[StoredKernel]]:
     """What the kernels of each row are now, built by several processes."""
     if not rows:
         return []
@@ -272,7 +272,7 @@ def built_anew(rows: list[Stored], jobs: int) -> list[list[Entry]]:
         return list(pool.map(build_stored, rows))
 
 
-def build_stored(stored: Stored) -> list[Entry]:
+def build_stored(stored: Stored) -> list[StoredKernel]:
     """What the kernels of one row are now."""
     return build_row(shipped(stored.row.op), stored.row, target(stored.target), stored.widest).entries
 

@@ -44,7 +44,7 @@ if __name__ == "__main__":  # what is imported below takes seconds; main() takes
 
 from common.cli_types import DTYPES, at_least, some_of, within  # noqa: E402
 from tuning.records.journal import Journal  # noqa: E402
-from tuning.records.problems import Work, op_names, operator_of, shipped_names, works_of  # noqa: E402
+from tuning.records.problems import TuningProblem, op_names, operator_of, shipped_names, works_of  # noqa: E402
 from tuning.records.write_table import (  # noqa: E402
     conclude,
     entrants,
@@ -57,17 +57,17 @@ from tuning.records.write_table import (  # noqa: E402
     write_measurements,
     write_tables,
 )
-from tuning.search.playoffs import Finals  # noqa: E402
+from tuning.search.playoffs import Playoffs  # noqa: E402
 from tuning.search.portfolio import choose_group  # noqa: E402
 from tuning.search.progress import Progress  # noqa: E402
-from tuning.search.search import Search  # noqa: E402
-from tuning.search.search_state import Knowledge  # noqa: E402
-from tuning.search.warm_start import Earlier, rows_in  # noqa: E402
+from tuning.search.search import ScheduleSearch  # noqa: E402
+from tuning.search.search_state import SearchState  # noqa: E402
+from tuning.search.warm_start import WarmStart, rows_in  # noqa: E402
 from tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from tuning.workers.compile_worker import make_cpu_worker  # noqa: E402
-from tuning.workers.ray_worker_pool import RayCrew  # noqa: E402
-from tuning.workers.simulated_worker import make_stand_in, make_troubled  # noqa: E402
-from tuning.workers.worker_pool import Crew  # noqa: E402
+from tuning.workers.ray_worker_pool import RayWorkerPool  # noqa: E402
+from tuning.workers.simulated_worker import make_faulty_simulated_gpu, make_simulated_gpu  # noqa: E402
+from tuning.workers.worker_pool import WorkerPool  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, Target, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
@@ -117,7 +117,7 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def all_works(args: argparse.Namespace) -> list[Work]:
+def all_works(args: argparse.Namespace) -> list[TuningProblem]:
     """What to tune. Exits in one line where the shapes are refused."""
     names, found = op_names(args.ops), []
     try:
@@ -172,20 +172,20 @@ class Run:
         except ValueError as error:
             raise SystemExit(f"tune: {error}") from None
         self.kept_until = self.begin  #: the journal has the time spent until then
-        self.known = Knowledge(self.works, self.journal)
+        self.known = SearchState(self.works, self.journal)
         timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
-        self.cpus = Crew(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
+        self.cpus = WorkerPool(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
 
     def _gpu_crew(self, pretended: Target):
         args = self.args
         make, rest = make_gpu_worker, ()
         if args.dry_run or args.write_only:
-            make, rest = make_stand_in, (pretended, args.pause)
+            make, rest = make_simulated_gpu, (pretended, args.pause)
         if args.troubled:
-            make, rest = make_troubled, (pretended, args.pause, args.troubled)
+            make, rest = make_faulty_simulated_gpu, (pretended, args.pause, args.troubled)
         if args.ray:
-            return RayCrew(args.ray, args.workers, 0 if args.dry_run else 1, 1, make, *rest)
+            return RayWorkerPool(args.ray, args.workers, 0 if args.dry_run else 1, 1, make, *rest)
         if make is make_gpu_worker:
             import torch
 
@@ -194,8 +194,8 @@ class Run:
             here = torch.cuda.device_count()
             if (args.workers or here) > here:
                 raise SystemExit(f"tune: --workers {args.workers}: {here} GPUs are here, and two workers on one would disturb each other")
-            return Crew(args.workers or here, make)
-        return Crew(args.workers or 1, make, *rest)
+            return WorkerPool(args.workers or here, make)
+        return WorkerPool(args.workers or 1, make, *rest)
 
     def _about(self, pretended: Target) -> dict:
         """What machine every worker is on: they must be alike, for times of one kind of GPU say nothing of another."""
@@ -212,14 +212,14 @@ class Run:
             raise SystemExit(f"tune: workers differ: {', '.join(names)}; tune one kind at a time, with CUDA_VISIBLE_DEVICES or --workers")
         return abouts[0]
 
-    def _earlier(self) -> Earlier:
+    def _earlier(self) -> WarmStart:
         folder = ROOT / "schedule_tables" / self.gpu.folder if self.args.earlier is None else Path(self.args.earlier)
         try:
             if self.args.earlier not in (None, "none") and not folder.is_dir():
                 raise TableError(f"--from {folder}: no such folder")
             for op in dict.fromkeys(operator_of(w.group.op).spec.op for w in self.works):
                 rows_in(self.out / f"{op}.yaml")  # what stays of it is read when all is measured: that must not fail then
-            return Earlier(None if self.args.earlier == "none" else folder, self.works)
+            return WarmStart(None if self.args.earlier == "none" else folder, self.works)
         except TableError as error:
             raise SystemExit(f"tune: {error}") from None
 
@@ -249,7 +249,7 @@ class Run:
         for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C; what batch systems and `timeout` send
             signal.signal(number, self._interrupt)
         limits = {"measure": self.args.limit, "compile": 60.0}
-        search = Search(self.known, self.journal, self.cpus, self.gpus, limits, self.earlier)
+        search = ScheduleSearch(self.known, self.journal, self.cpus, self.gpus, limits, self.earlier)
         racing = RACE - racing_part(len(self.works), len(self.gpus.members), self.args.budget)
         try:
             for _ in search.explore((lambda: True) if self.args.write_only else self.past(racing - FILL), lambda: bool(self.stopping)):
@@ -260,7 +260,7 @@ class Run:
                 for _ in range(2):
                     for _ in search.fill(self.past(racing)):
                         self._show("fill", search.measured, search.failed)
-            self._race(search, Finals(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits), racing)
+            self._race(search, Playoffs(self.known, self.journal, self.cpus, self.gpus, search.artefacts, limits), racing)
         finally:
             self.cpus.close()
             self.gpus.close()
@@ -292,7 +292,7 @@ class Run:
         self.stopping = number
         print("\ntune: stopping after what is in hand; --resume goes on", file=sys.stderr, flush=True)
 
-    def _race(self, search: Search, finals: Finals, begin: float) -> None:
+    def _race(self, search: ScheduleSearch, finals: Playoffs, begin: float) -> None:
         """Race at sizes that are chosen for, choose, then race what calls would run at those held out."""
         known, times = self.known, self.journal.times
         chosen = {g: choose_group(known, g, self.args.regret) for g in known.of_group}
@@ -305,7 +305,7 @@ class Run:
         self.runs = {w: made for g, choice in self.choice.items() for w, made in run_at(known, g, choice, rows[g] + kept[g]).items()}
         self._finals(finals, entrants(known, self.runs), RACE)
 
-    def _finals(self, finals: Finals, races: dict, end: float) -> None:
+    def _finals(self, finals: Playoffs, races: dict, end: float) -> None:
         self.known.raced |= races
         if not self.args.write_only:
             for _ in finals.run(races, self.past(end)):

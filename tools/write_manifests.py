@@ -19,7 +19,7 @@ from pathlib import Path
 from dtkernels.lang.spec import load_spec
 from dtkernels.ops.registry import SPECS
 from dtkernels.runtime.bind.operator import Operator, Variant
-from dtkernels.runtime.signature.op_manifest import ANY_NUMBER, gradient_line, outline_path, outline_text, signature_line
+from dtkernels.runtime.signature.op_manifest import ANY_NUMBER, gradient_line, manifest_path, manifest_text, signature_line
 from dtkernels.runtime.signature.signature import Halves
 from dtkernels.runtime.tables.table import read_rows
 
@@ -59,7 +59,7 @@ def text_of(spec: Path) -> str:
         lines.append(signature_line(params, variant.signature, variant.products))
     for params, wanted in differentiated(operator.name):
         lines += [gradient_line(params, wanted, *found) for found in halves(operator.variant(params, frozenset(), 0), wanted)]
-    return outline_text(replace(operator.outline, lines=tuple(lines)), spec.read_bytes())
+    return manifest_text(replace(operator.outline, lines=tuple(lines)), spec.read_bytes())
 
 
 def main() -> int:
@@ -68,7 +68,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     for spec in sorted(SPECS.glob("*.yaml")):
-        path, text = outline_path(spec), text_of(spec)
+        path, text = manifest_path(spec), text_of(spec)
         if not path.exists() or path.read_text() != text:
             stale.append(path)
             if not options.check:

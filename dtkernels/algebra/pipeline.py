@@ -12,9 +12,9 @@ from ..lang.schedule import Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
-from .rules.factor_hoisting import pull_out
-from .rules.label_unification import share_labels
-from .rules.max_subtraction import masked_exponents, stabilize
+from .rules.factor_hoisting import hoist_factors
+from .rules.label_unification import unify_labels
+from .rules.max_subtraction import masked_exponents, subtract_maxima
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import name_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -27,7 +27,7 @@ def stages(
     algorithm = written = bind_parameters(algorithm, params)
     yield "bind_parameters", algorithm
     if inline is None:  # no schedule names the labels
-        algorithm = share_labels(algorithm)
+        algorithm = unify_labels(algorithm)
         yield "share_labels", algorithm
     algorithm = mean_to_sum(algorithm)
     yield "mean_to_sum", algorithm
@@ -35,7 +35,7 @@ def stages(
     yield "tanh_to_sigmoid", algorithm
     algorithm = center_moments(algorithm, outputs, inline)
     yield "center_moments", algorithm
-    algorithm = pull_out(algorithm, outputs, inline)
+    algorithm = hoist_factors(algorithm, outputs, inline)
     yield "pull_out", algorithm
     algorithm = reduce_invariants(algorithm)
     yield "reduce_invariants", algorithm
@@ -45,7 +45,7 @@ def stages(
     algorithm = hoist_reductions(algorithm)
     yield "hoist_reductions", algorithm
     if inline is None:
-        algorithm = share_labels(algorithm)
+        algorithm = unify_labels(algorithm)
         yield "share_labels", algorithm
         algorithm = hoist_reductions(algorithm)
         yield "hoist_reductions", algorithm
@@ -53,7 +53,7 @@ def stages(
     yield "name_addends", algorithm
     algorithm = masked_exponents(algorithm, outputs)
     yield "masked_exponents", algorithm
-    algorithm = hoist_reductions(stabilize(algorithm, outputs))  # a shift's argument may hold reductions of its own
+    algorithm = hoist_reductions(subtract_maxima(algorithm, outputs))  # a shift's argument may hold reductions of its own
     yield "stabilize", algorithm
     needed = algorithm.needed_by(outputs)
     algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
@@ -69,8 +69,8 @@ def prepare_algorithm(
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
-    algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(share_labels(bind_parameters(algorithm)))), outputs)
-    algorithm = share_labels(hoist_reductions(sums_to_products(reduce_invariants(pull_out(algorithm, outputs)))))
+    algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(unify_labels(bind_parameters(algorithm)))), outputs)
+    algorithm = unify_labels(hoist_reductions(sums_to_products(reduce_invariants(hoist_factors(algorithm, outputs)))))
     return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
 
 

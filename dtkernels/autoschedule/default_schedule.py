@@ -17,9 +17,9 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
-from .fit_resources import fitted
-from .output_fusion import in_rows, inputs_at, joined_outputs
-from .problem import WHOLE_SIDE, Shape, pow2
+from .fit_resources import fit_resources
+from .output_fusion import fused_outputs, in_rows, inputs_at
+from .problem import WHOLE_SIDE, SchedulingProblem, pow2
 from .rules.gemm import NARROW, product_tiles
 from .rules.gemm_row_reduction import sweeps_again, swept, swept_tiles
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN, row_tiles
@@ -34,7 +34,7 @@ STORED = 512  #: terms of a product from which on to write and read it takes les
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
 
 
-def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
+def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
     """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
 
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
@@ -44,7 +44,7 @@ def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int
 
 def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Iterator[Schedule]:
     """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
-    f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
+    f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, itemsize, target))
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Primitive(o, "compile") for o in outputs)
@@ -59,7 +59,7 @@ def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, i
                 lower(Program(algorithm, tried))
             except DTError:
                 continue
-            yield fitted(Program(algorithm, tried), sizes, itemsize, target).schedule
+            yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
             break
 
 
@@ -67,7 +67,7 @@ def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, i
 class _Fusion:
     """What is computed in which kernel, and where in it."""
 
-    shape: Shape
+    shape: SchedulingProblem
 
     @property
     def algorithm(self) -> Algorithm:
@@ -160,7 +160,7 @@ class _Fusion:
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = passes(self.shape) if passing else ()
-        joined = joined_outputs(self.shape, self._at_hand, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = fused_outputs(self.shape, self._at_hand, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
@@ -341,4 +341,4 @@ class _Fusion:
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
 
-__all__ = ["formula", "pow2"]
+__all__ = ["default_schedule", "pow2"]

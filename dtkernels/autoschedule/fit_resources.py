@@ -17,7 +17,7 @@ from ..lang.schedule import Primitive, Program, Schedule, Sized
 _NARROWEST = 16  #: of a tile of a product
 
 
-def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+def fit_resources(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
     """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
 
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
-from .problem import WHOLE_SIDE, Shape, pow2
+from .problem import WHOLE_SIDE, SchedulingProblem, pow2
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import crossing_tiles
 
 
-def joined_outputs(shape: Shape, at_hand: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
+def fused_outputs(shape: SchedulingProblem, at_hand: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
     """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
 
     ``at_hand`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
@@ -40,7 +40,7 @@ def joined_outputs(shape: Shape, at_hand: Callable[[str, str], bool], rows: bool
     return found
 
 
-def _joins(shape: Shape, output: str, root: str, at_hand: Callable[[str, str], bool]) -> str | None:
+def _joins(shape: SchedulingProblem, output: str, root: str, at_hand: Callable[[str, str], bool]) -> str | None:
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     reduced, inner = reduction_labels(shape.algorithm, output), reduction_labels(shape.algorithm, root)
     extra = [label for label in own if label not in outer]
@@ -54,7 +54,7 @@ def _joins(shape: Shape, output: str, root: str, at_hand: Callable[[str, str], b
     return own[-1] if own and not extra and (made or _beside(shape, output, root)) else None
 
 
-def in_rows(shape: Shape, output: str, root: str) -> bool:
+def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether the kernel of ``root`` sums along all labels that ``output`` lacks, in rows short enough to hold, and no product is near."""
     own, outer = set(shape.algorithm[output].labels), set(shape.algorithm[root].labels)
     parts = shape.algorithm.needed_by((output, root))
@@ -63,7 +63,7 @@ def in_rows(shape: Shape, output: str, root: str) -> bool:
     return own <= outer and outer - own <= reduced and short
 
 
-def _held_together(shape: Shape, output: str, root: str) -> bool:
+def _held_together(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether one program has registers for both sums, where both are of products."""
     if not (shape.dots(output) and shape.dots(root)):
         return True
@@ -71,7 +71,7 @@ def _held_together(shape: Shape, output: str, root: str) -> bool:
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 
 
-def _beside(shape: Shape, output: str, root: str) -> bool:
+def _beside(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
@@ -80,7 +80,7 @@ def _beside(shape: Shape, output: str, root: str) -> bool:
     return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own))
 
 
-def _passes(shape: Shape, output: str, root: str) -> bool:
+def _passes(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
     are held whole: one read of the inputs serves both."""
     reduced = reduction_labels(shape.algorithm, root)
@@ -101,7 +101,7 @@ def _passes(shape: Shape, output: str, root: str) -> bool:
     return bool(crossing_tiles(shape, root, [*sums, output, *parts]))
 
 
-def inputs_at(shape: Shape, func: str, labels: tuple[str, ...]) -> set[str]:
+def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
     """Inputs that ``func`` reads at all of ``labels``."""
     return {
         a.tensor
@@ -110,6 +110,6 @@ def inputs_at(shape: Shape, func: str, labels: tuple[str, ...]) -> set[str]:
     }
 
 
-def _inputs_of(shape: Shape, func: str, labels: tuple[str, ...]) -> set[str]:
+def _inputs_of(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
     """Inputs that ``func`` or what it is made from reads at all of ``labels``."""
     return set().union(*(inputs_at(shape, f, labels) for f in shape.algorithm.needed_by((func,))))

@@ -19,7 +19,7 @@ CUT_SIDE = 64  #: what is held of the output's side where blocks of rows are few
 
 
 @dataclass
-class Shape:
+class SchedulingProblem:
     """An algorithm with the extents of its labels, the bytes of an element, and the GPU."""
 
     algorithm: Algorithm

@@ -26,7 +26,7 @@ from .lower.lowering import lower_kernel
 from .lower.schedule_options import KernelOptions
 from .prelower.kernel_partition import kernel_roots
 from .prelower.partial_sums import add_partial_sums
-from .prelower.stage_aligned_copies import computed, stage_aligned_copies
+from .prelower.stage_aligned_copies import funcs_in_kernel, stage_aligned_copies
 from .target import Target
 from .transforms.arithmetic.cse import eliminate_common_subexpressions
 from .transforms.arithmetic.exp2_emulation import emulate_exp2
@@ -45,7 +45,7 @@ from .transforms.tiles.dot_scheduling import schedule_dots
 from .transforms.tiles.tile_dim_order import order_tile_dims
 from .transforms.tiles.tile_orientation import orient_tiles
 from .transforms.warp_specialize.backend_select import descriptor_form, warp_specialized
-from .transforms.warp_specialize.plan import Plan
+from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
@@ -122,7 +122,7 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     """
     made = prelower(program)
     fused = made.schedule.fused()
-    read = {a.tensor for f in computed(made, root) for a in ex.accesses(made.algorithm[f].expr)}
+    read = {a.tensor for f in funcs_in_kernel(made, root) for a in ex.accesses(made.algorithm[f].expr)}
     copies = tuple(f for f in made.algorithm.funcs if f in read and f not in program.algorithm and f not in fused)
     parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
     sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
@@ -168,7 +168,7 @@ class Forms:
     """A kernel as it is printed. The wrapper takes the form with descriptors where the tensors and the GPU allow it."""
 
     pointers: Kernel | None  #: None of the kernel of a tail wave, which exists with descriptors alone
-    descriptors: Kernel | Plan | None = None
+    descriptors: Kernel | WarpSpecializedKernel | None = None
 
 
 def forms(kernels: tuple[Kernel, ...], target: Target | None) -> tuple[Forms, ...]:
@@ -199,7 +199,7 @@ def triton_form(kernel: Kernel) -> Kernel:
     return kernel
 
 
-def _through_descriptors(kernel: Kernel, target: Target | None) -> Kernel | Plan:
+def _through_descriptors(kernel: Kernel, target: Target | None) -> Kernel | WarpSpecializedKernel:
     plan = "left out" if "warp_specialize" in _left_out.get() else warp_specialized(kernel, target)
     return triton_form(descriptor_form(kernel)) if isinstance(plan, str) else plan
 
@@ -209,7 +209,7 @@ def _through_descriptors(kernel: Kernel, target: Target | None) -> Kernel | Plan
 Trace = Callable[[str, tuple[Kernel, ...]], None]
 
 
-def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | Plan, ...]]]:
+def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | WarpSpecializedKernel, ...]]]:
     """(Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
     yield "", "program", program
     for name, run in PROGRAM_PASSES:

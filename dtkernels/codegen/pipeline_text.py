@@ -8,7 +8,7 @@ from ..lang.schedule import Program
 from . import pipeline
 from .ir.nest import Kernel, nest_text
 from .target import Target
-from .transforms.warp_specialize.plan import Plan
+from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
 
 def passes_text(program: Program, target: Target | None = None) -> str:
@@ -37,7 +37,7 @@ def forms_text(kernels: tuple[Kernel, ...], target: Target | None = None) -> str
     return "\n\n".join(found)
 
 
-def form_text(form: Kernel | Plan) -> str:
+def form_text(form: Kernel | WarpSpecializedKernel) -> str:
     """One kernel as indented text; of warp-specialised ones also who does what."""
     if isinstance(form, Kernel):
         return nest_text(form)

@@ -17,11 +17,20 @@ from ..lang.schedule import Program
 from .bind.operator import Operator, Variant
 from .build.source_cache import load_module
 from .build.specialization import ANY_PRECISION, Build, builds
-from .build.triton_compile import Launch, compile_kernel, entry_of, ir_of, plain, plain_types, record_launches, split_multiples
+from .build.triton_compile import (
+    KernelLaunch,
+    compile_kernel,
+    entry_of,
+    ir_of,
+    plain_constant,
+    plain_types,
+    record_launches,
+    split_multiples,
+)
 from .launch.wrapper_recorder import host_text
 from .reference.evaluator import extents
 from .select.schedule_selection import scheduled
-from .tables.kernel_store import Entry, Store, digest
+from .tables.kernel_store import KernelStore, StoredKernel, digest
 from .tables.table import Row
 
 
@@ -30,14 +39,14 @@ class BuildError(ValueError):
 
 
 @dataclass
-class Built:
+class BuiltKernels:
     """Kernels ready to be stored."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[StoredKernel] = field(default_factory=list)
     hosts: dict[str, str] = field(default_factory=dict)
     codes: dict[str, bytes] = field(default_factory=dict)
 
-    def __iadd__(self, other: Built) -> Built:
+    def __iadd__(self, other: BuiltKernels) -> BuiltKernels:
         names = {e.name for e in self.entries}
         self.entries += [e for e in other.entries if e.name not in names]
         self.hosts |= other.hosts
@@ -116,20 +125,20 @@ def widest_of(rows: Sequence[Row]) -> set[int]:
     return set(found.values())
 
 
-class Earlier:
+class PreviousBuild:
     """The kernels of a store as it was: one that would be compiled from the same IR is taken from it."""
 
-    def __init__(self, store: Store | None = None):
+    def __init__(self, store: KernelStore | None = None):
         self.store, self.found = store, {}
         for entry in (store.entry(name) for name in store.names()) if store else ():
             self.found.setdefault(_kind(entry), []).append(entry)
 
-    def __call__(self, launch: Launch, build: Build, host: str, target: Target) -> tuple[Entry, bytes] | None:
+    def __call__(self, launch: KernelLaunch, build: Build, host: str, target: Target) -> tuple[StoredKernel, bytes] | None:
         import triton
 
-        constants = {k: plain(v) for k, v in build.constants.items()}
+        constants = {k: plain_constant(v) for k, v in build.constants.items()}
         divisible, steps = split_multiples(build.multiples)
-        wanted = Entry(launch.kernel.__name__, host, "", target.arch, build.types, constants, divisible, 0, 0, steps=steps)
+        wanted = StoredKernel(launch.kernel.__name__, host, "", target.arch, build.types, constants, divisible, 0, 0, steps=steps)
         alike = [e for e in self.found.get(_kind(wanted), ()) if e.ir and e.built == triton.__version__]
         real = {k: "ieee" if v == ANY_PRECISION else v for k, v in build.constants.items()}
         ir = ir_of(launch.kernel, build.types, real, build.multiples, launch.options, target) if alike else ""
@@ -137,12 +146,12 @@ class Earlier:
         return (entry, self.store.code(entry.code)) if entry else None
 
 
-def _kind(entry: Entry) -> str:
+def _kind(entry: StoredKernel) -> str:
     """What an entry is for; its launch options are in its host's text."""
     return json.dumps([entry.kernel, entry.host, entry.arch, entry.types, sorted(entry.constants.items()), entry.divisible, sorted(entry.steps.items())])
 
 
-def build_row(operator: Operator, row: Row, target: Target, widest: bool = True, earlier: Earlier | None = None) -> Built:
+def build_row(operator: Operator, row: Row, target: Target, widest: bool = True, earlier: PreviousBuild | None = None) -> BuiltKernels:
     """The kernels of one row in every build worth having; ``widest``: for any layout and 64-bit sizes too. Raises DTError, BuildError."""
     forward, variant = variant_of(operator, row)
     dtype = getattr(torch, ex.DTYPES[row.dtype])
@@ -152,9 +161,9 @@ def build_row(operator: Operator, row: Row, target: Target, widest: bool = True,
     program = scheduled(variant.algorithm, row.schedule)
     if program.outputs() != variant.outputs:
         raise BuildError(f"{row.title()}: compiles {', '.join(program.outputs())}; wanted {', '.join(variant.outputs)}")
-    built = Built()
+    built = BuiltKernels()
     for scalars in _scalar_kinds(variant.algorithm, row, dtype):
-        built += _build(program, (*tensors.values(), *scalars), target, widest, earlier or Earlier())
+        built += _build(program, (*tensors.values(), *scalars), target, widest, earlier or PreviousBuild())
     return built
 
 
@@ -178,13 +187,13 @@ def factors_of_products(algorithm: Algorithm) -> set[str]:
     return {a.name for a, b in sides if isinstance(a, ex.Scalar) and any(isinstance(n, ex.Dot) for n in b.walk())}
 
 
-def _build(program: Program, args: tuple, target: Target, widest: bool, earlier: Earlier) -> Built:
+def _build(program: Program, args: tuple, target: Target, widest: bool, earlier: PreviousBuild) -> BuiltKernels:
     import triton.language as tl
 
     source = emit(program, "call", target)
     host = host_text(source)
     named, text = digest(host.encode()), digest(source.encode())
-    built = Built(hosts={named: host})
+    built = BuiltKernels(hosts={named: host})
     for launch in _launches(source, args):
         product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
@@ -196,7 +205,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
     return built
 
 
-def _launches(source: str, args: tuple) -> list[Launch]:
+def _launches(source: str, args: tuple) -> list[KernelLaunch]:
     """What the wrapper launches for tensors as regular as can be, and what else it launches for rows that do not lie at multiples of 16."""
     module = load_module(source, "prebuilt")
     found = record_launches(module, "call", args)
@@ -213,11 +222,11 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def _compiled_all(launch: Launch, found: list[Build], host: str, source: str, target: Target, earlier: Earlier) -> list[tuple[Entry, bytes]]:
+def _compiled_all(launch: KernelLaunch, found: list[Build], host: str, source: str, target: Target, earlier: PreviousBuild) -> list[tuple[StoredKernel, bytes]]:
     """Every build; for both precisions of float32 products, unless the first shows that they make no difference."""
     if "PRECISION" not in launch.constants:
         return [_compiled(launch, b, host, source, target, earlier) for b in found]
-    made: list[tuple[Entry, bytes]] = []
+    made: list[tuple[StoredKernel, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
         if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.multiples), host, target):
@@ -231,12 +240,12 @@ def _compiled_all(launch: Launch, found: list[Build], host: str, source: str, ta
     return made
 
 
-_known: dict[str, tuple[Entry, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
+_known: dict[str, tuple[StoredKernel, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
 
 
-def _compiled(launch: Launch, build: Build, host: str, source: str, target: Target, earlier: Earlier) -> tuple[Entry, bytes]:
+def _compiled(launch: KernelLaunch, build: Build, host: str, source: str, target: Target, earlier: PreviousBuild) -> tuple[StoredKernel, bytes]:
     """``source``: digest of the emitted file. Kernels that differ, with a mask and without, may have one wrapper."""
-    constants = {k: plain(v) for k, v in build.constants.items()}
+    constants = {k: plain_constant(v) for k, v in build.constants.items()}
     key = json.dumps([source, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)
     if key not in _known and (kept := earlier(launch, build, host, target)):
         _known[key] = kept

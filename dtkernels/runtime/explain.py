@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from .bind.operator import BoundCall, Operator, Pair, Variant, choose_path, device_target
+from .bind.operator import BoundCall, DifferentiablePair, Operator, Variant, choose_path, device_target
 from .dispatch.dispatcher import DTYPE_NAMES
 from .reference.evaluator import result_dtype
 from .select.row_ranking import Candidate
@@ -70,7 +70,7 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
     return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
 
 
-def _backward(call: BoundCall, pair: Pair, values: dict) -> Decision:
+def _backward(call: BoundCall, pair: DifferentiablePair, values: dict) -> Decision:
     """Of the backward, on tensors without storage where it reads what forward has not made yet."""
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
     sizes = call.variant.dispatch.choose(call.fitted.tensors).sizes

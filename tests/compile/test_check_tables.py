@@ -19,7 +19,7 @@ from dtkernels.runtime.aot_build import variant_of
 from dtkernels.runtime.launch.wrapper_recorder import host_text
 from dtkernels.runtime.select.schedule_selection import scheduled
 from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.kernel_store import Entry, Store, digest, write_store
+from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel, digest, write_store
 from dtkernels.runtime.tables.table import Gpu, Row, read_rows, rows_text, write_gpu
 
 SCHEDULE = "relu.block(x:{});\nrelu.tensorize(x:{});\nrelu.compile();"
@@ -31,12 +31,12 @@ def wrapper(row: Row) -> str:
     return host_text(emit(scheduled(variant.algorithm, row.schedule), "call", target("h200")))
 
 
-def entry(row: Row, **more) -> Entry:
+def entry(row: Row, **more) -> StoredKernel:
     known = {"kernel": f"{row.op}_kernel", "host": digest(wrapper(row).encode()), "code": digest(b"code"), "arch": 90, "types": {"A_ptr": f"*{row.dtype}"}}
-    return Entry(**{**known, "constants": {}, "divisible": (), "threads": 128, "shared": 0, "built": triton.__version__, "ir": "ir", **more})
+    return StoredKernel(**{**known, "constants": {}, "divisible": (), "threads": 128, "shared": 0, "built": triton.__version__, "ir": "ir", **more})
 
 
-def write_kernels(path: Path, rows: list[Row], entries: list[Entry], hosts: list[str], copied: tuple = (), missing: int = 0) -> None:
+def write_kernels(path: Path, rows: list[Row], entries: list[StoredKernel], hosts: list[str], copied: tuple = (), missing: int = 0) -> None:
     """A table with a store beside it."""
     text = rows_text(rows)
     write_gpu(path.parent, Gpu("NVIDIA H200", 90, 132))
@@ -136,7 +136,7 @@ def swapped(folder: Path) -> None:
     """The kernels of two rows of one op, each the other's."""
     path = folder / "relu.yaml"
     first, second = read_rows(path.read_text(), "relu")
-    store = Store(path.with_suffix(".safetensors"))
+    store = KernelStore(path.with_suffix(".safetensors"))
     kept = [replace(first, binaries=second.binaries), replace(second, binaries=first.binaries)]
     entries = [store.entry(n) for r in kept for n in r.binaries]
     write_kernels(path, kept, entries, [store.host(e.host) for e in entries])
@@ -172,7 +172,7 @@ def test_damage_of_every_kind_is_found(tmp_path, table, builds, capsys, said):
 def test_a_kernel_of_another_gpu_dtype_or_wrapper_is_found(tmp_path, table, builds, capsys, wrong):
     given = table()
     path = tmp_path / "nvidia_h200" / "relu.yaml"
-    rows, store = list(read_rows(path.read_text(), "relu")), Store(path.with_suffix(".safetensors"))
+    rows, store = list(read_rows(path.read_text(), "relu")), KernelStore(path.with_suffix(".safetensors"))
     entries = [replace(store.entry(r.binaries[0]), **(wrong if i else {})) for i, r in enumerate(rows)]
     hosts = ["", *(store.host(store.entry(r.binaries[0]).host) for r in rows)]
     write_kernels(path, [replace(r, binaries=(e.name,)) for r, e in zip(rows, entries)], entries, hosts)
@@ -183,7 +183,7 @@ def test_a_kernel_of_another_gpu_dtype_or_wrapper_is_found(tmp_path, table, buil
 def test_kernels_that_no_row_names_are_found(tmp_path, table, builds, capsys):
     given = table()
     path = tmp_path / "nvidia_h200" / "relu.yaml"
-    rows, store = read_rows(path.read_text(), "relu"), Store(path.with_suffix(".safetensors"))
+    rows, store = read_rows(path.read_text(), "relu"), KernelStore(path.with_suffix(".safetensors"))
     entries = [store.entry(r.binaries[0]) for r in rows]
     write_kernels(path, rows[:1], entries, [store.host(e.host) for e in entries])
     assert check_tables.main([*given, "--rebuild", "none"]) == 1

@@ -7,15 +7,15 @@ import torch
 import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.algebra.rules.constant_folding import bind_parameters
-from dtkernels.autoschedule.default_schedule import formula
-from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large, fitted
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large, fit_resources
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import TARGETS, target
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.schedule import Program
 from dtkernels.lang.spec import load_spec
-from dtkernels.runtime.bind.compiled_program import Fit
+from dtkernels.runtime.bind.compiled_program import ArgumentCheck
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.triton_compile import build, record_launches
 from dtkernels.show import SPECS, shipped
@@ -27,7 +27,7 @@ ROWS = "Func t, f; In A; Var x; RVar y; t[x] = rsum(exp(A[x, y]), y); f[x, y] = 
 def looked_at(text, gpu, *shapes, dtype=torch.bfloat16):
     program = dtkernels.compile(text)
     names = parse(text).algorithm.inputs
-    fit = Fit(program.prepared)
+    fit = ArgumentCheck(program.prepared)
     fit.on({n: torch.empty(s, dtype=dtype, device="meta") for n, s in zip(names, shapes)}, target(gpu), False)
     return fit
 
@@ -49,7 +49,7 @@ def test_whole_extents_are_looked_at_for_each_size_alone():
 
 
 def test_tensors_that_lie_on_no_gpu_are_not_looked_at():
-    fit = Fit(dtkernels.compile(MM.format(y=256, stages=8)).prepared)
+    fit = ArgumentCheck(dtkernels.compile(MM.format(y=256, stages=8)).prepared)
     fit.check((torch.empty(4, 4), torch.empty(4, 4)), {})
     assert not fit.seen
 
@@ -58,7 +58,7 @@ def test_a_schedule_is_narrowed_until_it_fits():
     program = parse(MM.format(y=256, stages=8))
     sizes = dict.fromkeys("xyk", 4096)
     for gpu, dtype in ((g, d) for g in TARGETS for d in (2, 4)):
-        smaller = fitted(program, sizes, dtype, target(gpu))
+        smaller = fit_resources(program, sizes, dtype, target(gpu))
         assert first_too_large(lower(smaller), sizes, element_bytes(program.algorithm, ("mm",), dtype), target(gpu)) is None, (gpu, dtype)
         assert smaller.schedule.number("mm", "num_stages") < 8
 
@@ -70,7 +70,7 @@ def test_stages_go_only_where_that_helps(products, stages, left):
     if products > 1:
         text = text.replace("In A, B;", "In A, B, C;").replace("rdot(A[x, k], ", "rdot(A[x, k], C[k, y], k) * rdot(A[x, k], ")
     program = parse(text)
-    schedule = fitted(program, dict.fromkeys("xyk", 4096), 2, target("h200")).schedule
+    schedule = fit_resources(program, dict.fromkeys("xyk", 4096), 2, target("h200")).schedule
     assert schedule.sizes("mm", "block") == {"x": 128, "y": 256 // products} and schedule.number("mm", "num_stages") == left
 
 
@@ -82,7 +82,7 @@ def test_the_formula_proposes_what_fits(op, gpu):
     for size, other in ((64, 16), (1000, 128), (4096, 4096), (65536, 128)):
         sizes = {label: other if i % 2 else size for i, label in enumerate(algorithm.labels)}
         for itemsize in (2, 4):
-            program = Program(algorithm, formula(algorithm, spec.outputs, sizes, itemsize, target(gpu)))
+            program = Program(algorithm, default_schedule(algorithm, spec.outputs, sizes, itemsize, target(gpu)))
             assert first_too_large(lower(program), sizes, element_bytes(algorithm, spec.outputs, itemsize), target(gpu)) is None, program.schedule
 
 
@@ -98,7 +98,7 @@ def test_what_is_stored_through_descriptors_while_the_next_tiles_come_has_room_t
     gate = bind_parameters(spec.algorithm, {"biased": True, "gates": True})
     for algorithm, outputs in ((gate, spec.outputs), (parse(BETWEEN).algorithm, ("g", "f")), (parse(BESIDE).algorithm, ("f",))):
         prepared = prepare_algorithm(algorithm, outputs)
-        program = Program(prepared, formula(prepared, outputs, dict.fromkeys(prepared.labels, 4096), 2, target(gpu)))
+        program = Program(prepared, default_schedule(prepared, outputs, dict.fromkeys(prepared.labels, 4096), 2, target(gpu)))
         module = load_module(emit(program, "call", target(gpu)), "fit")
         ranks = {n: len(prepared.plain_labels(n)) for n in prepared.inputs}
         args = tuple(torch.empty((4096,) * ranks[n], dtype=torch.bfloat16, device="meta") for n in prepared.inputs)

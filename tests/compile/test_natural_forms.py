@@ -13,7 +13,7 @@ from tuning.search.cost import _work, blocks
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
@@ -25,7 +25,7 @@ LARGE = {3: 32, 5: 64, 7: 8192, 16: 128, 20: 4096, 24: 512, 32: 128, 33: 64, 40:
 
 def totals(algorithm, outputs, sizes: dict[str, int]) -> tuple[float, float]:
     """(bytes moved, operations of products) of the formula's kernels, as the tuner counts them."""
-    program = Program(algorithm, formula(algorithm, outputs, sizes, 2, target("h200")))
+    program = Program(algorithm, default_schedule(algorithm, outputs, sizes, 2, target("h200")))
     found = [0.0, 0.0]
     for kernel in lower(program):
         parts = {g.label: g.parts for g in kernel.grid if g.parts} | {w.part: w.parts for w in kernel.workspaces}

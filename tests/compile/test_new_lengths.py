@@ -38,8 +38,8 @@ def builds(monkeypatch, tmp_path):
     monkeypatch.setattr(bound_launch, "raw_stream", lambda device: 0)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     stand_in_gpu.tensors_on_it(monkeypatch)
-    found, formula, build = [], formulas.formula, jit_kernels.compile_kernel
-    monkeypatch.setattr(formulas, "formula", lambda *args: found.append(None) or formula(*args))
+    found, formula, build = [], formulas.default_schedule, jit_kernels.compile_kernel
+    monkeypatch.setattr(formulas, "default_schedule", lambda *args: found.append(None) or formula(*args))
     monkeypatch.setattr(jit_kernels, "compile_kernel", _noting(found, build))
     yield found
     table_loader.forget()
@@ -52,7 +52,7 @@ def grow(lengths, found: list) -> list[str]:
         k = torch.empty(1, 2, length, 64, dtype=torch.bfloat16)
         op(q, k, k, scale=0.125, group=4)
     routes = [r for v in op._variants.values() for r in v.dispatch._routes.values()]
-    assert len(routes) == len(lengths) and all(r.kind == "compiled" and isinstance(r.launch, bound_launch.Bound) for r in routes)
+    assert len(routes) == len(lengths) and all(r.kind == "compiled" and isinstance(r.launch, bound_launch.BoundLaunch) for r in routes)
     return sorted(name for name, _ in filter(None, found))
 
 

@@ -8,7 +8,7 @@ import torch
 import triton.language as tl
 
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -62,6 +62,6 @@ def test_both_sides_of_a_transpose_move_whole_vectors(text, shapes, dtype):
     labels, inputs = re.findall(r"\w", re.search(r"f\[(.*?)\]", text)[1]), "AB"[: len(shapes)]
     algorithm = prepare_algorithm(parse(f"Func f; In {', '.join(inputs)}; Var {', '.join(labels)}; {text}").algorithm, ("f",))
     sizes = dict(zip("xzy" if "z" in labels else "xy", shapes[0]))
-    program = Program(algorithm, formula(algorithm, ("f",), sizes, dtype.itemsize, target("h200")))
+    program = Program(algorithm, default_schedule(algorithm, ("f",), sizes, dtype.itemsize, target("h200")))
     found = moved(program, tuple(torch.empty(s, dtype=dtype, device="meta") for s in shapes))[0]
     assert {what for what, _ in found} == {"ld", "st"} and {bits for _, bits in found} == {128}

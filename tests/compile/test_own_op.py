@@ -14,7 +14,7 @@ import build as build_tool
 from dtkernels import ops
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import register
-from dtkernels.runtime.tables.kernel_store import Store
+from dtkernels.runtime.tables.kernel_store import KernelStore
 from dtkernels.runtime.tables.table import read_rows
 
 SPEC = """
@@ -55,7 +55,7 @@ def test_the_kernels_of_a_spec_are_built_when_its_file_is_named(spec, build, tmp
     assert build("--formula", "l40s", "--few", "1", "--dtypes", "fp32", "--ops", spec) == 0
     path = tmp_path / "tables" / "nvidia_l40s" / "own_squares.yaml"
     rows = read_rows(path.read_text(), str(path))
-    store = Store(path.with_suffix(".safetensors"))
+    store = KernelStore(path.with_suffix(".safetensors"))
     assert {r.direction for r in rows} == {"forward", "backward"}
     assert all(r.binaries and store.entry(n).arch == 89 for r in rows for n in r.binaries)
     assert build() == 1 and "name its spec, --ops FILE.yaml" in capsys.readouterr().err  # its file does not say where its spec is

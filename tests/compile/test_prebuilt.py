@@ -17,7 +17,7 @@ import torch
 import triton.language as tl
 
 from dtkernels.algebra.pipeline import prepare
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
 from dtkernels.lang.parser import parse
@@ -26,7 +26,7 @@ from dtkernels.runtime import aot_build
 from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import builds, fits, loses_alignment, specialized
-from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain, plain_types, record_launches, split_multiples
+from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_constant, plain_types, record_launches, split_multiples
 from dtkernels.runtime.dispatch import dispatcher
 from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.launch.cuda_driver import LaunchConfig
@@ -34,7 +34,7 @@ from dtkernels.runtime.select.row_ranking import Candidate
 from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.runtime.select.table_loader import op_table
 from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.kernel_store import Entry, Store
+from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel
 from dtkernels.runtime.tables.table import Row, read_rows, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
@@ -48,7 +48,7 @@ def write_table(folder: Path, op: str, sizes: dict[str, int], wanted: tuple[str,
     for direction, names in (("forward", ()), ("backward", wanted)):
         variant = core.pair(names).backward if names else core
         own = {label: sizes[label] for label in known_labels(variant.algorithm)}
-        schedule = formula(variant.algorithm, variant.outputs, own, 4, H200)
+        schedule = default_schedule(variant.algorithm, variant.outputs, own, 4, H200)
         rows.append(Row(op, direction, dtype, own, str(schedule), spec_hash(operator.spec.algorithm), wanted=names))
     write_rows(folder / gpu_of(H200).folder / f"{op}.yaml", rows)
     write_gpu(folder / gpu_of(H200).folder, gpu_of(H200))
@@ -84,7 +84,7 @@ def test_a_kernel_is_taken_from_the_store_if_its_ir_is_what_it_was(tables, monke
     monkeypatch.setenv("TRITON_DISABLE_LINE_INFO", "1")  # as tools/build.py does
     path = tables / "nvidia_h200" / "dyt.yaml"
     row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == "forward")
-    earlier = aot_build.Earlier(Store(path.with_suffix(".safetensors")))
+    earlier = aot_build.PreviousBuild(KernelStore(path.with_suffix(".safetensors")))
     if changed:
         earlier.found = {kind: [replace(e, ir="x" + "0" * 16) for e in entries] for kind, entries in earlier.found.items()}
     monkeypatch.setattr(earlier.store, "code", lambda name: b"kept")
@@ -112,7 +112,7 @@ def test_one_build_is_for_any_number_of_rows_also_where_a_tensor_has_a_value_for
     ragged = builds(names, args, {"EVEN_m": True, "EVEN_n": True}, types, "i64")[1]
     assert ragged.multiples == dict.fromkeys(("x_ptr", "s_ptr", "size_n", "x_stride_b", "x_stride_m"), 16)
     assert ragged.constants == {"EVEN_m": False, "EVEN_n": True, "x_stride_n": 1, "s_stride_m": 1}
-    entry = Entry("k", "", "", 90, {n: ragged.types.get(n, "i32") for n in names}, ragged.constants, tuple(ragged.multiples), 128, 0)
+    entry = StoredKernel("k", "", "", 90, {n: ragged.types.get(n, "i32") for n in names}, ragged.constants, tuple(ragged.multiples), 128, 0)
     assert not loses_alignment(entry, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
     bare = replace(entry, divisible=("x_ptr", "s_ptr"))
     assert loses_alignment(bare, names, (torch.empty(4, 48, 32), torch.empty(4, 48), 48, 32, 1536, 32, 1, 48, 1))
@@ -166,12 +166,12 @@ def test_kernels_built_for_rows_of_an_odd_length_serve_any_other(m, n, k):
         names, product = tuple(one.kernel.arg_names), "tl.dot" in one.kernel.src
         found = builds(names, one.args, one.constants, plain_types(one), tl.int64, product=product)
         built[one.kernel.__name__] = [
-            Entry("f", "", "", 90, b.types, {c: plain(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)[:1], 128, 0, steps=split_multiples(b.multiples)[1])
+            StoredKernel("f", "", "", 90, b.types, {c: plain_constant(v) for c, v in b.constants.items()}, *split_multiples(b.multiples)[:1], 128, 0, steps=split_multiples(b.multiples)[1])
             for b in found
         ]
     assert sorted(built) == ["A_rows_kernel", "B_rows_kernel", "f_descriptor_kernel", "f_tail_descriptor_kernel"]
     for one in launches(m, n, k):
-        names, constants = tuple(one.kernel.arg_names), {c: plain(v) for c, v in one.constants.items()}
+        names, constants = tuple(one.kernel.arg_names), {c: plain_constant(v) for c, v in one.constants.items()}
         fitting = [e for e in built[one.kernel.__name__] if fits(e, names, one.args, constants)]
         assert fitting and not loses_alignment(fitting[0], names, one.args), one.kernel.__name__
 
@@ -185,7 +185,7 @@ def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_
     path = tmp_path / "tables" / "nvidia_l40s" / "relu.yaml"
     rows = read_rows(path.read_text(), str(path))
     assert {r.direction for r in rows} == {"forward", "backward"} and not any(r.measured or r.microseconds for r in rows)
-    store = Store(path.with_suffix(".safetensors"))
+    store = KernelStore(path.with_suffix(".safetensors"))
     assert all(r.binaries and store.entry(n).arch == 89 for r in rows for n in r.binaries)
 
 
@@ -200,7 +200,7 @@ def test_safetensors_reads_a_store(tables):
 def test_every_row_has_kernels_for_any_size_and_layout(tables):
     for op in ("softmax", "dyt"):
         path = tables / "nvidia_h200" / f"{op}.yaml"
-        store = Store(path.with_suffix(".safetensors"))
+        store = KernelStore(path.with_suffix(".safetensors"))
         for row in read_rows(path.read_text(), str(path)):
             entries = [store.entry(name) for name in row.binaries]
             assert {e.host for e in entries} and all(store.host(e.host) and store.code(e.code)[:4] == b"\x7fELF" for e in entries)
@@ -266,7 +266,7 @@ def bound(tables, op: str, tensors: dict, scalars: dict, direction: str = "forwa
     row = next(r for r in read_rows(path.read_text(), str(path)) if r.direction == direction)
     variant = shipped(op).variant((), frozenset(), 0)
     variant = variant.pair(row.wanted).backward if row.wanted else variant
-    found = variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path.with_suffix(".safetensors")), tensors, scalars, coarse=True)
+    found = variant.dispatch._prebuilt(Candidate(row, 0.0), KernelStore(path.with_suffix(".safetensors")), tensors, scalars, coarse=True)
     assert found is not None
     return found
 
@@ -292,7 +292,7 @@ def test_a_strided_input_gets_the_kernel_for_any_layout(tables, noting):
 def test_a_kernel_that_knows_less_of_the_alignment_than_is_so_is_the_last_resort(tables, noting):
     """Rows 40 or 48 float32 apart start at multiples of 16 bytes, which the build for any size does not know; rows 42 apart do not."""
     path = tables / "nvidia_h200" / "softmax.yaml"
-    entries = [Store(path.with_suffix(".safetensors")).entry(n) for r in read_rows(path.read_text(), str(path)) for n in r.binaries]
+    entries = [KernelStore(path.with_suffix(".safetensors")).entry(n) for r in read_rows(path.read_text(), str(path)) for n in r.binaries]
     names = tuple(next(e for e in entries if e.kernel == "softmax_kernel").types)
     loose = next(e for e in entries if tuple(e.types) == names and not any("_stride_x" in n for n in e.multiples) and e.types["A_stride_x"] != "constexpr")
 
@@ -345,5 +345,5 @@ def test_a_damaged_store_warns_once_and_its_kernels_are_not_run(tables, tmp_path
     variant, row = shipped("softmax").variant((), frozenset(), 0), next(r for r in rows if r.direction == "forward")
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
         for _ in range(2):
-            assert variant.dispatch._prebuilt(Candidate(row, 0.0), Store(path), {"A": torch.randn(1024, 512)}, {}, coarse=False) is None
+            assert variant.dispatch._prebuilt(Candidate(row, 0.0), KernelStore(path), {"A": torch.randn(1024, 512)}, {}, coarse=False) is None
     assert [r.message for r in caplog.records if what in r.message and str(path) in r.message] == [caplog.records[0].message]

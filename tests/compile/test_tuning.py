@@ -20,14 +20,14 @@ from tuning.records.inputs_and_reference import make, wrong  # noqa: E402
 from tuning.records.journal import Journal, Time  # noqa: E402
 from tuning.records.measurement_store import read_matrices  # noqa: E402
 from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
-from tuning.search.candidates import Cut, Plan, cut  # noqa: E402
+from tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut  # noqa: E402
 from tuning.search.mutations import Surroundings, Tiling, neighbours  # noqa: E402
 from tuning.search.portfolio import choose, dispatched, summary  # noqa: E402
 from tuning.workers.benchmark_worker import GpuWorker  # noqa: E402
 from tuning.workers.compile_worker import CpuWorker, completed, family_texts  # noqa: E402
-from tuning.workers.worker_pool import Crew  # noqa: E402
+from tuning.workers.worker_pool import WorkerPool  # noqa: E402
 
-from dtkernels.autoschedule.default_schedule import formula  # noqa: E402
+from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.lang.parser import parse_schedule  # noqa: E402
@@ -47,9 +47,9 @@ def works(op: str, dtype: str = "fp32", **more):
     return works_of(op, read_shapes([{"sizes": SMALL[op], **more}], "test"), (dtype,))
 
 
-def whole(work) -> Cut:
+def whole(work) -> ScheduleCandidate:
     _, v = variants_of(work.group)
-    return cut(v.algorithm, v.outputs, str(formula(v.algorithm, v.outputs, work.extents, work.group.itemsize, H200)))
+    return cut(v.algorithm, v.outputs, str(default_schedule(v.algorithm, v.outputs, work.extents, work.group.itemsize, H200)))
 
 
 # -- candidates ---------------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def test_a_schedule_is_the_sum_of_its_plans(op):
         _, v = variants_of(work.group)
         made = whole(work)
         assert cut(v.algorithm, v.outputs, made.schedule(v.outputs)) == made
-        assert all(Plan.read(p.text()) == p and Tiling.of(p).text() for p in made.plans)
+        assert all(KernelCandidate.read(p.text()) == p and Tiling.of(p).text() for p in made.plans)
 
 
 @pytest.mark.parametrize("op", sorted(SMALL))
@@ -83,8 +83,8 @@ def test_neighbours_are_legal_text_differ_and_some_fit(op):
 def test_neighbours_step_by_two_and_know_products():
     (work, *_) = works("mmsigmoid", "bf16", sizes={"x": 2048, "y": 2048, "k": 4096})
     text = "mmsigmoid.block(x:128, y:128);\nmmsigmoid.tensorize(x:128, y:128, k:64);\nmmsigmoid.num_warps(8);\nmmsigmoid.num_stages(3);"
-    around = Surroundings.of(variants_of(work.group)[1].algorithm, Plan("", "mmsigmoid", text), work.extents, True)
-    found = [Tiling.of(p) for p in neighbours(Plan("", "mmsigmoid", text), around)]
+    around = Surroundings.of(variants_of(work.group)[1].algorithm, KernelCandidate("", "mmsigmoid", text), work.extents, True)
+    found = [Tiling.of(p) for p in neighbours(KernelCandidate("", "mmsigmoid", text), around)]
     assert any(t.block == {"x": 256, "y": 128} and t.tile["x"] == 256 for t in found)
     assert {t.warps for t in found} >= {4, 8, 16}
     assert {t.stages for t in found} >= {2, 3, 4}
@@ -186,7 +186,7 @@ def check_crew(crew):
 
 
 def test_a_worker_that_hangs_or_dies_is_replaced_and_a_failure_is_told():
-    crew = Crew(3, tuning_workers.make)
+    crew = WorkerPool(3, tuning_workers.make)
     try:
         check_crew(crew)
     finally:
@@ -195,10 +195,10 @@ def test_a_worker_that_hangs_or_dies_is_replaced_and_a_failure_is_told():
 
 def test_the_same_on_a_ray_cluster(monkeypatch):
     pytest.importorskip("ray", reason="ray is an optional extra and is not installed")
-    from tuning.workers.ray_worker_pool import RayCrew
+    from tuning.workers.ray_worker_pool import RayWorkerPool
 
     monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tools'}:{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
-    crew = RayCrew("local", 3, 0, 0.1, tuning_workers.make)
+    crew = RayWorkerPool("local", 3, 0, 0.1, tuning_workers.make)
     try:
         check_crew(crew)
     finally:

@@ -15,14 +15,14 @@ sys.path[:0] = [str(ROOT / "tools")]
 
 import tune as tune_tool  # noqa: E402
 from tuning.records.journal import Journal, Time  # noqa: E402
-from tuning.records.measurement_store import Matrix, joined, read_matrices, write_matrices  # noqa: E402
+from tuning.records.measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices  # noqa: E402
 from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
 from tuning.records.write_table import entrants, kept_rows, rows_of, run_at, settled  # noqa: E402
 from tuning.search.candidates import cut  # noqa: E402
 from tuning.search.portfolio import choose_group, dispatched  # noqa: E402
-from tuning.search.search import Search  # noqa: E402
-from tuning.search.search_state import Knowledge  # noqa: E402
-from tuning.search.warm_start import Earlier  # noqa: E402
+from tuning.search.search import ScheduleSearch  # noqa: E402
+from tuning.search.search_state import SearchState  # noqa: E402
+from tuning.search.warm_start import WarmStart  # noqa: E402
 from tuning.workers.compile_worker import CpuWorker  # noqa: E402
 
 from dtkernels.codegen.target import target  # noqa: E402
@@ -56,18 +56,18 @@ def test_the_row_of_a_size_the_nearest_others_and_the_twins_are_tried(tmp_path):
     single, *_ = works((1024, 1000), dtype="fp32")
     rows = [row_of(w, hand(1, n)) for n, w in ((1, far), (2, here), (4, near), (8, wide), (16, further))]
     known = [row_of(twin, hand(2, 4)), replace(row_of(here, hand(4, 4)), spec="0123456789ab")]
-    earlier = Earlier(folder_with(tmp_path, *rows, *known), [here])
+    earlier = WarmStart(folder_with(tmp_path, *rows, *known), [here])
     found = earlier.schedules(here)
     assert found[0] == hand(1, 2) and len(found) == 4 and found[-1] == hand(2, 4), "its own first, the twin's last"
     assert hand(1, 16) not in found, "8192 columns held whole are more than here"
     assert hand(4, 4) not in found and earlier.text() == f"6 rows of {tmp_path} raced again; 1 of another version of their spec left out"
-    assert Earlier(tmp_path, [single]).schedules(single) == () and Earlier(None, [here]).text() == ""
+    assert WarmStart(tmp_path, [single]).schedules(single) == () and WarmStart(None, [here]).text() == ""
 
 
 def test_rows_start_the_search_and_what_is_not_legal_is_counted(tmp_path):
     (here,) = works((4096, 1000))
-    known = Knowledge([here], SimpleNamespace(times={}))
-    search = Search(known, known.journal, SimpleNamespace(), SimpleNamespace(), earlier=Earlier(None, []))
+    known = SearchState([here], SimpleNamespace(times={}))
+    search = ScheduleSearch(known, known.journal, SimpleNamespace(), SimpleNamespace(), earlier=WarmStart(None, []))
     search.seeding[here.group] = 0
     legal, illegal = hand(2, 16), "softmax.block(nowhere:2);"
     seeds = CpuWorker(H200, compiling=False).seeds(here, False, (legal, illegal))
@@ -78,7 +78,7 @@ def test_rows_start_the_search_and_what_is_not_legal_is_counted(tmp_path):
     assert dict(search.earlier.illegal) == {illegal: 1} and "1 schedules not legal at 1 sizes left out" in folder_text(search.earlier, tmp_path)
 
 
-def folder_text(earlier: Earlier, path: Path) -> str:
+def folder_text(earlier: WarmStart, path: Path) -> str:
     earlier.folder, earlier.stale = path, 1
     return earlier.text()
 
@@ -90,7 +90,7 @@ def folder_text(earlier: Earlier, path: Path) -> str:
 def measured():
     """Two sizes whose kernels are timed, and a row at each."""
     of_works = [*works((4096, 1000), (8192, 1000)), *works((6000, 1000), held_out=True)]
-    known = Knowledge(of_works, SimpleNamespace(times={}))
+    known = SearchState(of_works, SimpleNamespace(times={}))
     worker, times = CpuWorker(H200, compiling=False), {}
     for w in of_works:
         seeds = worker.seeds(w, False, (hand(2, 16),))
@@ -158,7 +158,7 @@ def test_measurements_are_kept_small_and_those_of_other_kinds_stay(tmp_path):
     path, about = tmp_path / "m.safetensors", {"op": "o", "direction": "forward", "dtype": "bf16", "params": {"k": 2}, "wanted": [], "saved": False}
     cold = np.full((3, 400), np.nan, np.float32)
     cold[0, 7], cold[2, 399] = 1.25, 70000.5
-    write_matrices(path, {"gpu": "G"}, [Matrix({**about, "works": [{}] * 3, "schedules": ["s"] * 400}, cold, cold * 2)])
+    write_matrices(path, {"gpu": "G"}, [MeasurementMatrix({**about, "works": [{}] * 3, "schedules": ["s"] * 400}, cold, cold * 2)])
     by, (back,) = read_matrices(path)
     assert by == {"gpu": "G"} and back.kind == ("o", "forward", "bf16", (("k", 2),), (), False, ())
     assert np.array_equal(back.cold, cold, equal_nan=True) and np.array_equal(back.warm, cold * 2, equal_nan=True)
@@ -202,7 +202,7 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
     rows = [r for op in ("softmax", "two_mm") for r in read_rows((out / f"{op}.yaml").read_text(), op)]
     assert any(r.sizes["x"] == 77 for r in rows if r.op == "softmax"), "at a size that was not tuned"
     made = tune_tool.all_works(tune_tool.arguments(["--ops", "softmax,two_mm", "--shapes", str(tmp_path / "shapes.yaml"), "--dtypes", "bf16"]))
-    known, worker = Knowledge(made, journal), CpuWorker(H200, compiling=False)
+    known, worker = SearchState(made, journal), CpuWorker(H200, compiling=False)
     for w in made:
         known.seeded(w, worker.seeds(w, True))
     _, variant = variants_of(first.group)
@@ -224,7 +224,7 @@ def test_a_run_at_some_sizes_keeps_what_was_measured_at_others():
 
     def matrix(sizes, schedules, times):
         works = [{"x": x, "held_out": held} for x, held in sizes]
-        return Matrix({**about, "by": len(schedules), "works": works, "schedules": schedules}, np.array(times, np.float32), np.array(times, np.float32) / 2)
+        return MeasurementMatrix({**about, "by": len(schedules), "works": works, "schedules": schedules}, np.array(times, np.float32), np.array(times, np.float32) / 2)
 
     nan = float("nan")
     before = matrix([(1, False), (2, True), (3, False)], ["a", "b", "c", "d"], [[1, 2, nan, 9], [3, nan, nan, nan], [nan, 4, 5, nan]])

@@ -10,15 +10,15 @@ sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
 
 from tuning.records.inputs_and_reference import itemsizes, meta_arguments  # noqa: E402
 from tuning.records.problems import variants_of, works_of  # noqa: E402
-from tuning.search.candidates import Plan, cut, kernels_of  # noqa: E402
+from tuning.search.candidates import KernelCandidate, cut, kernels_of  # noqa: E402
 from tuning.search.mutations import Surroundings, neighbours  # noqa: E402
-from tuning.search.playoffs import Finals  # noqa: E402
-from tuning.search.search import Job, Search  # noqa: E402
+from tuning.search.playoffs import Playoffs  # noqa: E402
+from tuning.search.search import Job, ScheduleSearch  # noqa: E402
 from tuning.workers.benchmark_worker import build_for  # noqa: E402
 from tuning.workers.compile_worker import CpuWorker  # noqa: E402
-from tuning.workers.worker_pool import Done  # noqa: E402
+from tuning.workers.worker_pool import Finished  # noqa: E402
 
-from dtkernels.autoschedule.default_schedule import formula  # noqa: E402
+from dtkernels.autoschedule.default_schedule import default_schedule  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.parser import parse, parse_schedule  # noqa: E402
 from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
@@ -43,15 +43,15 @@ def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure,
     (large, small), seeds = narrow
     jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in (large, small)]
     told = []
-    search = Search(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    search = ScheduleSearch(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
     search.jobs_of[jobs[0].key] = [((0,), j) for j in jobs]
-    search._computed(Done(("compile", jobs[0], jobs[0].key), 0, failure=failure))
+    search._computed(Finished(("compile", jobs[0], jobs[0].key), 0, failure=failure))
     assert [job.work for _, _, (job, _) in search.to_compile] == ([small] if again else [])
     assert told == [large.text()] if again else sorted(told) == sorted(w.text() for w in (large, small))
-    finals = Finals(search.known, search.journal, None, None, {}, {})
+    finals = Playoffs(search.known, search.journal, None, None, {}, {})
     finals.waiting = {w: [Job(w, seeds.formula, None)] for w in (large, small)}
     finals.making = {(finals.waiting[large][0].key, large)}
-    finals._compiled(finals.waiting[large][0], Done(None, 0, failure=failure))
+    finals._compiled(finals.waiting[large][0], Finished(None, 0, failure=failure))
     assert finals._made(finals.waiting[large][0]) and not finals._made(finals.waiting[small][0])
     assert [job.work for job in finals.wanted] == [small]
 
@@ -60,11 +60,11 @@ def test_what_was_compiled_for_other_sizes_is_compiled_for_each_of_those_that_wa
     works_, seeds = narrow
     jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in works_]
     told = []
-    search = Search(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    search = ScheduleSearch(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
     for job in jobs:
-        search._timed(Done(job, 0, failure="Refused: no build of two_mm_kernel for this call"))
+        search._timed(Finished(job, 0, failure="Refused: no build of two_mm_kernel for this call"))
     assert [job.work for _, _, (job, _) in search.to_compile] == [*works_] and not told
-    search._timed(Done(jobs[0], 0, failure="Refused: no build of two_mm_kernel for this call"))
+    search._timed(Finished(jobs[0], 0, failure="Refused: no build of two_mm_kernel for this call"))
     assert told == [works_[0].text()], "once"
 
 
@@ -101,8 +101,8 @@ def test_the_last_wave_of_programs_that_stay_is_cut_finer_or_not():
     (work,) = works("mmsigmoid", "forward", x=2048, y=2048, k=4096)
     text = "mmsigmoid.block(x:128, y:256);\nmmsigmoid.tensorize(x:128, y:256, k:64);\nmmsigmoid.persistent();\nmmsigmoid.descriptor(A, B);\n{}mmsigmoid.num_warps(8);\nmmsigmoid.num_stages(3);"
     tail = "mmsigmoid.tail(x:64, y:128);"
-    around = Surroundings.of(variants_of(work.group)[1].algorithm, Plan("", "mmsigmoid", text.format("")), work.extents, True)
-    without, cut_finer = ([p.tiles for p in neighbours(Plan("", "mmsigmoid", text.format(t)), around)] for t in ("", tail + "\n"))
+    around = Surroundings.of(variants_of(work.group)[1].algorithm, KernelCandidate("", "mmsigmoid", text.format("")), work.extents, True)
+    without, cut_finer = ([p.tiles for p in neighbours(KernelCandidate("", "mmsigmoid", text.format(t)), around)] for t in ("", tail + "\n"))
     assert [t for t in without if tail in t] and text.format("") in cut_finer
     assert not [t for t in cut_finer if "tail" in t and (".persistent" not in t or ".descriptor" not in t or ".split" in t)]
 
@@ -111,7 +111,7 @@ def test_a_last_wave_is_compiled_and_launched_with_the_rest():
     """Else what it writes stays unwritten, and every candidate with one would be refused."""
     (work,) = works("mmsigmoid", "forward", x=4097, y=4097, k=4097)
     _, variant = variants_of(work.group)
-    whole = cut(variant.algorithm, variant.outputs, str(formula(variant.algorithm, variant.outputs, work.extents, 2, target("h200"))))
+    whole = cut(variant.algorithm, variant.outputs, str(default_schedule(variant.algorithm, variant.outputs, work.extents, 2, target("h200"))))
     assert ".tail(" in whole.text()
     assert "mmsigmoid_tail_descriptor_kernel" in CpuWorker(target("h200"), compiling=False).compile(work.group, whole, None, (work,)).kernels
 
@@ -128,14 +128,14 @@ def test_a_sum_is_tuned_with_its_parts():
 
 def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
     (work,) = works("attention", "forward", b=4, h=32, m=4096, n=64, l=4096, d=64)
-    (plan,) = cut(*_of(work), str(formula(*_of(work), work.extents, 2, target("h200")))).plans
+    (plan,) = cut(*_of(work), str(default_schedule(*_of(work), work.extents, 2, target("h200")))).plans
     around = Surroundings.of(_of(work)[0], plan, work.extents, True)
     assert "approximate(exp:1/8)" in plan.tiles, "the formula asks for it at 64 columns"
-    without = Plan(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
+    without = KernelCandidate(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
     assert any({*without.tiles.splitlines()} <= {*p.tiles.splitlines()} and "exp:" not in p.tiles for p in neighbours(plan, around))
     assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))
     (rows,) = works("softmax", "forward", x=4096, y=4096)
-    for alone in cut(*_of(rows), str(formula(*_of(rows), rows.extents, 2, target("h200")))).plans:
+    for alone in cut(*_of(rows), str(default_schedule(*_of(rows), rows.extents, 2, target("h200")))).plans:
         near = neighbours(alone, Surroundings.of(_of(rows)[0], alone, rows.extents, True))
         assert near and not any("exp:" in p.tiles for p in near)
 
@@ -143,7 +143,7 @@ def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
 @pytest.mark.parametrize("keys, specialized", [(1024, False), (4096, True)])
 def test_consumers_of_64_columns_want_a_long_loop(keys, specialized):
     (work,) = works("attention", "forward", b=4, h=32, m=keys, n=64, l=keys, d=64)
-    assert ("specialize_warps" in str(formula(*_of(work), work.extents, 2, target("h200")))) == specialized
+    assert ("specialize_warps" in str(default_schedule(*_of(work), work.extents, 2, target("h200")))) == specialized
 
 
 def _of(work):

@@ -67,13 +67,13 @@ def test_calls_again_and_again_are_right_with_and_without_gradients(gpu, name, m
 
 
 def test_a_known_training_call_is_not_looked_at_and_its_backward_neither(gpu, monkeypatch):
-    from dtkernels.runtime.dispatch.autograd_cache import Training
+    from dtkernels.runtime.dispatch.autograd_cache import AutogradCall
 
     op, (x,) = op_of("softmax"), inputs_of("softmax", 6, 16)
     agree(op, "softmax", [x])
     agree(op, "softmax", [x])
     unlooked(op, monkeypatch)
-    monkeypatch.setattr(Training, "back", lambda *args: 1 / 0)
+    monkeypatch.setattr(AutogradCall, "back", lambda *args: 1 / 0)
     agree(op, "softmax", [x])
 
 
@@ -335,8 +335,8 @@ def test_nothing_of_a_call_before_is_kept_alive(attention):
 
 
 def test_what_lies_between_several_kernels_is_one_piece_of_memory_of_parts_that_do_not_overlap(attention, monkeypatch):
-    together, found = bound_launch.Bound.together, []
-    monkeypatch.setattr(bound_launch.Bound, "together", lambda bound: found.append(bound) or together(bound))
+    together, found = bound_launch.BoundLaunch.together, []
+    monkeypatch.setattr(bound_launch.BoundLaunch, "together", lambda bound: found.append(bound) or together(bound))
     call, _ = attention
     inputs = heads(keys=40000)
     for seed in range(3):

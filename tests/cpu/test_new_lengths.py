@@ -15,7 +15,7 @@ from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.dispatch import call_cache, dispatcher
 from dtkernels.runtime.select import shape_buckets, table_loader
 from dtkernels.runtime.select.schedule_selection import Choice
-from dtkernels.runtime.select.shape_buckets import Programs, anchor
+from dtkernels.runtime.select.shape_buckets import ScheduleCache, bucket_anchor
 from dtkernels.runtime.select.table_loader import OpTable
 
 H200 = target("h200")
@@ -26,13 +26,13 @@ def asked(monkeypatch, tmp_path):
     """The sizes that the formula is asked for, where there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
     table_loader.forget()
-    found, formula = [], formulas.formula
-    monkeypatch.setattr(formulas, "formula", lambda algorithm, outputs, sizes, *rest: found.append(dict(sizes)) or formula(algorithm, outputs, sizes, *rest))
+    found, formula = [], formulas.default_schedule
+    monkeypatch.setattr(formulas, "default_schedule", lambda algorithm, outputs, sizes, *rest: found.append(dict(sizes)) or formula(algorithm, outputs, sizes, *rest))
     yield found
     table_loader.forget()
 
 
-def made(op: str) -> Programs:
+def made(op: str) -> ScheduleCache:
     variant = Operator(SPECS / f"{op}.yaml").variant((), frozenset(), 0)
     return variant.dispatch.programs
 
@@ -43,11 +43,11 @@ def choice(**sizes: int) -> Choice:
 
 def test_an_anchor_is_a_size_of_the_same_kind():
     for n in range(20000):
-        a = anchor(n)
-        assert n <= a <= n * 9 / 8 + 16 and math.gcd(a, 16) == math.gcd(n, 16) and anchor(a) == a, (n, a)
+        a = bucket_anchor(n)
+        assert n <= a <= n * 9 / 8 + 16 and math.gcd(a, 16) == math.gcd(n, 16) and bucket_anchor(a) == a, (n, a)
         assert (a - 1).bit_length() == (n - 1).bit_length() and (n > 16 or a == n), (n, a)
-    assert all(anchor(1 << i) == 1 << i for i in range(31))
-    assert len({anchor(n) for n in range(2048, 2113)}) == 6
+    assert all(bucket_anchor(1 << i) == 1 << i for i in range(31))
+    assert len({bucket_anchor(n) for n in range(2048, 2113)}) == 6
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -60,7 +60,7 @@ def test_a_growing_cache_asks_the_formula_a_handful_of_times_and_is_right(asked,
         wanted = torch.softmax(wide[0] @ wide[1].mT / 4, -1) @ wide[2]
         bound = 16 * torch.finfo(dtype).eps
         torch.testing.assert_close(op(q, k, v, scale=0.25).double(), wanted, rtol=bound, atol=bound)
-    assert len(asked) == len({anchor(n) for n in range(129, 145)}) == 5
+    assert len(asked) == len({bucket_anchor(n) for n in range(129, 145)}) == 5
 
 
 def test_lengths_that_nothing_divides_are_right(asked):
@@ -72,11 +72,11 @@ def test_lengths_that_nothing_divides_are_right(asked):
 
 
 def test_a_schedule_that_is_not_legal_at_the_sizes_themselves_gives_way_to_theirs(asked, monkeypatch):
-    monkeypatch.setattr(shape_buckets, "anchor", lambda n: 16)
+    monkeypatch.setattr(shape_buckets, "bucket_anchor", lambda n: 16)
     own, large = made("softmax"), {"x": 64, "y": 1 << 21}
     assert own.formula(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
     planned = own.formula(choice(**large), 2, H200)
-    assert planned.asked == large and str(planned.program.schedule) == str(formulas.formula(own.algorithm(), own.outputs, large, 2, H200))
+    assert planned.asked == large and str(planned.program.schedule) == str(formulas.default_schedule(own.algorithm(), own.outputs, large, 2, H200))
 
 
 @pytest.mark.parametrize("op", ["softmax", "mmsigmoid", "attention", "dyt"])
@@ -90,14 +90,14 @@ def test_a_schedule_does_not_depend_on_earlier_calls(op):
 
 
 def test_labels_of_one_extent_only_stay_as_they_are():
-    own = Programs(made("softmax").algorithm, ("softmax",), frozenset("y"))
-    assert own.formula(choice(x=1001, y=1001), 2, H200).asked == {"x": anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
+    own = ScheduleCache(made("softmax").algorithm, ("softmax",), frozenset("y"))
+    assert own.formula(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
 
 
 def test_explain_says_at_which_sizes_the_formula_was_asked(asked):
     shipped.cache_clear()
     told, exact = (dtkernels.explain("softmax", torch.randn(4, n)).forward.why for n in (1001, 1024))
-    assert f"asked at sizes x=4 y={anchor(1001)}" in told and "formula" in exact and "asked at" not in exact
+    assert f"asked at sizes x=4 y={bucket_anchor(1001)}" in told and "formula" in exact and "asked at" not in exact
 
 
 def test_ever_new_lengths_do_not_fill_memory(monkeypatch):

@@ -8,7 +8,7 @@ from op_cases import MAKERS, normal
 
 import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -50,7 +50,7 @@ CASES = [(n, s) for n in PROGRAMS for s in SIZES if s[0] or "largest" not in n] 
 def test_programs_of_row_and_column_sums_agree_with_float64(name, sizes):
     """By the formula's schedule, which is one pass wherever rows are few enough to be held, and there are any."""
     algorithm = prepare_algorithm(parse(PROGRAMS[name] + " f.compile(); c.compile();").algorithm, ("f", "c"))
-    schedule = formula(algorithm, ("f", "c"), dict(zip("xy", sizes)), 4, target("h200"))
+    schedule = default_schedule(algorithm, ("f", "c"), dict(zip("xy", sizes)), 4, target("h200"))
     assert ("f.fuse_at(c, x);" in str(schedule)) == (0 not in sizes) and "c.tensorize(x:" in str(schedule)
     (x, y), kernel = sizes, dtkernels.compile(f"{algorithm}\n{schedule}")
     a, b, w = (normal(*s, dtype=torch.float32, device="cpu", seed=i) for i, s in enumerate(((x, y), (x, y), (y,))))

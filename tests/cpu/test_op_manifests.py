@@ -10,7 +10,7 @@ import torch
 from dtkernels.lang.spec import load_spec
 from dtkernels.ops.registry import SPECS, shipped_names
 from dtkernels.runtime.bind.operator import Operator
-from dtkernels.runtime.signature.op_manifest import outline_path, read_outline
+from dtkernels.runtime.signature.op_manifest import manifest_path, read_manifest
 from dtkernels.runtime.tables.table import read_rows
 
 ROOT = Path(__file__).parents[2]
@@ -24,13 +24,13 @@ TABLES = sorted(path for path in (ROOT / "schedule_tables").glob("*/*.yaml") if 
 @pytest.mark.parametrize("op", shipped_names())
 def test_outlines_are_current(op):
     """``python tools/write_manifests.py`` writes them anew."""
-    assert outline_path(SPECS / f"{op}.yaml").read_text() == write_manifests.text_of(SPECS / f"{op}.yaml"), "run tools/write_manifests.py"
+    assert manifest_path(SPECS / f"{op}.yaml").read_text() == write_manifests.text_of(SPECS / f"{op}.yaml"), "run tools/write_manifests.py"
 
 
 @pytest.mark.parametrize("op", shipped_names())
 def test_what_is_read_is_what_was_written(op):
     """Signatures of every setting, and of one gradient all that a call asks for, as the algorithm gives them."""
-    outline, derived = read_outline(SPECS / f"{op}.yaml"), Operator(load_spec(SPECS / f"{op}.yaml"))
+    outline, derived = read_manifest(SPECS / f"{op}.yaml"), Operator(load_spec(SPECS / f"{op}.yaml"))
     assert {k: v for k, v in vars(outline).items() if k != "lines"} == {k: v for k, v in vars(derived.outline).items() if k != "lines"}
     settings, gradients = outline.keys()
     for params in settings[:8]:
@@ -51,7 +51,7 @@ def told(variant, wanted, kept):
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 def test_every_gradient_that_a_table_has_rows_for_is_in_the_outline(path):
-    outline = read_outline(SPECS / path.name)
+    outline = read_manifest(SPECS / path.name)
     rows = [r for r in read_rows(path.read_text(), str(path)) if r.wanted and not r.batched]
     missing = {(tuple(sorted(r.params.items())), r.wanted, r.kept) for r in rows if not outline.halves(tuple(sorted(r.params.items())), r.wanted, r.kept)}
     assert not missing, "run tools/write_manifests.py"
@@ -59,7 +59,7 @@ def test_every_gradient_that_a_table_has_rows_for_is_in_the_outline(path):
 
 @pytest.mark.parametrize("op", shipped_names())
 def test_a_number_from_two_on_changes_nothing(op):
-    outline = read_outline(SPECS / f"{op}.yaml")
+    outline = read_manifest(SPECS / f"{op}.yaml")
     operator = Operator(load_spec(SPECS / f"{op}.yaml"))
     for name, default in outline.params:
         if not isinstance(default, bool):
@@ -71,8 +71,8 @@ def test_a_number_from_two_on_changes_nothing(op):
 def test_an_outline_of_another_file_is_not_used(tmp_path):
     spec = tmp_path / "softmax.yaml"
     spec.write_bytes((SPECS / "softmax.yaml").read_bytes() + b"\n")
-    outline_path(spec).write_bytes(outline_path(SPECS / "softmax.yaml").read_bytes())
-    assert read_outline(spec) is None
+    manifest_path(spec).write_bytes(manifest_path(SPECS / "softmax.yaml").read_bytes())
+    assert read_manifest(spec) is None
     assert torch.equal(Operator(spec)(torch.zeros(1, 2)), torch.full((1, 2), 0.5))
 
 

@@ -8,7 +8,7 @@ import torch
 
 import dtkernels
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -19,7 +19,7 @@ def kernels(text: str, sizes: dict[str, int], itemsize: int = 4):
     """The program with the formula's schedule, and its kernels."""
     program = parse(text)
     algorithm = prepare_algorithm(program.algorithm, program.outputs())
-    found = Program(algorithm, formula(algorithm, program.outputs(), sizes, itemsize, target("h200")))
+    found = Program(algorithm, default_schedule(algorithm, program.outputs(), sizes, itemsize, target("h200")))
     return found, lower(found)
 
 

@@ -13,7 +13,7 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import report  # noqa: E402
 from reporting import study  # noqa: E402
-from tuning.records.measurement_store import Matrix, write_matrices  # noqa: E402
+from tuning.records.measurement_store import MeasurementMatrix, write_matrices  # noqa: E402
 
 HALF = "\x1f"
 ROW = """- op: softmax
@@ -66,7 +66,7 @@ def table(tmp_path) -> Path:
     }
     folder = tmp_path / "gpu_x"
     folder.mkdir()
-    write_matrices(folder / "measurements.safetensors", {"gpu": "GPU X", "torch": "2.1", "command": "tools/tune.py"}, [Matrix(told, cold, cold)])
+    write_matrices(folder / "measurements.safetensors", {"gpu": "GPU X", "torch": "2.1", "command": "tools/tune.py"}, [MeasurementMatrix(told, cold, cold)])
     (folder / "gpu.yaml").write_text("name: GPU X\narch: 90\nmultiprocessors: 132\nbandwidth: 4.8e12\n")
     (folder / "softmax.yaml").write_text(ROW.format(spec=spec_hash(operator_of("softmax").spec.algorithm)))
     return folder

@@ -13,7 +13,7 @@ from dtkernels.runtime.tables.table import Row, read_gpu, read_rows
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tuning.records.problems import Group, variants_of  # noqa: E402
+from tuning.records.problems import CallKind, variants_of  # noqa: E402
 
 TABLES = sorted(p for p in (ROOT / "schedule_tables").glob("*/*.yaml") if p.stem != "gpu")
 
@@ -26,8 +26,8 @@ def own_tables(monkeypatch):
     forget()
 
 
-def kind(row: Row) -> Group:
-    return Group(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
+def kind(row: Row) -> CallKind:
+    return CallKind(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
 from tuning.records import inputs_and_reference  # noqa: E402
-from tuning.records.problems import Group, Work, variants_of  # noqa: E402
+from tuning.records.problems import CallKind, TuningProblem, variants_of  # noqa: E402
 
 from dtkernels.runtime.bind.operator import Variant  # noqa: E402
 from dtkernels.runtime.tables.table import Row, read_rows  # noqa: E402
@@ -46,14 +46,14 @@ def alone():
 
 def fault(row: Row) -> str:
     """What is wrong with a call of a row's sizes."""
-    group = Group(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
+    group = CallKind(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), tuple(row.wanted), row.saved, tuple(row.kept))
     _, variant = variants_of(group)
     with alone() if inputs_and_reference.largest(variant.algorithm, row.sizes) > SHARED else nullcontext():
         return compared(row, group, variant)
 
 
-def compared(row: Row, group: Group, variant: Variant) -> str:
-    made = inputs_and_reference.make(Work(group, tuple(row.sizes.items())), tuple(variant.outputs), DEVICE)
+def compared(row: Row, group: CallKind, variant: Variant) -> str:
+    made = inputs_and_reference.make(TuningProblem(group, tuple(row.sizes.items())), tuple(variant.outputs), DEVICE)
     inputs, scalars = variant.algorithm.inputs, variant.algorithm.scalars
     given = dict(zip((*inputs, *scalars), made.values))
     route, results = variant.dispatch.bind({n: given[n] for n in inputs}, {n: given[n] for n in scalars})

@@ -15,9 +15,9 @@ from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm, s
 from dtkernels.algebra.rules.canonicalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
 from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
-from dtkernels.algebra.rules.factor_hoisting import pull_out
-from dtkernels.algebra.rules.label_unification import share_labels
-from dtkernels.algebra.rules.max_subtraction import masked_exponents, stabilize
+from dtkernels.algebra.rules.factor_hoisting import hoist_factors
+from dtkernels.algebra.rules.label_unification import unify_labels
+from dtkernels.algebra.rules.max_subtraction import masked_exponents, subtract_maxima
 from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.sum_exp_addends import name_addends
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -76,15 +76,15 @@ RULES = {
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
-    "pull_out": (pull_out, lambda a: pull_out(a, outputs(a))),
+    "pull_out": (hoist_factors, lambda a: hoist_factors(a, outputs(a))),
     "reduce_invariants": (reduce_invariants, lambda a: reduce_invariants(a)),
     "sums_to_products": (sums_to_products, lambda a: sums_to_products(a)),
-    "share_labels": (share_labels, lambda a: share_labels(a)),
+    "share_labels": (unify_labels, lambda a: unify_labels(a)),
     "hoist_reductions": (hoist_reductions, lambda a: hoist_reductions(a)),
     "name_reductions": (name_reductions, lambda a: name_reductions(a)),
     "name_addends": (name_addends, lambda a: name_addends(a)),
     "masked_exponents": (masked_exponents, lambda a: masked_exponents(a, outputs(a))),
-    "stabilize": (stabilize, lambda a: stabilize(a, outputs(a))),
+    "stabilize": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
 }
@@ -203,7 +203,7 @@ SHIFT = "where({0} > -inf, {0}, 0)"
 
 def shifted(text: str) -> list[str]:
     a = read(text)
-    return lines(stabilize(a, outputs(a)))
+    return lines(subtract_maxima(a, outputs(a)))
 
 
 def test_the_spec_of_attention_has_neither_a_maximum_nor_a_running_sum():
@@ -272,7 +272,7 @@ UNCHANGED = {
 @pytest.mark.parametrize("text", UNCHANGED.values(), ids=UNCHANGED)
 def test_no_shift_where_a_result_would_change(text):
     a = read(text)
-    assert stabilize(a, outputs(a)) == a
+    assert subtract_maxima(a, outputs(a)) == a
 
 
 # -- degree -------------------------------------------------------------------------------------------------------------
@@ -328,12 +328,12 @@ def test_degree(text):
 )
 def test_pull_out(before, after):
     a = read(before)
-    assert lines(pull_out(a, outputs(a))) == ([after] if after else lines(a))
+    assert lines(hoist_factors(a, outputs(a))) == ([after] if after else lines(a))
 
 
 def test_pull_out_looks_only_through_funcs_it_may():
     a = read("s[m, l] = A[m, l] / d[m];  f[m, n] = rdot(s[m, l], V[l, n], l);")
-    assert lines(pull_out(a, outputs(a), inline=frozenset())) == lines(a)
+    assert lines(hoist_factors(a, outputs(a), inline=frozenset())) == lines(a)
 
 
 def test_mean_over_two_labels():

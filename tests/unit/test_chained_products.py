@@ -5,9 +5,9 @@ from command_line import run
 
 from dtkernels.algebra.autodiff.chained_products import chained_products
 from dtkernels.algebra.autodiff.gradient import gradient
-from dtkernels.algebra.autodiff.rematerialization import kept_products
+from dtkernels.algebra.autodiff.rematerialization import products_to_save
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula, schedules
+from dtkernels.autoschedule.default_schedule import default_schedule, schedules
 from dtkernels.codegen.ir.nest import Store, statements
 from dtkernels.codegen.pipeline import lower, lower_one
 from dtkernels.codegen.target import target
@@ -15,7 +15,7 @@ from dtkernels.lang import parse
 from dtkernels.lang.schedule import Program
 from dtkernels.lang.spec import load_spec
 from dtkernels.ops.registry import SPECS, shipped_names
-from dtkernels.runtime.tables.table import Row, kind_text, read_rows, rows_text
+from dtkernels.runtime.tables.table import Row, call_kind_text, read_rows, rows_text
 
 H200 = target("h200")
 CHAIN = "Func mm, y; In A, B, C; SIn s; Var m, n; RVar l, k;\n"
@@ -73,13 +73,13 @@ def test_it_is_kept_where_it_is_no_larger_than_an_operand(sizes, kept):
     (product,) = chained_products(*form("two_mm"))
     m, k, l = (sizes[x] for x in "mkl")  # noqa: E741
     assert kept == (m * l <= max(m * k, k * l))
-    assert kept_products((product,), sizes) == (("mm",) if kept else ())
+    assert products_to_save((product,), sizes) == (("mm",) if kept else ())
 
 
 def test_an_unknown_comparison_keeps():
     """As torch.compile asks where sizes are symbols."""
     (product,) = chained_products(*form("two_mm"))
-    assert kept_products((product,), {"m": 8192, "k": 64, "l": 8192}, lambda _: False) == ("mm",)
+    assert products_to_save((product,), {"m": 8192, "k": 64, "l": 8192}, lambda _: False) == ("mm",)
 
 
 def test_backward_reads_the_product_that_forward_returns():
@@ -106,7 +106,7 @@ def test_what_backward_does_not_need_is_not_returned():
 def test_attention_hands_over_what_it_did():
     algorithm, outputs = form("attention")
     assert gradient(algorithm, outputs, ("Q", "K", "V"), ("scores",)).forward_outputs == ("attention", "total_log", "scores")
-    g = gradient(algorithm, outputs, ("Q", "K", "V"), kept_products(chained_products(algorithm, outputs), {}))
+    g = gradient(algorithm, outputs, ("Q", "K", "V"), products_to_save(chained_products(algorithm, outputs), {}))
     assert g.forward_outputs == ("attention", "total_log") and g == gradient(algorithm, outputs, ("Q", "K", "V"))
 
 
@@ -117,7 +117,7 @@ def saving(sizes: dict[str, int], kind: str = "two_mm") -> tuple[Program, tuple[
     algorithm, outputs = form(kind)
     g = gradient(algorithm, outputs, algorithm.inputs, ("mm",))
     prepared = prepare_algorithm(g.forward, g.forward_outputs)
-    return Program(prepared, formula(prepared, g.forward_outputs, sizes, 2, H200)), g.forward_outputs
+    return Program(prepared, default_schedule(prepared, g.forward_outputs, sizes, 2, H200)), g.forward_outputs
 
 
 @pytest.mark.parametrize("kind", ["two_mm", "lora"])
@@ -151,7 +151,7 @@ def backward_of(sizes: dict[str, int], itemsize: int = 2) -> Program:
     g = gradient(algorithm, outputs, ("A", "B", "C"), ("mm",))
     outs = tuple(g.grads.values())
     prepared = prepare_algorithm(g.backward, outs)
-    return Program(prepared, formula(prepared, outs, sizes, itemsize, H200))
+    return Program(prepared, default_schedule(prepared, outs, sizes, itemsize, H200))
 
 
 def test_the_backward_at_the_sizes_of_lora_reads_each_large_tensor_once():
@@ -216,9 +216,9 @@ def row(**more) -> Row:
 
 def test_a_row_says_which_products_it_reads_and_rows_without_are_as_they_were():
     kept, plain = row(kept=("mm",)), row()
-    assert kept.key != plain.key and kind_text(kept.key) != kind_text(plain.key)
+    assert kept.key != plain.key and call_kind_text(kept.key) != call_kind_text(plain.key)
     assert read_rows(rows_text([kept, plain]), "t") == (plain, kept) and "kept: [mm]" in rows_text([kept]) and "kept" not in rows_text([plain])
-    assert kind_text(plain.key) == '["two_mm", "backward", [], ["A", "B", "C"], false, [], "bf16", ["m"]]', "stores are found by it"
+    assert call_kind_text(plain.key) == '["two_mm", "backward", [], ["A", "B", "C"], false, [], "bf16", ["m"]]', "stores are found by it"
     assert kept.title() == "two_mm, backward (mm), bf16, m=1" and row(saved=True, kept=("mm",)).title() == "two_mm, backward (saving mm), bf16, m=1"
 
 

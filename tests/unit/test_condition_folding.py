@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from dtkernels.algebra.rules.condition_folding import decided
+from dtkernels.algebra.rules.condition_folding import fold_condition
 from dtkernels.lang.parser import parse
 
 DECIDED = [
@@ -22,7 +22,7 @@ def expression(condition: str):
 
 @pytest.mark.parametrize(("condition", "holds"), DECIDED)
 def test_what_holds_everywhere_or_nowhere_is_decided(condition, holds):
-    assert str(decided(expression(condition))) == ("s * A[x, d]" if holds else "0")
+    assert str(fold_condition(expression(condition))) == ("s * A[x, d]" if holds else "0")
     for width, height in itertools.product(range(1, 8), repeat=2):
         for d, x in itertools.product(range(width), range(height)):
             assert evaluated(condition, d, x, width, height) is holds
@@ -31,7 +31,7 @@ def test_what_holds_everywhere_or_nowhere_is_decided(condition, holds):
 @pytest.mark.parametrize("condition", OPEN)
 def test_what_depends_on_the_element_or_the_call_stays(condition):
     e = expression(condition)
-    assert decided(e) == e
+    assert fold_condition(e) == e
 
 
 def evaluated(condition: str, d: int, x: int, width: int, height: int) -> bool:

@@ -5,7 +5,7 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
@@ -23,7 +23,7 @@ SIDES = ("s[b, m, l]", "G[b, m, n]")
 @pytest.mark.parametrize("n", [64, 160, 256])
 def test_blocks_are_of_what_both_products_have(sides, itemsize, rows, n):
     algorithm = prepare_algorithm(parse(TEXT.format(*sides)).algorithm, ("f",))
-    schedule = formula(algorithm, ("f",), {"b": 32, "m": 2048, "l": 2048, "n": n, "d": 256}, itemsize, target("a100"))
+    schedule = default_schedule(algorithm, ("f",), {"b": 32, "m": 2048, "l": 2048, "n": n, "d": 256}, itemsize, target("a100"))
     blocks = schedule.sizes("f", "block")
     assert schedule.fused()["s"][0] == "f" and blocks["b"] == 1 and "n" not in blocks and blocks["l"] in (rows, 64), str(schedule)
     assert not schedule.sizes("f", "split"), "programs are many without"
@@ -35,7 +35,7 @@ def test_narrow_rows_that_are_written_again_are_few_in_a_program(width):
     elements = {}
     for output in ("f", "t"):
         algorithm = prepare_algorithm(parse(text).algorithm, (output,))
-        schedule = formula(algorithm, (output,), {"x": 16384, "y": width}, 2, target("h200"))
+        schedule = default_schedule(algorithm, (output,), {"x": 16384, "y": width}, 2, target("h200"))
         elements[output] = schedule.sizes(output, "block")["x"] * (1 << (width - 1).bit_length()), schedule.number(output, "num_warps")
     assert elements == {"f": (1024, 2), "t": (4096, 4)}
 
@@ -47,7 +47,7 @@ def test_narrow_rows_that_are_written_again_are_few_in_a_program(width):
 def test_what_an_input_lacks_is_taken_several_at_a_time(right, sizes, heads):
     """As queries by a table of angles: what is loaded of it serves several heads, where programs stay many and it is more than a row."""
     algorithm = prepare_algorithm(parse(f"Func f; In A, c; Var b, h, s, d; f[b, h, s, d] = A[b, h, s, d] * {right};").algorithm, ("f",))
-    schedule = formula(algorithm, ("f",), {"b": 4, "h": 32, "s": 4096, "d": 128, **sizes}, 2, target("h200"))
+    schedule = default_schedule(algorithm, ("f",), {"b": 4, "h": 32, "s": 4096, "d": 128, **sizes}, 2, target("h200"))
     assert schedule.sizes("f", "block") == {"b": 1, "h": heads, "s": 8, "d": 128}
     assert schedule.sizes("f", "tensorize") == schedule.sizes("f", "block")
 
@@ -60,7 +60,7 @@ def scheduled(text, sizes, itemsize=2, wrt=()):
         written, outputs = found.backward, tuple(found.grads.values())
     algorithm = prepare_algorithm(written, outputs)
     sizes = {label: next(n for x, n in sizes.items() if x in (label, *algorithm.tied_labels(label))) for label in algorithm.labels}
-    program = Program(algorithm, formula(algorithm, outputs, sizes, itemsize, target("h200")))
+    program = Program(algorithm, default_schedule(algorithm, outputs, sizes, itemsize, target("h200")))
     lacks = first_too_large(lower(program), sizes, element_bytes(algorithm, outputs, itemsize), target("h200"))
     assert lacks is None, program.schedule
     return program.schedule

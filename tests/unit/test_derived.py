@@ -4,7 +4,7 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form
-from dtkernels.algebra.rules.func_cse import share_equal
+from dtkernels.algebra.rules.func_cse import merge_equal_funcs
 from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
 from dtkernels.lang.algorithm import Algorithm
@@ -87,11 +87,11 @@ def test_equal_funcs_are_one():
 
 def test_products_along_labels_of_other_extents_are_others():
     text = "Func f, g; In A, B, u; Var x; RVar y, i, j; Extent j = {}; f[x] = rsum(u[y] * rdot(A[x, i + 1], B[y, i], i), y); g[x] = rsum(rdot(A[x, j + 1], B[y, {}], j), y);"
-    alike, other = (share_equal(parse(text.format(size, index)).algorithm, ()) for size, index in (("B[1]", "j"), ("3", "j + 0")))
+    alike, other = (merge_equal_funcs(parse(text.format(size, index)).algorithm, ()) for size, index in (("B[1]", "j"), ("3", "j + 0")))
     assert [products(a) for a in (alike, other)] == [1, 2]
 
 
 def test_a_result_is_not_taken_for_what_is_computed():
     """It may be rounded to 16 bits."""
     text = "Func s, f; In A, B, u; Var x, y; RVar k; s[x, y] = rdot(A[x, k], B[y, k], k); f[x] = rsum(u[y] * rdot(A[x, k], B[y, k], k), y);"
-    assert [products(share_equal(parse(text).algorithm, keep)) for keep in (("f",), ("s", "f"))] == [1, 2]
+    assert [products(merge_equal_funcs(parse(text).algorithm, keep)) for keep in (("f",), ("s", "f"))] == [1, 2]

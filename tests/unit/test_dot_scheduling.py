@@ -21,7 +21,7 @@ from dtkernels.codegen.ir.nest import (
     statements,
 )
 from dtkernels.codegen.pipeline import lower
-from dtkernels.codegen.transforms.tiles.dot_scheduling import put_off
+from dtkernels.codegen.transforms.tiles.dot_scheduling import with_dots_first
 from dtkernels.lang import parse
 
 BOTH = """Func s, e, g, c, dv, dk; In Q, K, V, D; Var l, n, k; RVar h, m, i, j;
@@ -48,8 +48,8 @@ def let(name: str, value) -> Let:
 
 
 def step(*body: Statement) -> tuple[Statement, ...]:
-    """What ``put_off`` makes of one step of an inner loop."""
-    (outer,) = put_off((Loop(N, "extent", (Loop(L, "extent", body, reduces=True),)),))
+    """What ``with_dots_first`` makes of one step of an inner loop."""
+    (outer,) = with_dots_first((Loop(N, "extent", (Loop(L, "extent", body, reduces=True),)),))
     return outer.body[0].body
 
 
@@ -91,8 +91,8 @@ def test_a_product_that_reads_the_sum_stays_behind_it():
 
 def test_outside_of_inner_loops_and_without_a_later_product_nothing_moves():
     straight = (add("sum", dot(A, B)), let("g", dot(C, D)))
-    assert put_off(straight) == straight
+    assert with_dots_first(straight) == straight
     outermost = (Loop(L, "extent", straight, reduces=True),)  # slower, as measured
-    assert put_off(outermost) == outermost
+    assert with_dots_first(outermost) == outermost
     for body in ((let("g", dot(C, D)), add("sum", dot(A, B))), (add("sum", A), let("g", dot(C, D))), (add("sum", dot(A, B)), let("g", Const(1.0)))):
         assert step(*body) == body

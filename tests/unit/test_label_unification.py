@@ -4,7 +4,7 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare, prepare_algorithm
 from dtkernels.algebra.rules.canonicalize import hoist_reductions
-from dtkernels.algebra.rules.label_unification import share_labels
+from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.lang import parse
 from dtkernels.lang.spec import parse_spec
 
@@ -31,12 +31,12 @@ LEFT = {
 @pytest.mark.parametrize("why", LEFT)
 def test_labels_of_other_things_keep_their_names(why):
     algorithm = read(*LEFT[why])
-    assert lines(share_labels(algorithm)) == lines(algorithm)
+    assert lines(unify_labels(algorithm)) == lines(algorithm)
 
 
 def test_lengths_go_with_the_label():
     algorithm = read(ONE, "t[x] = rsum(A[x, z], z) / len(z); f[x, y] = A[x, y] - t[x] + len(z);")
-    assert lines(share_labels(algorithm)) == ["t[x] = rsum(A[x, y], y) / len(y);", "f[x, y] = A[x, y] - t[x] + len(y);"]
+    assert lines(unify_labels(algorithm)) == ["t[x] = rsum(A[x, y], y) / len(y);", "f[x, y] = A[x, y] - t[x] + len(y);"]
 
 
 def test_names_that_are_swapped_between_two_sums_end():
@@ -45,7 +45,7 @@ def test_names_that_are_swapped_between_two_sums_end():
         "Func s, t, f; In A, w; Var x; RVar y, z;",
         "s[x] = rsum(A[x, y], y); t[x] = rsum(A[x, z] * s[x] + len(y), z); f[x] = rsum(A[x, y] * t[x] * s[x] + len(z), y) + w[x];",
     )
-    assert lines(share_labels(algorithm)) == [
+    assert lines(unify_labels(algorithm)) == [
         "s[x] = rsum(A[x, y], y);",
         "t[x] = rsum(A[x, y] * s[x] + len(y), y);",
         "f[x] = rsum(A[x, y] * t[x] * s[x] + len(y), y) + w[x];",

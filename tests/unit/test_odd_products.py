@@ -4,7 +4,7 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.autoschedule.fit_resources import first_too_large
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
@@ -17,14 +17,14 @@ TEXT = "Func f; In A, B; Var x, y; RVar k;\nf[x, y] = sigmoid(rdot(A[x, k], B[k,
 
 def forward(x, y, k, itemsize=2):
     algorithm = prepare_algorithm(parse(TEXT).algorithm, ("f",))
-    return Program(algorithm, formula(algorithm, ("f",), {"x": x, "y": y, "k": k}, itemsize, H200))
+    return Program(algorithm, default_schedule(algorithm, ("f",), {"x": x, "y": y, "k": k}, itemsize, H200))
 
 
 def backward(x, y, k):
     found = gradient(differentiable_form(parse(TEXT).algorithm, ("f",)), ("f",), ("A", "B"))
     outputs = tuple(found.grads.values())
     algorithm = prepare_algorithm(found.backward, outputs)
-    return Program(algorithm, formula(algorithm, outputs, {"x": x, "y": y, "k": k}, 2, H200))
+    return Program(algorithm, default_schedule(algorithm, outputs, {"x": x, "y": y, "k": k}, 2, H200))
 
 
 @pytest.mark.parametrize("sizes, staged", [((4097, 4097, 4097), ("A", "B")), ((4095, 4097, 1000), ("B",)), ((4095, 4096, 1001), ("A",))])
@@ -55,7 +55,7 @@ g[b, l, n] = rdot(e[b, m, l], O[b, m, n], m);"""
 def test_numbers_that_a_long_loop_reads_are_given_aligned_rows(rows, width, itemsize, staged, block):
     algorithm = prepare_algorithm(parse(SHIFTED).algorithm, ("f", "g"))
     sizes = {"b": 32, "m": rows, "l": rows, "k": width, "n": width}
-    program = Program(algorithm, formula(algorithm, ("f", "g"), sizes, itemsize, H200))
+    program = Program(algorithm, default_schedule(algorithm, ("f", "g"), sizes, itemsize, H200))
     assert program.schedule.names("f", "stage") == staged and program.schedule.sizes("f", "block")["l"] == block
     kernels = {k.name: k for k in lower(program)}
     assert ("t_rows" in kernels) == ("u_rows" in kernels) == bool(staged)

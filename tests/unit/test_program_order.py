@@ -2,7 +2,7 @@
 
 import pytest
 
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import target
 from dtkernels.lang.parser import parse
 
@@ -18,7 +18,7 @@ f.compile();
 def order(text: str, gpu: str = "a100", **sizes: int) -> str:
     """The map of f that the formula prints, what is between its brackets; empty where there is none."""
     algorithm = parse(text).algorithm
-    lines = str(formula(algorithm, ("f",), sizes, 2, target(gpu))).splitlines()
+    lines = str(default_schedule(algorithm, ("f",), sizes, 2, target(gpu))).splitlines()
     return next((line[len("f.map(") : -2] for line in lines if line.startswith("f.map(")), "")
 
 

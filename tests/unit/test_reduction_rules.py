@@ -6,7 +6,7 @@ from itertools import permutations
 import pytest
 
 from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.autoschedule.default_schedule import formula
+from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
@@ -17,7 +17,7 @@ def scheduled(text, itemsize=2, gpu="h200", **sizes):
     """The formula's schedule of a program's outputs, and its kernels."""
     program = parse(text)
     algorithm = prepare_algorithm(program.algorithm, program.outputs())
-    schedule = formula(algorithm, program.outputs(), sizes, itemsize, target(gpu))
+    schedule = default_schedule(algorithm, program.outputs(), sizes, itemsize, target(gpu))
     return schedule, lower(Program(algorithm, schedule))
 
 

@@ -13,15 +13,15 @@ from some_rows import BLOCKS, ROWS_HELD, SPEC, row, take
 
 from dtkernels.runtime.select import table_loader
 from dtkernels.runtime.select.row_ranking import candidates, distance, nearest_gpu, whole_labels
-from dtkernels.runtime.tables.kernel_store import Entry, Store, StoreError, digest, write_store
+from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel, StoreError, digest, write_store
 from dtkernels.runtime.tables.table import Gpu, TableError, read_gpu, read_rows, rows_text, write_gpu, write_rows
 
 H200, H100, A100 = Gpu("NVIDIA H200", 90, 132, 4.8e12), Gpu("NVIDIA H100 80GB HBM3", 90, 132, 3.35e12), Gpu("NVIDIA A100-SXM4-80GB", 80, 108)
 
 
-def entry(code: bytes, **more) -> Entry:
+def entry(code: bytes, **more) -> StoredKernel:
     known = {"kernel": "f_kernel", "host": "xh", "code": digest(code), "arch": 90, "types": {"b_ptr": "*bf16", "a": "i32"}, "constants": {}, "divisible": ("b_ptr",)}
-    return Entry(**{**known, "threads": 128, "shared": 0, **more})
+    return StoredKernel(**{**known, "threads": 128, "shared": 0, **more})
 
 
 # -- rows -------------------------------------------------------------------------------------------------------------
@@ -175,7 +175,7 @@ def test_a_gpu_takes_its_own_table_else_the_most_alike_of_its_capability():
 def test_a_store_gives_back_what_was_put_in_and_keeps_the_order_of_parameters(tmp_path):
     path, code, host = tmp_path / "f.safetensors", os.urandom(3000), "def call(): ...\n"
     write_store(path, [entry(code)], {digest(host.encode()): host}, {digest(code): code})
-    store = Store(path)
+    store = KernelStore(path)
     (name,) = store.names()
     assert store.entry(name) == entry(code) and list(store.entry(name).types) == ["b_ptr", "a"]
     assert store.code(digest(code)) == code and store.host(digest(host.encode())) == host
@@ -190,7 +190,7 @@ def test_every_text_of_a_store_is_found_and_no_other(tmp_path, texts):
     hosts = {digest(t.encode()): t for t in texts}
     path = tmp_path / "f.safetensors"
     write_store(path, [], {name: hosts[name] for name in list(hosts)[1:]}, {})
-    store = Store(path)
+    store = KernelStore(path)
     assert store.names("host") == tuple(sorted(list(hosts)[1:])) and store.names() == ()
     assert all(store.host(name) == hosts[name] for name in list(hosts)[1:])
     with pytest.raises(StoreError, match="is missing"):
@@ -219,7 +219,7 @@ def test_a_damaged_store_raises_its_own_error_or_gives_what_was_put_in(tmp_path,
     other = tmp_path / "g.safetensors"
     other.write_bytes(changed)
     try:
-        store = Store(other)
+        store = KernelStore(other)
         assert store.entry(entry(code).name) == entry(code)
         assert store.code(digest(code)) == code
     except StoreError as error:
@@ -233,7 +233,7 @@ def test_a_header_of_one_offset_is_damaged(tmp_path):
     at = whole.index(b",", whole.index(b"data_offsets"))
     path.write_bytes(whole[:at] + b"." + whole[at + 1 :])
     with pytest.raises(StoreError, match="the header is damaged: KeyError"):
-        Store(path)
+        KernelStore(path)
 
 
 # -- the library ------------------------------------------------------------------------------------------------------
@@ -341,7 +341,7 @@ def test_copied_rows_are_what_was_put_in_or_damaged(tmp_path, data):
     at = data.draw(st.integers(8 + int.from_bytes(whole[:8], "little"), len(whole) - 1))
     (tmp_path / "g.safetensors").write_bytes(whole[:at] + bytes([whole[at] ^ 1 << data.draw(st.integers(0, 7))]) + whole[at + 1 :])
     try:
-        assert Store(tmp_path / "g.safetensors").rows(put[0].key) in (put, ())  # (): the name of the rows is damaged, and they are missed
+        assert KernelStore(tmp_path / "g.safetensors").rows(put[0].key) in (put, ())  # (): the name of the rows is damaged, and they are missed
     except StoreError as error:
         assert "\n" not in str(error)
 

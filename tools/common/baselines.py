@@ -8,18 +8,18 @@ import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from common.workloads import Work
+from common.workloads import Workload
 
 
 class Missing(Exception):
     """A peer that is not installed; says what is missing."""
 
 
-def _compiled(work: Work, **options) -> Callable:
+def _compiled(work: Workload, **options) -> Callable:
     return torch.compile(work.eager, dynamic=False, **options)
 
 
-def _sdpa(work: Work, backend: SDPBackend | None) -> Callable | None:
+def _sdpa(work: Workload, backend: SDPBackend | None) -> Callable | None:
     if work.op != "attention":
         return None
 
@@ -33,7 +33,7 @@ def _sdpa(work: Work, backend: SDPBackend | None) -> Callable | None:
     return run
 
 
-def _flex(work: Work) -> Callable | None:
+def _flex(work: Workload) -> Callable | None:
     if work.op != "attention":
         return None
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
@@ -49,7 +49,7 @@ def _flex(work: Work) -> Callable | None:
     return run
 
 
-def _liger(work: Work) -> Callable | None:
+def _liger(work: Workload) -> Callable | None:
     try:
         from liger_kernel.transformers import functional as liger
     except ImportError as problem:
@@ -67,12 +67,12 @@ def _liger(work: Work) -> Callable | None:
     return forms.get(work.op)
 
 
-def _bare(work: Work) -> Callable | None:
+def _bare(work: Workload) -> Callable | None:
     return (lambda a, b: a @ b) if work.op == "mmsigmoid" else None
 
 
 #: peer -> its form of a workload, None where it has none
-PEERS: dict[str, Callable[[Work], Callable | None]] = {
+PEERS: dict[str, Callable[[Workload], Callable | None]] = {
     "eager": lambda work: work.eager,
     "compile": _compiled,
     "compile-max": lambda work: _compiled(work, mode="max-autotune-no-cudagraphs"),
@@ -83,10 +83,10 @@ PEERS: dict[str, Callable[[Work], Callable | None]] = {
     "flex": _flex,
 }
 #: not peers, since they do less: what the op cannot beat
-REFERENCES: dict[str, Callable[[Work], Callable | None]] = {"bare-product": _bare}
+REFERENCES: dict[str, Callable[[Workload], Callable | None]] = {"bare-product": _bare}
 
 
-def implementations(work: Work, names: list[str]) -> tuple[dict[str, Callable], dict[str, str]]:
+def implementations(work: Workload, names: list[str]) -> tuple[dict[str, Callable], dict[str, str]]:
     """Ours and the named peers that have a form of this workload; and why the others are missing."""
     found, missing = {"dtkernels": work.ours}, {}
     for name, form in [*((n, PEERS[n]) for n in names), *REFERENCES.items()]:

@@ -15,7 +15,7 @@ Call = Callable[..., torch.Tensor]
 
 
 @dataclass
-class Work:
+class Workload:
     """One op at one shape. ``eager`` is torch's own form; ``differentiable`` are the inputs that gradients are asked for.
 
     ``part`` cuts inputs, outputs and their gradients down to where the float64 truth is affordable. ``bytes`` and ``flops``
@@ -43,33 +43,33 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def row_op(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def row_op(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     """relu, softmax or dyt on (rows, columns)."""
     shapes = [(rows, columns)] + ([(1,), (columns,), (columns,)] if op == "dyt" else [])
     eager = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, a, w, b: torch.tanh(a * x) * w + b}[op]
     tensor = rows * columns * dtype.itemsize
-    return Work(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), eager, (0, 0), (2 * tensor, 3 * tensor),
+    return Workload(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), eager, (0, 0), (2 * tensor, 3 * tensor),
                 tuple(range(len(shapes))))  # fmt: skip
 
 
-def norm(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def norm(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     """rmsnorm or layernorm over the last dimension."""
     shapes = [(rows, columns), (columns,)] + ([(columns,)] if op == "layernorm" else [])
     eager = (lambda x, w: F.rms_norm(x, (columns,), w, 1e-6)) if op == "rmsnorm" else (lambda x, w, b: F.layer_norm(x, (columns,), w, b, 1e-5))
     tensor = rows * columns * dtype.itemsize
-    return Work(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), eager, (0, 0), (2 * tensor, 3 * tensor),
+    return Workload(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), eager, (0, 0), (2 * tensor, 3 * tensor),
                 tuple(range(len(shapes))))  # fmt: skip
 
 
-def gated(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def gated(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     """swiglu or geglu of two matrices."""
     eager = (lambda a, b: F.silu(a) * b) if op == "swiglu" else (lambda a, b: F.gelu(a, approximate="tanh") * b)
     tensor = rows * columns * dtype.itemsize
     make = _random((rows, columns), (rows, columns), dtype=dtype)
-    return Work(op, f"{rows}x{columns}", _name(dtype), make, getattr(dtkernels.ops, op), eager, (0, 0), (3 * tensor, 5 * tensor), (0, 1))
+    return Workload(op, f"{rows}x{columns}", _name(dtype), make, getattr(dtkernels.ops, op), eager, (0, 0), (3 * tensor, 5 * tensor), (0, 1))
 
 
-def cross_entropy(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def cross_entropy(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     def make():
         return (*_random((rows, columns), dtype=dtype)(), torch.randint(columns, (rows,), device="cuda"))
 
@@ -77,30 +77,30 @@ def cross_entropy(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) 
         return F.cross_entropy(x if x.dtype == torch.float64 else x.float(), t)  # in the input's own 16 bits the loss would be off by its rounding
 
     tensor = rows * columns * dtype.itemsize
-    return Work("cross_entropy", f"{rows}x{columns}", _name(dtype), make, dtkernels.ops.cross_entropy, eager, (0, 0), (tensor, 2 * tensor))
+    return Workload("cross_entropy", f"{rows}x{columns}", _name(dtype), make, dtkernels.ops.cross_entropy, eager, (0, 0), (tensor, 2 * tensor))
 
 
-def mmsigmoid(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def mmsigmoid(m: int, n: int, k: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     def eager(a, b):
         return torch.sigmoid(a @ b)
 
     a, b, c = m * k, k * n, m * n
     flops = 2.0 * m * n * k
-    return Work("mmsigmoid", f"{m}x{n}x{k}", _name(dtype), _random((m, k), (k, n), dtype=dtype, scale=k**-0.25), dtkernels.ops.mmsigmoid, eager, (flops, 2 * flops),
+    return Workload("mmsigmoid", f"{m}x{n}x{k}", _name(dtype), _random((m, k), (k, n), dtype=dtype, scale=k**-0.25), dtkernels.ops.mmsigmoid, eager, (flops, 2 * flops),
                 ((a + b + c) * dtype.itemsize, (2 * a + 2 * b + 2 * c) * dtype.itemsize), (0, 1))  # fmt: skip
 
 
-def two_mm(m: int, n: int, k: int, rank: int, dtype: torch.dtype = torch.bfloat16) -> Work:
+def two_mm(m: int, n: int, k: int, rank: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     def eager(a, b, c):
         return (a @ b) @ c
 
     moved = m * k + k * rank + rank * n + m * n
     flops = 2.0 * m * rank * (k + n)
-    return Work("two_mm", f"{m}x{n}x{k}r{rank}", _name(dtype), _random((m, k), (k, rank), (rank, n), dtype=dtype, scale=max(k, rank) ** -0.25), dtkernels.ops.two_mm, eager,
+    return Workload("two_mm", f"{m}x{n}x{k}r{rank}", _name(dtype), _random((m, k), (k, rank), (rank, n), dtype=dtype, scale=max(k, rank) ** -0.25), dtkernels.ops.two_mm, eager,
                 (flops, 2 * flops), (moved * dtype.itemsize, (2 * moved - m * n) * dtype.itemsize), (0, 1, 2))  # fmt: skip
 
 
-def attention(b: int, h: int, s: int, d: int, causal: bool, groups: int | None = None, queries: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Work:
+def attention(b: int, h: int, s: int, d: int, causal: bool, groups: int | None = None, queries: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Workload:
     g, m = groups or h, queries or s
 
     def ours(q, k, v):
@@ -119,11 +119,11 @@ def attention(b: int, h: int, s: int, d: int, causal: bool, groups: int | None =
     name = f"B{b}H{h}{f'/{g}' if g != h else ''}M{m}S{s}D{d}{' causal' if causal else ''}"
     rows, keys = b * h * m * d * dtype.itemsize, b * g * s * d * dtype.itemsize
     flops = 4.0 * b * h * m * s * d * (0.5 if causal and m == s else 1)
-    return Work("attention", name, _name(dtype), _random((b, h, m, d), (b, g, s, d), (b, g, s, d), dtype=dtype), ours, eager, (flops, 2.5 * flops),
+    return Workload("attention", name, _name(dtype), _random((b, h, m, d), (b, g, s, d), (b, g, s, d), dtype=dtype), ours, eager, (flops, 2.5 * flops),
                 (2 * rows + 2 * keys, 4 * rows + 4 * keys), (0, 1, 2), part, {"causal": causal})  # fmt: skip
 
 
-def rope(b: int, h: int, s: int, d: int, groups: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Work:
+def rope(b: int, h: int, s: int, d: int, groups: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Workload:
     g = groups or h
 
     def eager(q, k, cos, sin):
@@ -139,13 +139,13 @@ def rope(b: int, h: int, s: int, d: int, groups: int | None = None, dtype: torch
         return (*_random((b, h, s, d), (b, g, s, d), dtype=dtype)(), angle.cos().to(dtype), angle.sin().to(dtype))
 
     moved = 2 * b * (h + g) * s * d * dtype.itemsize
-    return Work("rope", f"B{b}H{h}{f'/{g}' if g != h else ''}S{s}D{d}", _name(dtype), make, ours, eager, (0, 0), (moved, moved), (0, 1))
+    return Workload("rope", f"B{b}H{h}{f'/{g}' if g != h else ''}S{s}D{d}", _name(dtype), make, ours, eager, (0, 0), (moved, moved), (0, 1))
 
 
 # -- sets ---------------------------------------------------------------------------------------------------------------
 
 
-def large() -> Iterator[Work]:
+def large() -> Iterator[Workload]:
     """One large shape an op."""
     for op in ("relu", "softmax", "dyt"):
         yield row_op(op, 16384, 8192)
@@ -156,7 +156,7 @@ def large() -> Iterator[Work]:
     yield attention(4, 32, 4096, 128, True)
 
 
-def wide() -> Iterator[Work]:
+def wide() -> Iterator[Workload]:
     """The lines of the goal: memory-bound ops by rows, products large and narrow, attention long and decoding."""
     for op in ("relu", "softmax", "dyt"):
         for rows, columns in ((16384, 8192), (4096, 32768), (65536, 128), (1024, 4096), (8192, 4096), (32768, 1000)):
@@ -180,7 +180,7 @@ def wide() -> Iterator[Work]:
         yield attention(b, 32, s, 128, False, groups=8, queries=1)
 
 
-def odd() -> Iterator[Work]:
+def odd() -> Iterator[Workload]:
     """Sizes that nothing divides."""
     for op in ("relu", "softmax", "dyt"):
         for rows, columns in ((4099, 4097), (10007, 1000), (257, 32771)):
@@ -192,7 +192,7 @@ def odd() -> Iterator[Work]:
         yield attention(2, 16, s, d, causal)
 
 
-def more() -> Iterator[Work]:
+def more() -> Iterator[Workload]:
     """The ops of language models beyond the first six."""
     yield norm("rmsnorm", 16384, 4096)
     yield norm("layernorm", 16384, 4096)
@@ -203,14 +203,14 @@ def more() -> Iterator[Work]:
     yield rope(4, 32, 4096, 128, groups=8)
 
 
-SETS: dict[str, Callable[[], Iterator[Work]]] = {"large": large, "wide": wide, "odd": odd, "more": more}
+SETS: dict[str, Callable[[], Iterator[Workload]]] = {"large": large, "wide": wide, "odd": odd, "more": more}
 
 OPS = ("relu", "softmax", "dyt", "mmsigmoid", "two_mm", "attention", "rmsnorm", "layernorm", "swiglu", "geglu", "cross_entropy", "rope")
 _PLAIN = re.compile(r"[1-9]\d{0,9}(x[1-9]\d{0,9})*(r[1-9]\d{0,9})?", re.ASCII)
 _ATTENTION = re.compile(r"B(\d+)H(\d+)(?:/(\d+))?(?:M(\d+))?S(\d+)D(\d+)( causal)?")
 
 
-def at(op: str, shape: str, dtype: torch.dtype) -> Work:
+def at(op: str, shape: str, dtype: torch.dtype) -> Workload:
     """The workload of ``op`` at a shape written as the table prints it. Raises ValueError, one line."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", shape)) if _PLAIN.fullmatch(shape) else ()
     makers = {"mmsigmoid": (mmsigmoid, 3), "two_mm": (two_mm, 4), "cross_entropy": (cross_entropy, 2)}

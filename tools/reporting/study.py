@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from tuning.records.journal import HALF
 from tuning.records.measurement_store import read_matrices
-from tuning.records.problems import Group, Work, variants_of
+from tuning.records.problems import CallKind, TuningProblem, variants_of
 from tuning.search.candidates import cut
 from tuning.search.portfolio import Regret, dispatched, summary
 
@@ -29,7 +29,7 @@ MOST = 4000  #: sums of kernels' times that a distribution is drawn from
 class Size:
     """One size of one kind of call. Times are microseconds with a cold cache."""
 
-    work: Work
+    work: TuningProblem
     times: np.ndarray  #: of whole schedules, sorted; a sample of them where there are very many
     schedules: int  #: how many those are
     peers: dict[str, float] = field(default_factory=dict)
@@ -63,7 +63,7 @@ class Size:
 class Kind:
     """One kind of call with its sizes."""
 
-    group: Group
+    group: CallKind
     sizes: list[Size]
 
     def title(self) -> str:
@@ -94,7 +94,7 @@ def read(folder: Path, benches: list[Path]) -> Study:
     peers = _peers(raw)
     kinds = []
     for matrix in matrices:
-        group = Group(*matrix.kind)
+        group = CallKind(*matrix.kind)
         kind = _kind(group, matrix.about, matrix.cold, _rows(folder, group), peers)
         kinds += [kind] if kind.sizes else []
     kinds.sort(key=lambda k: (k.group.op, k.group.direction != "forward", k.group.dtype, k.group.params, k.group.saved))
@@ -108,17 +108,17 @@ def _bandwidth(folder: Path) -> float:
     return float(found[1]) if found else 0.0
 
 
-def _rows(folder: Path, group: Group) -> list[Row]:
+def _rows(folder: Path, group: CallKind) -> list[Row]:
     path = folder / f"{Path(group.op).stem}.yaml"
     return list(read_rows(path.read_text(), str(path))) if path.exists() else []
 
 
-def _kind(group: Group, told: dict, matrix: np.ndarray, rows: list[Row], peers: dict) -> Kind:
+def _kind(group: CallKind, told: dict, matrix: np.ndarray, rows: list[Row], peers: dict) -> Kind:
     sizes = []
     needed = _needed(told["schedules"])
     for told_size, times in zip(told["works"], matrix):
         extents = {k: v for k, v in told_size.items() if k != "held_out"}
-        work = Work(group, tuple(extents.items()), told_size["held_out"])
+        work = TuningProblem(group, tuple(extents.items()), told_size["held_out"])
         plans = {p: float(t) for p, t in zip(told["schedules"], times) if math.isfinite(t)}
         found, count = _whole(plans, needed)
         if count:
@@ -165,7 +165,7 @@ def _whole(plans: dict[str, float], needed: dict[str, set[str]]) -> tuple[np.nda
     return (np.concatenate(found) if found else np.array([])), count
 
 
-def _runs(rows: list[Row], work: Work, plans: dict[str, float]) -> float | None:
+def _runs(rows: list[Row], work: TuningProblem, plans: dict[str, float]) -> float | None:
     """The time of what the table's row gives at this size, if that was measured."""
     row = dispatched(rows, work)
     if row is None:
@@ -181,7 +181,7 @@ def _runs(rows: list[Row], work: Work, plans: dict[str, float]) -> float | None:
     return None if None in parts else float(sum(parts))  # type: ignore[arg-type]
 
 
-def _costs(work: Work) -> tuple[float, float]:
+def _costs(work: TuningProblem) -> tuple[float, float]:
     """(bytes of all inputs and outputs once, operations of the matrix products)."""
     forward, variant = variants_of(work.group)
     a, extents = variant.algorithm, work.extents
@@ -211,7 +211,7 @@ def measured_on(gpu: str, folder: Path) -> list[Path]:
     return found
 
 
-def _peers_at(peers: dict, work: Work) -> dict[str, float]:
+def _peers_at(peers: dict, work: TuningProblem) -> dict[str, float]:
     """Peer -> microseconds, where a size of the benchmark is this one; a backward has labels of its own beside the benchmark's."""
     g, extents = work.group, set(work.sizes)
     of_kind = peers.get((g.op, g.direction, g.dtype, g.params), {})

@@ -13,13 +13,13 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
-from ..rules.condition_folding import decided
-from ..rules.func_cse import share_equal
+from ..rules.condition_folding import fold_condition
+from ..rules.func_cse import merge_equal_funcs
 from ..rules.index_inversion import Inverse, solve, unknown
-from ..rules.operand_cse import share_operands
+from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_alike, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
-from .saved_tensors import Saved, choose_saved
+from .saved_tensors import SavedTensors, choose_saved_tensors
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,11 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
-    saved: Saved = choose_saved(algorithm, outputs, backward, tuple(grads.values()), products)
+    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
-    backward = share_operands(share_equal(backward, tuple(grads.values())))
+    backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
 
 
@@ -109,7 +109,7 @@ class _Reverse:
         if isinstance(total, ex.Access):
             return total
         name = fresh_name(f"d_{d.name}", self.taken)
-        self.new.append(Definition(name, d.labels, simplify(decided(total)), d.pos))
+        self.new.append(Definition(name, d.labels, simplify(fold_condition(total)), d.pos))
         return ex.Access(name, own)
 
     def collect(self, name: str) -> str | None:
@@ -122,7 +122,7 @@ class _Reverse:
         if is_zero(total):
             return None
         func = fresh_name(f"d_{name}", self.taken)
-        self.new.append(Definition(func, labels, simplify(decided(total))))
+        self.new.append(Definition(func, labels, simplify(fold_condition(total))))
         return func
 
     def _labels_of(self, name: str, found: list[Contribution]) -> tuple[str, ...]:

@@ -21,6 +21,6 @@ class Product:
         return all(known(prod(sizes[label] for label in own) > prod(sizes[label] for label in other)) for own, other in self.against)
 
 
-def kept_products(products: tuple[Product, ...], sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> tuple[str, ...]:
+def products_to_save(products: tuple[Product, ...], sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> tuple[str, ...]:
     """Those that are handed over at these extents: the ones no larger than one of their operands."""
     return tuple(p.name for p in products if not p.larger(sizes, known))

@@ -24,7 +24,7 @@ from ..smart_constructors import ONE, ZERO, is_zero, simplify
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedTensors:
     """The two programs, and the Funcs that forward returns besides its outputs: numbers of rows in float32, products as results are."""
 
     forward: Algorithm
@@ -33,9 +33,9 @@ class Saved:
     products: tuple[str, ...] = ()
 
 
-def choose_saved(
+def choose_saved_tensors(
     forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = ()
-) -> Saved:
+) -> SavedTensors:
     """Replace in ``backward`` what forward can hand over: log-sum-exps, then outputs, then the Funcs ``products``."""
     extra: list[Definition] = []
     for d in forward.definitions:
@@ -67,7 +67,7 @@ def choose_saved(
     backward = keep_extents(with_plain_vars(backward) if kept else backward, forward)
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
-    return Saved(with_extra, backward, tuple(e.name for e in used), kept)
+    return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept)
 
 
 def _is_small(d: Definition, algorithm: Algorithm) -> bool:

@@ -19,7 +19,7 @@ from .constant_folding import fold_logic
 _Form = dict[ex.Expr | None, Fraction]  #: what each atom is multiplied by; None stands for 1
 
 
-def decided(e: ex.Expr) -> ex.Expr:
+def fold_condition(e: ex.Expr) -> ex.Expr:
     """``e`` without what conditions that are decided leave out."""
 
     def change(node: ex.Expr) -> ex.Expr:

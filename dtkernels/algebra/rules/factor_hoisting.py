@@ -10,7 +10,7 @@ from ..smart_constructors import is_length
 from .canonicalize import written_out
 
 
-def pull_out(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+def hoist_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
     """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
 
     Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through, so that

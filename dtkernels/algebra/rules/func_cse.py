@@ -21,7 +21,7 @@ from ...lang.algorithm import Algorithm, Definition
 from .canonicalize import fresh_name, matches, rename_bound
 
 
-def share_equal(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
+def merge_equal_funcs(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     """The algorithm with one Func for what was computed by several; the Funcs ``keep`` stay."""
     while (changed := _one_func(algorithm, keep) or _one_product(algorithm, keep)) is not None:
         algorithm = changed

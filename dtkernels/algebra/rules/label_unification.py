@@ -10,7 +10,7 @@ from ...lang.algorithm import Algorithm, Definition
 from .canonicalize import rename_bound
 
 
-def share_labels(algorithm: Algorithm) -> Algorithm:
+def unify_labels(algorithm: Algorithm) -> Algorithm:
     """A reduction runs over the label that what is made of it runs along, where both index one dimension.
 
     Before: ``s[x] = rsum(exp(A[x, z]), z);  f[x, y] = exp(A[x, y]) / s[x];``

@@ -14,7 +14,7 @@ from .shift_degree import Degree, degree, degree_of, moved_terms
 from .sum_exp_addends import shifted_alike
 
 
-def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Insert ``mu = rmax(argument)`` for every exp whose shift by mu leaves ``outputs`` unchanged.
 
     Before: ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
@@ -42,7 +42,7 @@ def stabilize(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
 
 
 def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Say of an exponential that a condition leaves out that its argument is -inf there, where ``stabilize`` then shifts no less.
+    """Say of an exponential that a condition leaves out that its argument is -inf there, where ``subtract_maxima`` then shifts no less.
 
     Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
     After:  ``s[x] = rsum(exp(where(m[x, y], A[x, y], -inf)), y);  f[x] = log(s[x]);``
@@ -61,7 +61,7 @@ def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorith
     masked = algorithm.with_definitions(tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
     if masked == algorithm:
         return algorithm
-    plain, instead = (len(stabilize(a, outputs).definitions) for a in (algorithm, masked))
+    plain, instead = (len(subtract_maxima(a, outputs).definitions) for a in (algorithm, masked))
     return masked if instead >= plain > len(algorithm.definitions) else algorithm
 
 

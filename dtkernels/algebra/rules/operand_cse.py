@@ -19,7 +19,7 @@ from ...lang.algorithm import Algorithm, Definition
 from .canonicalize import fresh_name
 
 
-def share_operands(algorithm: Algorithm) -> Algorithm:
+def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
     """The algorithm with a Func for each operand, made of several tensors, that more than one definition has.
 
     What is one tensor times a number stays: the number is pulled out of the product.

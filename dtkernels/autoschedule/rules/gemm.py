@@ -9,7 +9,7 @@ from functools import cached_property
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, Shape, pow2
+from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem, pow2
 from .program_order import walk
 from .sibling_gemms import each_of, products, stays, tiles_read, width
 
@@ -20,7 +20,7 @@ WAITING = 4  #: programs a multiprocessor that have enough loads on the way wher
 MERGED = 16  #: steps of a loop from which on cutting it over programs gains more than the kernel that merges the parts takes
 
 
-def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def product_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """block, tensorize, map, split, descriptors, warps and stages of one kernel."""
     main = next(m for m in members if shape.dots(m))
     dot = shape.dots(main)[-1]
@@ -38,7 +38,7 @@ def product_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitiv
     return _Product(shape, root, members, main, dot, rows, columns).tiles()
 
 
-def loaded_ahead(shape: Shape, root: str, members: list[str], dot: ex.Dot, steps: int) -> tuple[Primitive, ...]:
+def loaded_ahead(shape: SchedulingProblem, root: str, members: list[str], dot: ex.Dot, steps: int) -> tuple[Primitive, ...]:
     """A small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
     sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access)]
@@ -58,7 +58,7 @@ def loaded_ahead(shape: Shape, root: str, members: list[str], dot: ex.Dot, steps
 
 @dataclass
 class _Product:
-    shape: Shape
+    shape: SchedulingProblem
     root: str
     members: list[str]
     main: str
@@ -197,7 +197,7 @@ class _Product:
 class _Chain:
     """A product of a product: rows in blocks, the intermediate in tiles or whole, everything else whole if it is narrow."""
 
-    shape: Shape
+    shape: SchedulingProblem
     root: str
     members: list[str]
     rows: list[str]

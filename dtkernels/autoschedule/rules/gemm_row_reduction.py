@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import WHOLE_SIDE, Shape, pow2
+from ..problem import WHOLE_SIDE, SchedulingProblem, pow2
 
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
 STEP = {2: 128, 4: 64}  #: of a swept row
@@ -21,21 +21,21 @@ ALONE = 128  #: rows of the tiles of both operands up to which five steps of 128
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
-def swept(shape: Shape, func: str, made: str) -> set[str]:
+def swept(shape: SchedulingProblem, func: str, made: str) -> set[str]:
     """Labels of the product ``made`` over which ``func``, computed from it and no product itself, reduces."""
     if func == made or shape.dots(func) or not shape.dots(made) or made not in shape.algorithm.needed_by((func,)):
         return set()
     return set(reduction_labels(shape.algorithm, func)) & set(shape.algorithm[made].labels)
 
 
-def sweeps_again(shape: Shape, func: str, root: str, made: Iterable[str]) -> bool:
+def sweeps_again(shape: SchedulingProblem, func: str, root: str, made: Iterable[str]) -> bool:
     """Whether each block of ``root`` would sweep whole rows of one of the products ``made`` for ``func``: rows along which it is
     written, too wide to hold."""
     along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
 
 
-def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def swept_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """All primitives of a kernel that makes one product and reduces its rows, none for other kernels."""
     products = [m for m in members if shape.dots(m)]
     if len(products) != 1 or len(shape.dots(products[0])) != 1:
@@ -70,19 +70,19 @@ def swept_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive,
     return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
 
 
-def _cut(shape: Shape, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
+def _cut(shape: SchedulingProblem, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
     """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
     parts = min(_pieces(wanted), _most(shape, row, width))
     return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
 
 
-def _fills(shape: Shape, block: dict[str, int], row: str, width: int) -> bool:
+def _fills(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> bool:
     """Whether blocks of rows, each cut over programs as far as it can be, are as many as nine tenths of the multiprocessors."""
     return 10 * shape.programs(block) * _most(shape, row, width) >= 9 * shape.target.multiprocessors
 
 
-def _most(shape: Shape, row: str, width: int) -> int:
+def _most(shape: SchedulingProblem, row: str, width: int) -> int:
     """Programs that a sweep can be cut over."""
     return _pieces(shape.sizes[row] // width // PARTS)
 

@@ -9,7 +9,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.schedule import APPROXIMATIONS, Named, Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import Shape, pow2
+from ..problem import SchedulingProblem, pow2
 
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
 WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
@@ -19,7 +19,7 @@ HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multi
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
 
-def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
     labels = shape.algorithm[root].labels
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
@@ -68,7 +68,7 @@ def row_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, .
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
 
 
-def _crowded(shape: Shape, label: str, members: list[str], read: list[ex.Access]) -> bool:
+def _crowded(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
     """Whether registers hold rows of several tensors through so many sums that they lack room for the longest."""
     tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
     return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
@@ -83,7 +83,7 @@ def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapp
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
 
 
-def _held(shape: Shape, block: dict[str, int], members: list[str]) -> dict[str, int]:
+def _held(shape: SchedulingProblem, block: dict[str, int], members: list[str]) -> dict[str, int]:
     """A block of a label that an input lacks, where a program would load of that input as much as it computes, and the input is more
     than a row, which no cache near the program holds: what is loaded of it then serves all of the block, which is indexed once."""
     wide = {label for label, size in block.items() if size > 1}
@@ -96,7 +96,7 @@ def _held(shape: Shape, block: dict[str, int], members: list[str]) -> dict[str, 
     return {}
 
 
-def _pair(shape: Shape, root: str, members: list[str]) -> tuple[str, ...]:
+def _pair(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, ...]:
     """Two labels of ``root`` of which what it sums reads one without the other, as distances of all rows from all others do; the one
     that results lie contiguous along last. None where other Funcs reduce too."""
     labels, own = shape.algorithm[root].labels, set(reduction_labels(shape.algorithm, root))
@@ -109,7 +109,7 @@ def _pair(shape: Shape, root: str, members: list[str]) -> tuple[str, ...]:
     return max(apart, key=lambda pair: labels.index(pair[1]), default=())
 
 
-def _pair_tiles(shape: Shape, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+def _pair_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
     """Blocks of both labels, a few terms at a time: each row that is read serves all of the other side's."""
     own = reduction_labels(shape.algorithm, root)
     longest = max(own, key=lambda label: shape.sizes[label])
@@ -118,7 +118,7 @@ def _pair_tiles(shape: Shape, root: str, pair: tuple[str, ...], members: list[st
     return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
 
 
-def _sides(shape: Shape, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
+def _sides(shape: SchedulingProblem, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
     """Labels of which some tensors lie contiguous along one, others along another, as what a transpose reads and what it writes.
     None where rows are summed for what is written along them: they are held whole."""
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
@@ -136,7 +136,7 @@ def _sides(shape: Shape, root: str, members: list[str], read: list[ex.Access]) -
     return tuple(dict.fromkeys(label for label in found if shape.sizes[label] > 1)) if len(set(found)) > 1 else ()
 
 
-def _side_tiles(shape: Shape, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+def _side_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
     """Blocks of all of these labels, so that each tensor is read or written along its own; what a short one leaves goes to the others."""
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
@@ -157,7 +157,7 @@ def _columns(size: int) -> int:
     return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
 
 
-def _elements(shape: Shape, reduced: list[str], width: int, written: bool) -> int:
+def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool) -> int:
     """Elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
     again want fewer than those of which a number stays: measured, 5 to 20% at 64 to 256 columns."""
     if not reduced:
@@ -167,7 +167,7 @@ def _elements(shape: Shape, reduced: list[str], width: int, written: bool) -> in
     return 2048 if width <= 2048 else 4096
 
 
-def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
+def _ahead(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
     """Programs that stay and load their next rows ahead, where one row fills a multiprocessor and shared memory holds two more."""
     read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
     read &= set(shape.algorithm.inputs)
@@ -179,7 +179,7 @@ def _ahead(shape: Shape, block: dict[str, int], tile: dict[str, int], members: l
     return Primitive(root, "persistent"), Primitive(root, "stages", (Sized(label, 3),))
 
 
-def approximations(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """The GPU's own instructions where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x).
@@ -194,18 +194,18 @@ def approximations(shape: Shape, root: str, members: list[str]) -> tuple[Primiti
     return (Primitive(root, "approximate", found),) if known and found else ()
 
 
-def _passes(shape: Shape, root: str, members: list[str]) -> bool:
+def _passes(shape: SchedulingProblem, root: str, members: list[str]) -> bool:
     """Whether outputs are made element by element on the way of a reduction."""
     reduced = reduction_labels(shape.algorithm, root)
     return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
 
 
-def _written(shape: Shape, root: str, members: list[str]) -> list[str]:
+def _written(shape: SchedulingProblem, root: str, members: list[str]) -> list[str]:
     """What the kernel stores."""
     return [m for m in members if m == root or m in shape.outputs]
 
 
-def _read(shape: Shape, root: str, members: list[str]) -> list[ex.Access]:
+def _read(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Access]:
     """What the kernel reads from memory, at indices of what it stores: a Func that it computes itself lies nowhere."""
     found: dict[ex.Access, None] = {}
 
@@ -235,7 +235,7 @@ def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[st
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 
-def _nearest_first(shape: Shape, reduced: list[str], read: list[ex.Access]) -> list[str]:
+def _nearest_first(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> list[str]:
     """Labels that are summed over, in whatever order the sum names them: those first whose terms lie nearest to each other in memory."""
     most = max((len(ex.free_labels(a) & {*reduced}) for a in read), default=0)
     places = [[ex.free_labels(i) for i in reversed(a.index)] for a in read if len(ex.free_labels(a) & {*reduced}) == most]

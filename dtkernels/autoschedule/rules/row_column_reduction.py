@@ -11,7 +11,7 @@ from __future__ import annotations
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import Shape, pow2, whole_parts
+from ..problem import SchedulingProblem, pow2, whole_parts
 from .reduction import approximations
 
 STEP = 4096  #: elements of the rows of one step, if one row is not more
@@ -20,7 +20,7 @@ STAGES = 3
 SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numbers of a row
 
 
-def crossing_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def crossing_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """tensorize, split, stages, num_warps of a kernel whose ``root`` is summed down columns, where members are summed along
     rows of it; none where that is not so, or where rows are too long to be held."""
     labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
@@ -46,14 +46,14 @@ def crossing_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primiti
     return shape.statements(root, block, tile, warps, 3, extra=(*shared, *loop, *approximations(shape, root, members)))
 
 
-def _shared(shape: Shape, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
+def _shared(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
     """The rows cut over as many programs as run at once, ``share`` on a multiprocessor, each with some steps to load ahead in."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
     return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 
-def _row_wide(shape: Shape, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
+def _row_wide(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
     """(inputs that every row has its own of, values as wide as a row that are needed at once: all inputs and sums down columns)."""
     found = {a for m in members for a in ex.accesses(shape.algorithm[m].expr) if along <= ex.free_labels(a)}
     found = {a for a in found if a.tensor in shape.algorithm.inputs}

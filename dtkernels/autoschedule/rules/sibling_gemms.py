@@ -10,12 +10,12 @@ from collections.abc import Iterable
 
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
-from ..problem import WHOLE_SIDE, Shape
+from ..problem import WHOLE_SIDE, SchedulingProblem
 
 SHORT = 64  #: terms of a sum up to which it costs no more than a launch, wherever it is made (8192 x 8192 distances of 256 took 292 us on an H200)
 
 
-def products(shape: Shape, members: Iterable[str]) -> tuple[ex.Dot, ...]:
+def products(shape: SchedulingProblem, members: Iterable[str]) -> tuple[ex.Dot, ...]:
     """The products of a kernel, each once."""
     return tuple(dict.fromkeys(dot for m in members for dot in shape.dots(m)))
 
@@ -27,20 +27,20 @@ def each_of(dots: tuple[ex.Dot, ...], rows: int, columns: int) -> tuple[int, int
     return rows, columns
 
 
-def stays(shape: Shape, dots: tuple[ex.Dot, ...]) -> bool:
+def stays(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> bool:
     """Whether programs may stay. For compute capability 10 Triton 3.9 fails on several accumulators where the loop over blocks and that
     over terms are made one."""
     return len(dots) < 2 or shape.target.backend != "cuda" or int(shape.target.arch) // 10 != 10
 
 
-def tiles_read(shape: Shape, members: list[str], side: ex.Expr) -> int:
+def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> int:
     """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
     return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
 
 
-def width(shape: Shape, members: list[str], tile: dict[str, int]) -> int:
+def width(shape: SchedulingProblem, members: list[str], tile: dict[str, int]) -> int:
     """Rows of all tiles that one step of a kernel's longest loop takes, for products of ``tile`` (label: rows of it)."""
     loops: dict[tuple[str, ...], dict[ex.Expr, int]] = {}
     for dot in products(shape, members):
@@ -50,13 +50,13 @@ def width(shape: Shape, members: list[str], tile: dict[str, int]) -> int:
     return max(sum(loop.values()) for loop in loops.values())
 
 
-def summed(shape: Shape, func: str) -> set[str]:
+def summed(shape: SchedulingProblem, func: str) -> set[str]:
     """Tensors that ``func`` sums elements of."""
     over = set(reduction_labels(shape.algorithm, func))
     return {a.tensor for a in ex.accesses(shape.algorithm[func].expr) if ex.free_labels(a) & over}
 
 
-def at_hand(shape: Shape, output: str, inside: Iterable[str]) -> bool:
+def at_hand(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
     """Whether the product that is made of Funcs ``inside`` loads what a plain sum beside it sums: else each of its blocks would load that
     for nothing else."""
     inside = tuple(inside)
@@ -64,14 +64,14 @@ def at_hand(shape: Shape, output: str, inside: Iterable[str]) -> bool:
     return summed(shape, output) <= loaded and not any(taken(shape, output, f) for f in inside)
 
 
-def taken(shape: Shape, func: str, root: str) -> bool:
+def taken(shape: SchedulingProblem, func: str, root: str) -> bool:
     """Whether products of ``root`` take the input that the long plain sum ``func`` is of: each block would load it once more for the sum (duplicate_wgmma_loads.py)."""
     sides = {s.tensor for dot in shape.dots(root) for s in (dot.left, dot.right) if isinstance(s, ex.Access)}
     long = any(shape.sizes[label] > SHORT for label in reduction_labels(shape.algorithm, func))
     return long and not shape.dots(func) and bool(summed(shape, func) & sides & set(shape.algorithm.inputs))
 
 
-def sums_apart(shape: Shape, func: str, root: str, missing: Iterable[str]) -> bool:
+def sums_apart(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
     """Whether a sum is made by itself rather than in the loop of ``root``'s products: what they take would be loaded twice for it, or what
     they do not take in each of several blocks of the labels that it is ``missing``."""
     dots = shape.dots(root)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import WHOLE_CHAIN, Shape, pow2
+from ..problem import WHOLE_CHAIN, SchedulingProblem, pow2
 
 STREAMED = 1 << 23  #: elements of the large operand from which on the bytes count and not the launches
 PARTS_OF = 64  #: widest narrow side whose parts take fewer bytes than a second read of the large operand
@@ -41,7 +41,7 @@ class Pass:
         return Primitive(self.func, name, (self.host, place))
 
 
-def passes(shape: Shape) -> tuple[Pass, ...]:
+def passes(shape: SchedulingProblem) -> tuple[Pass, ...]:
     """What shares a pass at these sizes, each Func and each host once."""
     funcs = [f for f in shape.algorithm.needed_by(shape.outputs) if _single(shape, f)]
     found: list[Pass] = []
@@ -51,7 +51,7 @@ def passes(shape: Shape) -> tuple[Pass, ...]:
     return tuple(found)
 
 
-def pass_tiles(shape: Shape, root: str) -> tuple[Primitive, ...]:
+def pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
     """Tiles of a kernel of ``passes``, or of what adds parts up; none for others."""
     for p in passes(shape):
         if root == p.host:
@@ -63,14 +63,14 @@ def pass_tiles(shape: Shape, root: str) -> tuple[Primitive, ...]:
     return ()
 
 
-def _single(shape: Shape, func: str) -> ex.Dot | None:
+def _single(shape: SchedulingProblem, func: str) -> ex.Dot | None:
     """The product of a Func of two labels that sums nothing else."""
     nodes = [n for n in shape.algorithm[func].expr.walk() if isinstance(n, (ex.Dot, ex.Reduce))]
     plain = len(nodes) == 1 and isinstance(nodes[0], ex.Dot) and len(shape.algorithm[func].labels) == 2 and len(nodes[0].labels) == 1
     return nodes[0] if plain and all(isinstance(s, ex.Access) for s in (nodes[0].left, nodes[0].right)) else None  # type: ignore[union-attr,return-value]
 
 
-def _shared(shape: Shape, func: str, host: str) -> Pass | None:
+def _shared(shape: SchedulingProblem, func: str, host: str) -> Pass | None:
     """How ``func`` is made while ``host`` sums, if they share an operand."""
     algorithm, sizes = shape.algorithm, shape.sizes
     own, other = _single(shape, func), _single(shape, host)
@@ -102,17 +102,17 @@ def _shared(shape: Shape, func: str, host: str) -> Pass | None:
     return None
 
 
-def _stream_tiles(shape: Shape, p: Pass) -> tuple[Primitive, ...]:
+def _stream_tiles(shape: SchedulingProblem, p: Pass) -> tuple[Primitive, ...]:
     """A program takes 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
     return _tiles(shape, p, 128, 64, 4)
 
 
-def _parts_tiles(shape: Shape, p: Pass) -> tuple[Primitive, ...]:
+def _parts_tiles(shape: SchedulingProblem, p: Pass) -> tuple[Primitive, ...]:
     """Blocks of 256 columns: each is a part to write, and to read again."""
     return _tiles(shape, p, 256, 128 if pow2(shape.sizes[p.narrow]) <= 32 else 64, 3)
 
 
-def _tiles(shape: Shape, p: Pass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
+def _tiles(shape: SchedulingProblem, p: Pass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
     blocks = -(-shape.sizes[p.wide] // columns)
     parts = min(shape.target.multiprocessors // blocks, shape.sizes[p.loop] // rows // 4)
     tile = {x: 0 if x == p.narrow else columns for x in shape.algorithm[p.host].labels} | {p.loop: rows}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...lang import expr as ex
 from ...lang.schedule import SHARES, Primitive, Share, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import Shape, pow2
+from ..problem import SchedulingProblem, pow2
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
@@ -18,7 +18,7 @@ SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay wh
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
 
 
-def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """All primitives of one kernel of chained products, or none where the form does not suit. Whether it fits the backend says."""
     algorithm, sizes = shape.algorithm, shape.sizes
     labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
@@ -63,24 +63,24 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     )
 
 
-def _exponentials(shape: Shape, members: list[str], widest: int) -> tuple[Primitive, ...]:
+def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> tuple[Primitive, ...]:
     """Products of 64 columns take as long as their exponentials: an eighth of these by multiply-adds, measured 1 to 3% faster."""
     powers = any(isinstance(n, ex.Call) and n.fn == "exp" for m in members for n in shape.algorithm[m].expr.walk())
     return (Primitive(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
 
 
-def _rows(shape: Shape, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
+def _rows(shape: SchedulingProblem, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
     """The label of the output that the computed side of its product has, and the loaded one has not."""
     computed, loaded = (dot.left, dot.right) if _computed(shape, dot.left) else (dot.right, dot.left)
     found = [label for label in labels[:-1] if label in ex.free_labels(computed) and label not in ex.free_labels(loaded)]
     return found[-1] if found and not _computed(shape, loaded) else None
 
 
-def _computed(shape: Shape, side: ex.Expr) -> bool:
+def _computed(shape: SchedulingProblem, side: ex.Expr) -> bool:
     return not isinstance(side, ex.Access) or side.tensor not in shape.algorithm.inputs
 
 
-def _step(shape: Shape, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
+def _step(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
     """Elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
 
     That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.

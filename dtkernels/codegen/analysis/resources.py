@@ -16,7 +16,7 @@ from functools import cached_property
 from ...lang.errors import DTError
 from ...lang.schedule_checks import MOST_ELEMENTS
 from ..ir import nest
-from ..ir.loops import one_loop
+from ..ir.loops import is_single_reduction_loop
 from ..ir.nest import (
     Accumulator,
     Axis,
@@ -87,7 +87,7 @@ def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
 
 def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool) -> Resources:
     r = resources(kernel, sizes, itemsizes, target, tf32)
-    if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_labels((kernel,)):
+    if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_extent_labels((kernel,)):
         r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)
     limits = (
         ("elements of one tensor", r.largest, MOST_ELEMENTS),
@@ -116,7 +116,7 @@ def _check_triton(kernel: Kernel, target: Target) -> None:
         raise DTError(f"{kernel.name}: clusters", found=f"Triton {'.'.join(map(str, triton))}", allowed="Triton 3.8 or newer")
 
 
-def whole_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
+def whole_extent_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
     """Labels whose whole extent is one tile somewhere: what the kernels take depends on their sizes."""
     axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
     return tuple(dict.fromkeys(a.label for a in axes))
@@ -188,7 +188,7 @@ class _Estimate:
     @cached_property
     def fused(self) -> bool:
         """Whether the loop over blocks and the one inside are one to Triton."""
-        return self.kernel.persistent and one_loop(self.kernel)
+        return self.kernel.persistent and is_single_reduction_loop(self.kernel)
 
     @cached_property
     def depth(self) -> int:

@@ -8,7 +8,7 @@ from ..analysis.dtype_propagation import value_inputs
 from ..ir.nest import Kernel
 from ..pipeline import forms, lower, prelower
 from ..target import Target
-from ..transforms.warp_specialize.plan import Plan
+from ..transforms.warp_specialize.plan import WarpSpecializedKernel
 from .gluon.expr import IMPORTS, helper
 from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
@@ -61,8 +61,8 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
 
 
-def _print_form(form: Kernel | Plan, algorithm: Algorithm) -> KernelText:
-    return print_gluon(form, algorithm) if isinstance(form, Plan) else print_kernel(form, algorithm)
+def _print_form(form: Kernel | WarpSpecializedKernel, algorithm: Algorithm) -> KernelText:
+    return print_gluon(form, algorithm) if isinstance(form, WarpSpecializedKernel) else print_kernel(form, algorithm)
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...algebra.rules.condition_folding import decided
+from ...algebra.rules.condition_folding import fold_condition
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from .nest import Const, Op, Position, Tile
@@ -55,7 +55,7 @@ def rounds(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
     zero = ex.Const(0)
 
     def always(op: str, left: ex.Expr, right: ex.Expr) -> bool:
-        return decided(ex.Binary(op, left, right)) == ex.Const(True)
+        return fold_condition(ex.Binary(op, left, right)) == ex.Const(True)
 
     if not (always(">=", ex.Binary("+", at, extent), zero) and always("<", at, ex.Binary("*", ex.Const(2), extent))):
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .nest import Axis, Local, Tile, axes_of
 
 
-def natural_order(node: Tile) -> tuple[Axis, ...]:
+def preferred_dim_order(node: Tile) -> tuple[Axis, ...]:
     """The order of dimensions in which ``node`` comes cheapest: that of its largest named part."""
     axes = axes_of(node)
     own = [tuple(a for a in n.axes if a in axes) for n in node.walk() if isinstance(n, Local)]

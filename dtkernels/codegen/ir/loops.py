@@ -5,7 +5,7 @@ from __future__ import annotations
 from .nest import Kernel, Loop, any_product, statements
 
 
-def one_loop(kernel: Kernel) -> bool:
+def is_single_reduction_loop(kernel: Kernel) -> bool:
     """Whether all the work is one reduction loop, which Triton can then pipeline from one block into the next."""
     loops = [s for s in statements(kernel.body) if isinstance(s, Loop)]
     specialized = any(name == "warp_specialize" for s in loops for name, _ in s.options)  # Triton fails on both together

@@ -6,7 +6,7 @@ from ...lang.expr import COMPARISONS
 from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile
 
 
-def kind_of(tile: Tile) -> str:
+def value_type(tile: Tile) -> str:
     """``boolean``, ``integer`` or ``number``."""
     return "boolean" if is_boolean(tile) else "integer" if is_integer(tile) else "number"
 

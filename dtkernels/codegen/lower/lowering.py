@@ -29,8 +29,8 @@ from ..ir.nest import (
     Store,
     Tile,
 )
-from ..ir.value_type import kind_of, whole_quotient
-from ..prelower.kernel_partition import kept
+from ..ir.value_type import value_type, whole_quotient
+from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
@@ -52,8 +52,8 @@ class _Lowering:
         self.fused = self.schedule.fused()
         self.options, self.root = options, options.root
         root = self.root
-        written = tuple(dict.fromkeys((*program.outputs(), *kept(program))))
-        self.elsewhere = frozenset(o for o in kept(program) if host(o, self.fused) != root)  #: fused, and read from memory here
+        written = tuple(dict.fromkeys((*program.outputs(), *stored_funcs(program))))
+        self.elsewhere = frozenset(o for o in stored_funcs(program) if host(o, self.fused) != root)  #: fused, and read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
@@ -284,7 +284,7 @@ class _Lowering:
         name = scope.fresh(wish)
         scope.take(name)
         scope.body.append(Let(name, value, ordered, origin))
-        return Local(name, ordered, kind_of(value))
+        return Local(name, ordered, value_type(value))
 
     # -- expressions ----------------------------------------------------------------------------------------------
 
@@ -351,6 +351,6 @@ class _Lowering:
         name = scope.fresh(tensor, home if home is not scope else None)
         home.take(name)
         home.body.append(Let(name, load, axes))
-        local = Local(name, axes, kind_of(load))
+        local = Local(name, axes, value_type(load))
         home.know(load, local)
         return local

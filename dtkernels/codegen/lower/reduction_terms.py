@@ -11,7 +11,7 @@ NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "shift": -math.inf}
 MIN_DOT = 16  #: smallest side of a tile that the matrix units take
 
 
-def spread(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
+def broadcast_over(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
     """``terms`` over all of ``axes``: a Func may have a label that its value does not vary with."""
     for axis in axes:
         if not axis.scalar and axis not in nest.axes_of(terms):

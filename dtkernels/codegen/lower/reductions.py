@@ -19,9 +19,9 @@ from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.schedule import WRITTEN
 from ..ir import nest
-from ..ir.layout import natural_order
+from ..ir.layout import preferred_dim_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
-from .reduction_terms import NEUTRAL, fits_matrix_units, guarded, reduced, spread
+from .reduction_terms import NEUTRAL, broadcast_over, fits_matrix_units, guarded, reduced
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -123,10 +123,10 @@ class Reducer:
             left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
             if fits_matrix_units(left, right, axes):
                 return TileDot(guarded(left, axes, 0.0), guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
-            return guarded(spread(Op("*", (left, right)), axes, 0.0), axes, 0.0)
+            return guarded(broadcast_over(Op("*", (left, right)), axes, 0.0), axes, 0.0)
         assert isinstance(node, ex.Reduce)
         neutral = NEUTRAL[node.kind]
-        return guarded(spread(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
+        return guarded(broadcast_over(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
 
     def kind(self, d: Definition, node: ex.Expr) -> str:
         """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
@@ -290,7 +290,7 @@ class _Step:
         axes = nest.axes_of(terms)
         order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
         ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
-        ordered = natural_order(terms) if partial else ordered  # as the terms come, so that no step rearranges them
+        ordered = preferred_dim_order(terms) if partial else ordered  # as the terms come, so that no step rearranges them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
         self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))

@@ -7,7 +7,7 @@ from ...lang.errors import DTError
 from ...lang.schedule import Program, host
 
 
-def kept(program: Program) -> tuple[str, ...]:
+def stored_funcs(program: Program) -> tuple[str, ...]:
     """Fused Funcs that ``store()`` has the kernel they are fused into write, for other kernels to read."""
     fused = program.schedule.fused()
     return tuple(p.func for p in program.schedule.primitives if p.name == "store" and p.func in fused)
@@ -39,7 +39,7 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
 
 def _read_from(program: Program, root: str) -> set[str]:
     """Hosts of the Funcs that the kernel of ``root`` reads from memory."""
-    algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), kept(program), program.outputs()
+    algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), stored_funcs(program), program.outputs()
     written = {f for f in (*stored, *outputs) if host(f, fused) == root}
     todo, seen, found = [root, *written], set(), set()
     while todo:
@@ -68,7 +68,7 @@ def _check_consumers(program: Program) -> None:
 
 def _check_stored(program: Program, roots: list[str]) -> None:
     fused = program.schedule.fused()
-    for func in kept(program):
+    for func in stored_funcs(program):
         where = host(func, fused)
         readers = (d.name for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)))
         users = [r for name in readers if (r := host(name, fused)) in roots]

@@ -25,7 +25,7 @@ from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.schedule import Named, Primitive, Program, Schedule, Sized, host
 from ...lang.schedule_checks import labels_in_kernel
-from .kernel_partition import kept
+from .kernel_partition import stored_funcs
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
@@ -54,7 +54,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     if not _by_themselves(labels):
         allowed = ", ".join(t for t in numbers if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
         raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
-    members = computed(program, p.func)
+    members = funcs_in_kernel(program, p.func)
     own = tuple(str(label) for label in labels)
     shift = _read_as_shift(tensor, algorithm, members)
     name, made = _copy_of(tensor, shift is not None, program, known)
@@ -104,7 +104,7 @@ def _by_themselves(labels: tuple[str | None, ...]) -> bool:
 def _aligned(program: Program, p: Primitive, func: str) -> Program:
     """The program with aligned rows of a Func that the kernel of ``p`` reads from memory."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    members, taken = computed(program, p.func), {*program.schedule.fused(), *program.outputs()}
+    members, taken = funcs_in_kernel(program, p.func), {*program.schedule.fused(), *program.outputs()}
     read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
     between = sorted(f for f in (read & set(algorithm.funcs)) - members - taken)
     if func not in between:
@@ -144,10 +144,10 @@ def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, 
     return known[tensor, shift], False
 
 
-def computed(program: Program, root: str) -> set[str]:
+def funcs_in_kernel(program: Program, root: str) -> set[str]:
     """Funcs that the kernel of ``root`` computes, those among them that other kernels compute as well."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    fused, stored = program.schedule.fused(), {*kept(program), *program.outputs()}
+    fused, stored = program.schedule.fused(), {*stored_funcs(program), *program.outputs()}
     found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]
     for f in found:
         found += [a.tensor for a in ex.accesses(algorithm[f].expr) if a.tensor in fused and a.tensor not in (*stored, *found)]

@@ -8,7 +8,7 @@ from types import ModuleType
 
 from ...algebra.pipeline import prepare
 from ...autoschedule.fit_resources import element_bytes
-from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_labels
+from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_extent_labels
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Loop, Put, Store, statements
 from ...codegen.pipeline import lower
@@ -32,7 +32,7 @@ class CompiledProgram:
         self.source = emit(self.prepared)
         self.outputs = program.outputs()
         self._module: ModuleType | None = None
-        self._fit: Fit | None = None
+        self._fit: ArgumentCheck | None = None
 
     @property
     def module(self) -> ModuleType:
@@ -58,7 +58,7 @@ class CompiledProgram:
         from ..torch_support.tensor_checks import in_memory
         from ..torch_support.unsupported_autograd import without_backward
 
-        self._fit = self._fit or Fit(self.prepared)
+        self._fit = self._fit or ArgumentCheck(self.prepared)
         self._check_kinds(name, args, kwargs)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
@@ -119,14 +119,14 @@ def _from_compiler(error: Exception) -> bool:
     return own or isinstance(error, RuntimeError) and "PassManager" in str(error)
 
 
-class Fit:
+class ArgumentCheck:
     """Whether the GPU of a call has what the kernels need; looked at once for each GPU, dtype and size that matters."""
 
     def __init__(self, program: Program):
         self.algorithm, self.outputs = algorithm, _ = program.algorithm, program.outputs()
         self.fused = program.schedule.fused()
         self.kernels = lower(program)
-        self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_labels(self.kernels)}
+        self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_extent_labels(self.kernels)}
         self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
         self.seen: set[tuple] = set()
 

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..dispatch.call_cache import QuickCalls
-from ..select.schedule_selection import Subject
-from ..signature.op_manifest import Outline, read_outline
-from ..signature.shape_binding import Fitted, fit
+from ..dispatch.call_cache import CallCache
+from ..select.schedule_selection import Call
+from ..signature.op_manifest import OpManifest, read_manifest
+from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
-from .variant import KERNEL_DTYPES, Pair, Variant, choose_path, device_target
+from .variant import KERNEL_DTYPES, DifferentiablePair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
     from ...lang.spec import Spec
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
-__all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "Pair", "Variant", "choose_path", "device_target"]
+__all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._is_tracing
@@ -48,12 +48,12 @@ class Operator:
     def __init__(self, spec: Spec | Path):
         """``spec``, or the file of a spec that has an outline beside it and is read when something wants more than that."""
         self._from = spec
-        outline = read_outline(spec) if isinstance(spec, Path) else None
-        self.outline = outline or Outline.of(self.spec)
+        outline = read_manifest(spec) if isinstance(spec, Path) else None
+        self.outline = outline or OpManifest.of(self.spec)
         self.name = self.__name__ = self.outline.op
         self._names = self.outline.inputs + self.outline.scalars
         self._variants: dict[tuple, Variant] = {}
-        self._quick = QuickCalls(self.outline.products)
+        self._quick = CallCache(self.outline.products)
         self._asking, self._asked = threading.Lock(), None
         self.entry = library_ops.enter(self)
 
@@ -160,7 +160,7 @@ class Operator:
     def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
         """The arguments with which ``call()`` calls this op, which is not run."""
         with self._asking:
-            known, self._quick = self._quick, QuickCalls(self.outline.products)
+            known, self._quick = self._quick, CallCache(self.outline.products)
             self._asked = threading.get_ident()
             try:
                 call()
@@ -178,7 +178,7 @@ class Operator:
         self._check_types(tensors)
         device = next(iter(tensors.values())).device
         scalars = {name: self._scalar(name, scalars[name], device) for name in core.signature.scalars}
-        fitted = fit(self.name, core.signature, tensors)
+        fitted = bind_shapes(self.name, core.signature, tensors)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
         variant.check(self.name, fitted.tensors)
         key = (tuple(sorted(params.items())), fitted.batched if fitted.labels else frozenset(), fitted.labels)
@@ -188,7 +188,7 @@ class Operator:
         """The op with its parameters bound and its batch labels added."""
         key = (params, batched, labels)
         if key not in self._variants:
-            subject = Subject(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
+            subject = Call(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
             make = lambda: self._algorithm(params, batched, labels)  # noqa: E731
             self._variants[key] = Variant(make, self.outline.outputs, subject, self.outline.facts(*key))
         return self._variants[key]
@@ -276,7 +276,7 @@ class BoundCall:
 
     variant: Variant
     given: dict[str, torch.Tensor]
-    fitted: Fitted
+    fitted: BoundShapes
     scalars: dict[str, object]
     key: tuple  #: what ``Operator.variant`` gives the variant for
 

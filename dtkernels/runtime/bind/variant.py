@@ -12,7 +12,7 @@ import torch
 from ...codegen.target import Target, target
 from ..dispatch.dispatcher import Dispatcher
 from ..path_counters import count, interpreting
-from ..select.schedule_selection import Subject
+from ..select.schedule_selection import Call
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
 from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
@@ -28,7 +28,7 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
-class Pair:
+class DifferentiablePair:
     """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
 
     gradient: Halves
@@ -41,9 +41,9 @@ class Pair:
 class Variant:
     """One algorithm with the kernels emitted for it so far. Where ``facts`` are known, it is made when something wants it."""
 
-    def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Subject, facts: Facts | None = None):
+    def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Call, facts: Facts | None = None):
         self._make, self.outputs, self.subject = make, outputs, subject
-        self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], Pair] = {}
+        self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], DifferentiablePair] = {}
         self._facts = facts or Facts(Signature.of(self.algorithm))
         self.signature = self._facts.signature
         self._tied = {} if facts else {label: min(self.algorithm.tied_labels(label)) for label in self.algorithm.labels}
@@ -103,17 +103,17 @@ class Variant:
         results = _Differentiable.apply(self.pair_for(wanted, tensors), op, names, plain, *(given[n] for n in names))
         return results[: len(self.outputs)]
 
-    def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> Pair:
+    def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> DifferentiablePair:
         """Forward and backward for the gradients ``wanted`` of a call on ``tensors``."""
         return self.pair_at(wanted, self.signature.extents(tensors)) if self.products else self.pair(wanted)
 
-    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> Pair:
+    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> DifferentiablePair:
         """Forward and backward at these extents: products that are no larger than one of their operands are handed over."""
-        from ...algebra.autodiff.rematerialization import kept_products
+        from ...algebra.autodiff.rematerialization import products_to_save
 
-        return self.pair(wanted, kept_products(self.products, sizes, _surely))
+        return self.pair(wanted, products_to_save(self.products, sizes, _surely))
 
-    def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> Pair:
+    def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
         """Forward and backward for the gradients ``wanted``; forward hands over those of the products ``kept`` that backward needs."""
         if (wanted, kept) not in self._pairs:
             derived = lru_cache(maxsize=None)(lambda: self._derived(wanted, kept))
@@ -121,21 +121,21 @@ class Variant:
             self._pairs[wanted, kept] = self.pair(wanted, known.products) if known.products != kept else self._paired(wanted, known, derived)
         return self._pairs[wanted, kept]
 
-    def _paired(self, wanted: tuple[str, ...], known: Halves, derived: Callable[[], Gradient]) -> Pair:
+    def _paired(self, wanted: tuple[str, ...], known: Halves, derived: Callable[[], Gradient]) -> DifferentiablePair:
         forward, kept = self, known.products
         if known.outputs != self.outputs:
             subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
             forward = Variant(lambda: derived().forward, known.outputs, subject, known.forward and Facts(known.forward))
         subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
         backward = Variant(lambda: derived().backward, tuple(known.grads.values()), subject, known.backward and Facts(known.backward))
-        return Pair(known, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
+        return DifferentiablePair(known, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
 
     def _derived(self, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Gradient:
         from ...algebra.autodiff.gradient import gradient
 
         return gradient(self.differentiated, self.outputs, wanted, kept)
 
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[DifferentiablePair, ...]:
         """The pairs derived so far."""
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
 
@@ -155,10 +155,10 @@ class Variant:
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
         """The algorithm with the formula's schedule for ``sizes``."""
-        from ...autoschedule.default_schedule import formula
+        from ...autoschedule.default_schedule import default_schedule
         from ...lang.schedule import Program
 
-        return Program(self.algorithm, formula(self.algorithm, self.outputs, sizes, itemsize, gpu))
+        return Program(self.algorithm, default_schedule(self.algorithm, self.outputs, sizes, itemsize, gpu))
 
     def sizes_from(self, shape: tuple[int, ...] | None) -> dict[str, int]:
         """Extents from a plain tuple: output labels first, then the others in order of declaration."""
@@ -174,7 +174,7 @@ class _Differentiable(torch.autograd.Function):
     """Forward and backward by the kernels of the derived gradient."""
 
     @staticmethod
-    def forward(ctx, pair: Pair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
+    def forward(ctx, pair: DifferentiablePair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
         given = {**plain, **dict(zip(names, values))}
         forward, a, b = pair.forward, pair.forward.signature, pair.backward.signature
         results = forward.forward(op, {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars})

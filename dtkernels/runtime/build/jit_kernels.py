@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import ModuleType
 
 from ...codegen.target import Target
-from ..launch.wrapper_recorder import Launch as Note
-from ..tables.kernel_store import Entry
+from ..launch.wrapper_recorder import RecordedLaunch as Note
+from ..tables.kernel_store import StoredKernel
 from .specialization import fits, shared_build
-from .triton_compile import Launch, compile_kernel, entry_of, plain, plain_types
+from .triton_compile import KernelLaunch, compile_kernel, entry_of, plain_constant, plain_types
 
 REMEMBERED = 1024  #: kernels of one algorithm
 
@@ -21,15 +21,15 @@ class CompiledKernels:
     """Of one algorithm, with their machine code."""
 
     def __init__(self):
-        self._known: dict[tuple, tuple[Entry, bytes]] = {}
+        self._known: dict[tuple, tuple[StoredKernel, bytes]] = {}
 
-    def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[Entry, bytes]:
+    def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[StoredKernel, bytes]:
         """The kernel of ``note``, a launch of the imported ``source``, in the build that suits it. Raises Unshared."""
         language = module.tl  # type: ignore[attr-defined]
         constants = {k: getattr(language, v[3:]) if isinstance(v, str) and v.startswith("tl.") else v for k, v in note.constants.items()}
-        launch = Launch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
+        launch = KernelLaunch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
         build = shared_build(tuple(launch.kernel.arg_names), note.args, constants, plain_types(launch))
-        plainly = tuple((k, plain(v)) for k, v in build.constants.items())
+        plainly = tuple((k, plain_constant(v)) for k, v in build.constants.items())
         key = (source, note.kernel, tuple(build.types.items()), plainly, tuple(build.multiples.items()), tuple(note.options.items()), target)
         if key not in self._known:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, note.options, target)

@@ -84,9 +84,9 @@ def _loaded(source: str, name: str, digest: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
         if interpreting() and "triton" in vars(module):
-            from ..reference.interpreter import right_products
+            from ..reference.interpreter import fix_bf16_products
 
-            right_products()
+            fix_bf16_products()
         if "dot_precision" in vars(module):
             from ..torch_support.tf32 import dot_precision
 

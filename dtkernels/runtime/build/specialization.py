@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..tables.kernel_store import Entry
-from .triton_compile import POINTERS, Launch, compile_kernel, plain, plain_types
+from ..tables.kernel_store import StoredKernel
+from .triton_compile import POINTERS, KernelLaunch, compile_kernel, plain_constant, plain_types
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
@@ -28,7 +28,7 @@ ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precisio
 _WIDEST = 16  #: bytes of a load
 
 
-def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
+def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
     """Whether the kernel of ``entry`` does what a launch with these arguments asks for."""
     if entry.names != names:
         return False
@@ -50,7 +50,7 @@ def fits(entry: Entry, names: tuple[str, ...], args: tuple, constants: dict[str,
     return all(isinstance(args[i], float) for i in floats)
 
 
-def loses_alignment(entry: Entry, names: tuple[str, ...], args: tuple) -> bool:
+def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) -> bool:
     """Whether rows of some tensor start at multiples of 16 bytes and the kernel does not know: its loads are then narrow.
 
     Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
@@ -78,8 +78,8 @@ def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None
     return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
 
 
-def _constant(name: str, built: object, asked: object, entry: Entry) -> bool:
-    if built == asked or built == plain(asked):
+def _constant(name: str, built: object, asked: object, entry: StoredKernel) -> bool:
+    if built == asked or built == plain_constant(asked):
         return True
     if name.startswith("EVEN_"):
         return built is False  # masks that are always true do no harm
@@ -165,7 +165,7 @@ def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], typ
         yield Build(kinds, fixed, {n: multiples[n] for n in names if n in multiples})
 
 
-def specialized(launch: Launch, target: Target):
+def specialized(launch: KernelLaunch, target: Target):
     """The kernel compiled for all that is known of a launch's alignment; None where that is multiples of 16, which Triton itself sees."""
     build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
     if set(build.multiples.values()) <= {16}:

@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 
 from ...codegen.target import Target
-from ..tables.kernel_store import Entry, digest
+from ..tables.kernel_store import StoredKernel, digest
 
 POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.bool: "*i1",
@@ -22,7 +22,7 @@ POINTERS = {
 
 
 @dataclass
-class Launch:
+class KernelLaunch:
     """One kernel launch that a wrapper asked for."""
 
     kernel: object
@@ -32,11 +32,11 @@ class Launch:
     options: dict[str, object] = field(default_factory=dict)
 
 
-def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[Launch]:
+def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[KernelLaunch]:
     """What ``wrapper`` of an emitted ``module`` would launch for ``args`` (tensors on the meta device will do)."""
     import triton
 
-    found: list[Launch] = []
+    found: list[KernelLaunch] = []
     kernels = {n: f for n, f in vars(module).items() if isinstance(f, triton.runtime.KernelInterface) and n.endswith("_kernel")}
     try:
         for name, kernel in kernels.items():
@@ -49,19 +49,19 @@ def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[Launc
 
 
 class _Recorder:
-    def __init__(self, kernel, found: list[Launch]):
+    def __init__(self, kernel, found: list[KernelLaunch]):
         self.kernel, self.found = kernel, found
 
     def __getitem__(self, grid: tuple[int, ...]):
         def record(*args, **kwargs):
             names = set(self.kernel.arg_names)
             constants = {k: v for k, v in kwargs.items() if k in names}
-            self.found.append(Launch(self.kernel, grid, args, constants, {k: v for k, v in kwargs.items() if k not in names}))
+            self.found.append(KernelLaunch(self.kernel, grid, args, constants, {k: v for k, v in kwargs.items() if k not in names}))
 
         return record
 
 
-def build(launch: Launch, target: Target):
+def build(launch: KernelLaunch, target: Target):
     """The compiled kernel of ``launch`` for ``target``: ``asm`` by stage, ``metadata`` with shared memory and warps."""
     constants, multiples = dict(launch.constants), {}
     types = plain_types(launch)
@@ -73,7 +73,7 @@ def build(launch: Launch, target: Target):
     return compile_kernel(launch.kernel, types, constants, multiples, launch.options, target)
 
 
-def plain_types(launch: Launch) -> dict[str, str]:
+def plain_types(launch: KernelLaunch) -> dict[str, str]:
     """The type of each parameter of a launch, nothing baked in but what is a constant by declaration."""
     types = {}
     for name, value in zip(launch.kernel.arg_names, launch.args):
@@ -132,7 +132,7 @@ def _source_class(kernel):
     return ASTSource
 
 
-def entry_of(compiled, host: str, arch: int | str) -> Entry:
+def entry_of(compiled, host: str, arch: int | str) -> StoredKernel:
     """What a launch must know of a kernel that Triton compiled. Raises AttributeError or KeyError where this Triton keeps it elsewhere."""
     import triton
 
@@ -141,14 +141,14 @@ def entry_of(compiled, host: str, arch: int | str) -> Entry:
     constants = {}
     for place, value in source.constants.items():
         if len(place) == 1:
-            constants[names[place[0]]] = plain(value)
+            constants[names[place[0]]] = plain_constant(value)
     divisible, steps = split_multiples({names[place[0]]: step for place, what in source.attrs.items() if len(place) == 1 for kind, step in what if kind == "tt.divisibility"})
     if getattr(meta, "launch_cooperative_grid", False):
         raise KeyError("a cooperative launch")
     types = {n: str(t) for n, t in source.signature.items()}
     scratch = (int(getattr(meta, "global_scratch_size", 0) or 0), int(getattr(meta, "global_scratch_align", 1) or 1))
     code = digest(compiled.asm["cubin"])
-    return Entry(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm), steps)
+    return StoredKernel(meta.name, host, code, arch, types, constants, divisible, 32 * meta.num_warps, meta.shared, scratch, getattr(meta, "num_ctas", 1), triton.__version__, _ir(compiled.asm), steps)
 
 
 def split_multiples(multiples: dict[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
@@ -162,6 +162,6 @@ def _ir(asm) -> str:
     return digest(re.sub(r" loc\(.*\)$|^#loc.*\n", "", str(text), flags=re.MULTILINE).encode())
 
 
-def plain(value: object) -> object:
+def plain_constant(value: object) -> object:
     """A constant as JSON can hold it: a Triton type becomes its name."""
     return value if isinstance(value, (bool, int, float, str, type(None))) else f"tl.{value}"

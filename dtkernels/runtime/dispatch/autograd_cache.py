@@ -7,27 +7,27 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..launch.bound_launch import Bound
+from ..launch.bound_launch import BoundLaunch
 from ..path_counters import counter
 from ..torch_support.tensor_checks import refuse_batches
-from ..torch_support.tensor_guards import like, never
+from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
 from ..torch_support.unsupported_autograd import without_derivative
 
 if TYPE_CHECKING:
-    from ..bind.operator import BoundCall, Pair
+    from ..bind.operator import BoundCall, DifferentiablePair
 
 REMEMBERED = 64  #: kinds of arriving gradients that one kind of call keeps
 _grad_enabled = torch.is_grad_enabled
 
 
-def bound_of(variant, values: tuple) -> Bound | None:
+def bound_of(variant, values: tuple) -> BoundLaunch | None:
     """The kernels that a variant runs on ``values``, if it ran them before."""
     route = variant.dispatch.known(values)
-    return route.launch if route is not None and isinstance(route.launch, Bound) else None
+    return route.launch if route is not None and isinstance(route.launch, BoundLaunch) else None
 
 
-class Elsewhere(Exception):
+class TakesGeneralPath(Exception):
     """A tensor does not lie at a multiple of 16 bytes, as all did when the kernels were bound; nothing was launched."""
 
 
@@ -44,10 +44,10 @@ class Backward:
         self.alike, self.in_line, self.run = alike, in_line, run
 
 
-class Training:
+class AutogradCall:
     """One kind of call: ``apply`` takes the inputs and scalars in the variant's order."""
 
-    def __init__(self, call: BoundCall, pair: Pair, bound: Bound, results: tuple[torch.Tensor, ...]):
+    def __init__(self, call: BoundCall, pair: DifferentiablePair, bound: BoundLaunch, results: tuple[torch.Tensor, ...]):
         self.pair, self.op = pair, call.variant.subject.op
         self.counter = counter(f"{self.op} backward")
         self.names = (*call.fitted.tensors, *call.scalars)
@@ -66,7 +66,7 @@ class Training:
         self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
         self.precise = pair.backward.dispatch.precise
         self.backwards: dict[tuple, Backward] = {}
-        self.latest = Backward(never, never, never)
+        self.latest = Backward(never_matches, never_matches, never_matches)
         # Public results in the shapes that the caller sees.
         extra = [bound.shape_of(j) for j in range(self.public, len(bound.results))]
         self.forward = bound.shaped([*(tuple(r.shape) for r in results), *extra])
@@ -87,7 +87,7 @@ class Training:
         ]
 
     @staticmethod
-    def of(call: BoundCall, results: tuple[torch.Tensor, ...]) -> Training | None:
+    def of(call: BoundCall, results: tuple[torch.Tensor, ...]) -> AutogradCall | None:
         """None if such calls cannot be repeated from the tensors as given."""
         values = {**call.fitted.tensors, **call.scalars}
         if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
@@ -98,7 +98,7 @@ class Training:
         if (*forward.inputs, *forward.scalars) != tuple(values):
             return None
         bound = bound_of(pair.forward, tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in values.values()))
-        return None if bound is None else Training(call, pair, bound, results)
+        return None if bound is None else AutogradCall(call, pair, bound, results)
 
     def back(self, tensors: tuple[torch.Tensor, ...], numbers: Sequence) -> tuple[torch.Tensor | None, ...]:
         """The gradients of the arguments, in the arguments' shapes; ``tensors`` are those kept, then the gradients that arrive.
@@ -142,11 +142,11 @@ class Training:
         route, results = self.pair.backward.dispatch.bind(tensors, scalars)
         shapes = [self.like[n] for n in self.pair.gradient.grads]
         exact = all(r.dtype == dtype and r.is_contiguous() for r, (_, dtype) in zip(results, shapes))
-        if same and exact and isinstance(route.launch, Bound):
+        if same and exact and isinstance(route.launch, BoundLaunch):
             self._remember(key, route.launch.shaped([shape for shape, _ in shapes], self.order), given)
         return [r.reshape(shape).to(dtype) for r, (shape, dtype) in zip(results, shapes)]
 
-    def _remember(self, key: tuple, bound: Bound, given: tuple) -> None:
+    def _remember(self, key: tuple, bound: BoundLaunch, given: tuple) -> None:
         """Run ``bound`` from now on for what has this key, and without a further look for what is known to be like ``given``."""
         one, wanted, count = bound.alone(), self.wanted, len(given) - len(self.numbers)
         tensors = given[:count]  # for here alone: a function that held them would hold them, and the graph behind them, for good
@@ -158,21 +158,21 @@ class Training:
         def in_line(given: tuple) -> tuple[torch.Tensor | None, ...] | None:
             return None if any([t.data_ptr() & 15 for t in given[:count]]) else run(given)
 
-        alike = never if self.precise or any(t.data_ptr() & 15 for t in tensors) else like(tensors)
+        alike = never_matches if self.precise or any(t.data_ptr() & 15 for t in tensors) else guards_for(tensors)
         alone = one is not None and wanted == [0]
         if len(self.backwards) >= REMEMBERED:
             self.backwards.clear()
         self.backwards[key] = self.latest = Backward(alike, one if alone else in_line, one if alone else run)
 
 
-def _function(call: Training) -> Callable:
+def _function(call: AutogradCall) -> Callable:
     """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up. Raises Elsewhere."""
     one, kept, numbers, public, count = call.one, call.kept, call.numbers, call.public, call.counter
     only_result = one is not None and kept == [len(call.names)] and not numbers
 
     def forward_one(ctx, *values):
         if (result := one(values)) is None:
-            raise Elsewhere
+            raise TakesGeneralPath
         ctx.save_for_backward(result)
         return result
 
@@ -181,7 +181,7 @@ def _function(call: Training) -> Callable:
             ctx.numbers = [values[i] for i in numbers]
         results = call.forward(values) if one is None else (one(values),)
         if results[0] is None:
-            raise Elsewhere
+            raise TakesGeneralPath
         known = (*values, *results)
         ctx.save_for_backward(*[known[i] for i in kept])
         return results[0] if public == 1 else tuple(results[:public])

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch.autograd import forward_ad
 
-from ..launch.bound_launch import Bound
+from ..launch.bound_launch import BoundLaunch
 from ..path_counters import counter
-from ..torch_support.tensor_guards import like, never
+from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
-from .autograd_cache import Elsewhere, Training, bound_of
+from .autograd_cache import AutogradCall, TakesGeneralPath, bound_of
 from .bounded_cache import keep
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _transforms = torch._C._are_functorch_transforms_active
 _tracing = torch._C._is_tracing
 
 
-class Kind:
+class CachedCall:
     """A kind of call that is known.
 
     ``run`` takes (args, kwargs) and gives the results, or None where the call must be looked at. ``again`` does too, and gives None where a
@@ -46,17 +46,17 @@ class Kind:
     __slots__ = ("run", "again", "same", "count", "grad", "launches", "places")
 
     def __init__(self, run: Callable, again: Callable, launches: Callable | None = None, places: list[int | str] | None = None):
-        self.run, self.again, self.same, self.count = run, again, never, -1
+        self.run, self.again, self.same, self.count = run, again, never_matches, -1
         self.launches, self.places = launches, places or []
         self.grad: bool | None = None
 
 
-class QuickCalls:
+class CallCache:
     """The kinds of calls of one op that are known. ``precise``: the setting of float32 products is part of a kind."""
 
     def __init__(self, precise: bool):
-        self.known: dict[tuple, Kind] = {}
-        self.last = Kind(never, never)
+        self.known: dict[tuple, CachedCall] = {}
+        self.last = CachedCall(never_matches, never_matches)
         self.fronts: tuple[Front, ...] = ()  #: the latest ones
         self.named: dict[tuple, Front] = {}  #: all, by what tells most of them apart
         self.precise = precise
@@ -91,7 +91,7 @@ class QuickCalls:
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
         """The result of a call of a function in front of the op, straight from its kernels; None where no like call was remembered.
 
-        What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``like`` asks of ``tensors``, so that
+        What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``guards_for`` asks of ``tensors``, so that
         it need not be worked out again.
         """
         front = self._front(tensors, settings) if self.named else None
@@ -130,7 +130,7 @@ class QuickCalls:
         if known is None:
             return
         if not kwargs and not self.precise and all(isinstance(v, torch.Tensor) and v.data_ptr() & 15 == 0 for v in args):
-            known.same, known.count = like(args), len(args)
+            known.same, known.count = guards_for(args), len(args)
             known.grad = _grad_enabled() if any(v.requires_grad for v in args) else None
         keep(self.known, key, known, REMEMBERED)
 
@@ -166,7 +166,7 @@ def _name(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> t
     return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _remembered(quick: QuickCalls, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
     """None for calls that cannot be repeated so."""
     wants = any(t.requires_grad for t in tensors)
     if wants and _grad_enabled() or not _told(settings):
@@ -185,7 +185,7 @@ def _remembered(quick: QuickCalls, tensors: tuple[torch.Tensor, ...], settings: 
             return None
         else:
             front.order.append(pointers.index(value.data_ptr()))
-    front.count, front.settings, front.types, front.same = len(tensors), settings, tuple(map(type, settings)), like(tensors)
+    front.count, front.settings, front.types, front.same = len(tensors), settings, tuple(map(type, settings)), guards_for(tensors)
     front.wants, front.tf32 = wants, allows_tf32() if quick.precise else None
     front.numbers, front.launches = tuple(numbers), known.launches
     front.run = front.shaped(None)
@@ -227,7 +227,7 @@ def _picker(places: list[int | str]):
     return lambda args, kwargs: tuple([args[p] if type(p) is int else kwargs[p] for p in places])
 
 
-def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Kind | None:
+def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> CachedCall | None:
     """A call without gradients."""
     bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
     if bound is None or not all(r.is_contiguous() for r in results):
@@ -245,15 +245,15 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
         def in_order(args: tuple, kwargs: dict):
             return launch(args)
 
-        return Kind(in_order, in_order, launches, places)
+        return CachedCall(in_order, in_order, launches, places)
 
     def picked(args: tuple, kwargs: dict):
         return launch(pick(args, kwargs))
 
-    return Kind(picked, picked, launches, places)
+    return CachedCall(picked, picked, launches, places)
 
 
-def _launching(bound: Bound, count: dict[str, int]) -> Callable:
+def _launching(bound: BoundLaunch, count: dict[str, int]) -> Callable:
     """(the variant's values) -> the results, counted; None where a tensor does not lie as those did that were bound."""
     one = bound.alone() or bound.together()
 
@@ -266,9 +266,9 @@ def _launching(bound: Bound, count: dict[str, int]) -> Callable:
     return launch
 
 
-def _training(call: BoundCall, args: tuple, places: list[int | str], results: tuple[torch.Tensor, ...]) -> Kind | None:
+def _training(call: BoundCall, args: tuple, places: list[int | str], results: tuple[torch.Tensor, ...]) -> CachedCall | None:
     """A call whose results are differentiated."""
-    found = Training.of(call, results)
+    found = AutogradCall.of(call, results)
     if found is None:
         return None
     count, pick, apply = counter(found.op), _picker(places), found.apply
@@ -282,9 +282,9 @@ def _training(call: BoundCall, args: tuple, places: list[int | str], results: tu
     def in_order(args: tuple, kwargs: dict):
         try:
             results = apply(*args)
-        except Elsewhere:
+        except TakesGeneralPath:
             return None
         count["gpu"] += 1
         return results
 
-    return Kind(run, in_order if found.one is not None and places == list(range(len(args))) else _in_line(run))
+    return CachedCall(run, in_order if found.one is not None and places == list(range(len(args))) else _in_line(run))

@@ -13,17 +13,17 @@ import torch
 from ...codegen.target import Target
 from ..build.jit_kernels import CompiledKernels
 from ..build.specialization import fits, loses_alignment, specialized
-from ..launch.bound_launch import Bound, NotBound
+from ..launch.bound_launch import BoundLaunch, NotBound
 from ..launch.cuda_driver import DriverError, driver
-from ..launch.symbolic_replay import Allocating, Template, kind_of, stand_ins, traceable
-from ..launch.wrapper_recorder import Launch, Record, host_text, record
+from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_ins, traceable
+from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
 from ..path_counters import in_turn
 from ..select.row_ranking import Candidate
-from ..select.schedule_selection import Choice, Subject, choose, nearest
-from ..select.shape_buckets import Planned, Programs
+from ..select.schedule_selection import Call, Choice, choose, nearest
+from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature
-from ..tables.kernel_store import Entry, Store, StoreError, digest
+from ..tables.kernel_store import KernelStore, StoredKernel, StoreError, digest
 from ..torch_support.tf32 import allows_tf32
 from .bounded_cache import keep
 
@@ -63,7 +63,7 @@ class Dispatcher:
 
     def __init__(
         self,
-        subject: Subject,
+        subject: Call,
         signature: Signature,
         algorithm: Callable[[], Algorithm],
         outputs: tuple[str, ...],
@@ -72,10 +72,10 @@ class Dispatcher:
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
         self._pitches = signature.pitches()
-        self.programs = Programs(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
+        self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: dict[tuple, Route] = {}
         #: of a row and a kind; an empty list where one call was made, None where the wrapper cannot be traced
-        self._templates: dict[tuple, list[Template] | None] = {}
+        self._templates: dict[tuple, list[LaunchTemplate] | None] = {}
         self._compiled: set[str] = set()  #: files that were told of
         self._kernels = CompiledKernels()
         self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
@@ -139,7 +139,7 @@ class Dispatcher:
 
     # -- prebuilt -------------------------------------------------------------------------------------------------
 
-    def _prebuilt(self, candidate: Candidate, store: Store, tensors: dict, scalars: dict, coarse: bool) -> tuple[Bound, list[torch.Tensor]] | None:
+    def _prebuilt(self, candidate: Candidate, store: KernelStore, tensors: dict, scalars: dict, coarse: bool) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
         try:
             if not candidate.row.binaries:
                 return None
@@ -149,7 +149,7 @@ class Dispatcher:
             kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
             if kernels is None:
                 return None
-            bound = Bound(notes, values, self._places(tensors, scalars), kernels, values[0].device)
+            bound = BoundLaunch(notes, values, self._places(tensors, scalars), kernels, values[0].device)
             results = bound.first(values, notes)
             if not coarse:
                 self._trace(candidate, host, entries, store, tensors, scalars)
@@ -160,7 +160,7 @@ class Dispatcher:
             warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
 
-    def _fitting(self, launches: list[Launch], entries: _Read, store: Store, device: torch.device, coarse: bool) -> list[tuple] | None:
+    def _fitting(self, launches: list[RecordedLaunch], entries: _Read, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
         """For each launch the first of the entries that may run it, loaded; None where one has none."""
         arch, kernels = self.device_target(device).arch, []
         for launch in launches:
@@ -171,7 +171,7 @@ class Dispatcher:
             kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
         return kernels
 
-    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: Store, tensors: dict, scalars: dict) -> None:
+    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: KernelStore, tensors: dict, scalars: dict) -> None:
         """Note how the kernels that were just bound hang on the sizes, from the second call of a kind on."""
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
@@ -186,7 +186,7 @@ class Dispatcher:
                 notes.allocated = allocating.allocated
                 kernels = self._fitting(notes.launches, entries, store, values[0].device, False)
                 if kernels is not None:
-                    known.append(Template(tape, Bound(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))
+                    known.append(LaunchTemplate(tape, BoundLaunch(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))
             except Exception as error:  # a wrapper that does more than arithmetic of sizes is run for each call
                 self._templates[kind] = None
                 log.debug("dtkernels: the wrapper of %s is run at each new length: %s: %s", self.subject.op, type(error).__name__, error)
@@ -206,7 +206,7 @@ class Dispatcher:
         return None
 
     def _kind(self, candidate: Candidate, values: tuple) -> tuple:
-        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *kind_of(values))
+        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *sort_of(values))
 
     def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
         """Where in ``values`` each number is that may differ from call to call."""
@@ -228,7 +228,7 @@ class Dispatcher:
                 planned = self.programs.formula(choice, itemsize, gpu)
         return self._compile(planned, choice, tensors, scalars, on_gpu)
 
-    def _compile(self, planned: Planned, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
+    def _compile(self, planned: PlannedKernel, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         from ..build.source_cache import load_module
 
         candidate = planned.candidate
@@ -260,7 +260,7 @@ class Dispatcher:
                 return Route(launch, "compiled", candidate, choice), launch(values)
         return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
 
-    def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[Bound, list[torch.Tensor]] | None:
+    def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
         """Kernels compiled for this and for other sizes; None where Triton must launch."""
         device = values[0].device
         target = self.device_target(device)
@@ -268,7 +268,7 @@ class Dispatcher:
             notes = record(host_text(source), values)
             found = [self._kernels.kernel(source, module, note, target) for note in notes.launches]
             kernels = [(e, driver().function(device.index, e.code, lambda c=code: c, e.kernel, e.shared)) for e, code in found]
-            bound = Bound(notes, values, self._places(tensors, scalars), kernels, device)
+            bound = BoundLaunch(notes, values, self._places(tensors, scalars), kernels, device)
             return bound, bound.first(values, notes)
         except (torch.OutOfMemoryError, MemoryError):
             raise
@@ -287,23 +287,23 @@ class Dispatcher:
             self._emitted[key] = emit(program, "call", target)
         return self._emitted[key]
 
-    def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> Bound | None:
+    def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
         """What Triton compiled, launched from now on without Triton; None where that cannot be."""
-        from ..build.triton_compile import Launch, entry_of
+        from ..build.triton_compile import KernelLaunch, entry_of
 
         device = values[0].device
         target = self.device_target(device)
         try:
             kernels = []
             for launch in notes.launches:
-                asked = Launch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
+                asked = KernelLaunch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
                 compiled = specialized(asked, target) or launch.compiled
-                entry: Entry = entry_of(compiled, "", target.arch)
+                entry: StoredKernel = entry_of(compiled, "", target.arch)
                 if not fits(entry, launch.names, launch.args, launch.constants):
                     return None
                 code = compiled.asm["cubin"]
                 kernels.append((entry, driver().function(device.index, digest(code), lambda c=code: c, entry.kernel, entry.shared)))
-            return Bound(notes, values, self._places(tensors, scalars), kernels, device)
+            return BoundLaunch(notes, values, self._places(tensors, scalars), kernels, device)
         except (NotBound, DriverError, OSError, AttributeError, KeyError, TypeError) as error:
             log.debug("dtkernels: %s is launched by Triton: %s: %s", self.subject.op, type(error).__name__, error)
             return None
@@ -312,11 +312,11 @@ class Dispatcher:
 class _Read:
     """The entries of a store with these names, in their order, each read when it is reached: the first is often the one."""
 
-    def __init__(self, store: Store, names: tuple[str, ...]):
+    def __init__(self, store: KernelStore, names: tuple[str, ...]):
         self.store, self.names = store, names
-        self.read: list[Entry] = []
+        self.read: list[StoredKernel] = []
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[StoredKernel]:
         for i, name in enumerate(self.names):
             if i == len(self.read):
                 self.read.append(self.store.entry(name))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..tables.kernel_store import Entry
+from ..tables.kernel_store import StoredKernel
 from .cuda_driver import NO_CONTEXT, driver, launch_config
 from .wrapper_recorder import Record
 
@@ -65,14 +65,14 @@ class _Frame:
             config.stream = stream
 
 
-class Bound:
+class BoundLaunch:
     """Replays what was recorded for one kind of call, on tensors of the same shapes, strides, dtypes and alignment.
 
     Threads may call it at once: each call takes its own argument storage from a pool.
     """
 
     def __init__(
-        self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[Entry, ctypes.c_void_p]], device: torch.device
+        self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[StoredKernel, ctypes.c_void_p]], device: torch.device
     ):
         self.device, self.index = device, device.index
         used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
@@ -100,7 +100,7 @@ class Bound:
         self._overlaps = [driver().overlaps and "launch_pdl" in launch.options for launch in record.launches]
         del self._made, self._given
 
-    def _plan(self, launch, entry: Entry, function: ctypes.c_void_p) -> tuple:
+    def _plan(self, launch, entry: StoredKernel, function: ctypes.c_void_p) -> tuple:
         """(places of the arguments, grid, entry, function) of one launch."""
         args, slots, places = launch.args, self._slots, []
         for i, name, kind in entry.given:
@@ -163,7 +163,7 @@ class Bound:
         """The shape of a result."""
         return self.allocations[self.results[result]][0]
 
-    def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> Bound:
+    def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> BoundLaunch:
         """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
@@ -177,7 +177,7 @@ class Bound:
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
         return other
 
-    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> Bound:
+    def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> BoundLaunch:
         """The same kernels with other numbers in their slots, other grids, and other shapes of what is allocated."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import torch
 
-from .bound_launch import Bound, row_major
+from .bound_launch import BoundLaunch, row_major
 
 _PLAIN = frozenset(("Tensor", "backends", "finfo", "promote_types", "version"))  #: of torch, what neither allocates nor computes
 
@@ -194,19 +194,19 @@ def stand_ins(values: tuple) -> tuple[Tape, tuple]:
     return tape, tuple(found)
 
 
-def kind_of(values: tuple) -> tuple:
+def sort_of(values: tuple) -> tuple:
     """What the notes of a wrapper hang on beside sizes and strides."""
     return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v if isinstance(v, int) else v > 0) for v in values])
 
 
-class Template:
+class LaunchTemplate:
     """Bound kernels whose numbers are computed for the sizes of each call."""
 
-    def __init__(self, tape: Tape, bound: Bound):
+    def __init__(self, tape: Tape, bound: BoundLaunch):
         self.bound, grids = bound, tuple([grid for _, grid, _, _ in bound._plans])
         self._numbers = tape.function((bound._raw(), grids, [shape for shape, _ in bound.allocations], bound._strides))
 
-    def at(self, values: tuple) -> Bound | None:
+    def at(self, values: tuple) -> BoundLaunch | None:
         """The kernels for these values; None where a comparison comes out otherwise for them."""
         given: list[int] = []
         for v in values:

@@ -22,7 +22,7 @@ ENTRY = "call"  #: the wrapper that returns all outputs
 
 
 @dataclass
-class Launch:
+class RecordedLaunch:
     """One kernel launch that a wrapper asked for."""
 
     kernel: str
@@ -40,7 +40,7 @@ class Record:
 
     results: tuple[torch.Tensor, ...]
     allocated: list[torch.Tensor]
-    launches: list[Launch]
+    launches: list[RecordedLaunch]
 
 
 @lru_cache(maxsize=256)
@@ -87,7 +87,7 @@ class _Kernel:
             constants = {k: v for k, v in kwargs.items() if k in own}
             compiled = getattr(self.module, self.name)[grid](*args, **kwargs) if self.module else None
             options = {k: v for k, v in kwargs.items() if k not in own}
-            self.notes.launches.append(Launch(self.name, self.names, tuple(grid), args, constants, options, compiled))
+            self.notes.launches.append(RecordedLaunch(self.name, self.names, tuple(grid), args, constants, options, compiled))
 
         return note
 

@@ -8,7 +8,7 @@ from ..log import warn_once
 
 
 @cache
-def right_products() -> None:
+def fix_bf16_products() -> None:
     """Have the interpreter widen bf16 operands of products to float32 first, which loses nothing. Once for a process."""
     import triton.language as tl
     from triton.runtime import interpreter

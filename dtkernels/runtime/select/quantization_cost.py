@@ -57,7 +57,7 @@ def _lasts(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[
     return total, useful
 
 
-def waste(row: Row, sizes: dict[str, int]) -> float:
+def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
     """How many times as long for the same work ``row``'s schedule takes at ``sizes`` as at its own, by its blocks alone; at least 1.
 
     Of a kernel that took little more than a launch does, little can be wasted. 1 where the row does not say how many multiprocessors

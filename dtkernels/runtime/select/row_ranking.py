@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..tables.table import Gpu, Row, kind_of
-from .quantization_cost import cuts, waste
+from ..tables.table import Gpu, Row, call_kind
+from .quantization_cost import cuts, quantization_cost
 
 LIMIT = 2.0  #: a row further away than this is no better than the formula
 LIGHT = 0.25  #: weight of a label that only says how many blocks there are
@@ -47,21 +47,21 @@ def candidates(
 
     Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
     """
-    return ranked(agreeing(rows, key), sizes, spec, limit, pitches)
+    return rank_rows(agreeing(rows, key), sizes, spec, limit, pitches)
 
 
-def ranked(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
+def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
     """``candidates`` of the rows that ``agreeing`` gives."""
     logs, found = _logs(sizes), []
     for row, exact in rows:
         d = _distance(row, sizes, logs, pitches)
-        wasted = waste(row, sizes) if d <= limit else 1.0
+        wasted = quantization_cost(row, sizes) if d <= limit else 1.0
         found.append(Candidate(row, d, _refusal(row, sizes, spec, d, wasted, limit), exact, wasted))
     return sorted(found, key=lambda c: (not c.exact, c.reach, c.row.microseconds or math.inf))
 
 
 class Near:
-    """The first of ``ranked`` that is exact and may be taken, for calls whose sizes lie near each other; ``sizes`` are those of the first.
+    """The first of ``rank_rows`` that is exact and may be taken, for calls whose sizes lie near each other; ``sizes`` are those of the first.
 
     A distance changes by no more than the step from these sizes to others, where pitches have the same common divisor with a load:
     rows that are further away than the nearest by twice that are not looked at.
@@ -92,7 +92,7 @@ class Near:
             d = _distance(row, sizes, logs, self.pitches)
             if d > min(key[0], LIMIT):  # nothing brings it nearer
                 continue
-            wasted = waste(row, sizes)
+            wasted = quantization_cost(row, sizes)
             found = (_reach(d, wasted), row.microseconds or math.inf, place)
             if found < key and not _refusal(row, sizes, self.spec, d, wasted, LIMIT):
                 best, key = Candidate(row, d, wasted=wasted), found
@@ -105,7 +105,7 @@ def _logs(sizes: dict[str, int]) -> dict[str, float]:
 
 def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
     """Rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
-    kind = kind_of(key)
+    kind = call_kind(key)
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Gpu
-from .row_ranking import Candidate, ranked
+from .row_ranking import Candidate, rank_rows
 from .table_loader import OpTable, op_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Subject:
+class Call:
     """What is called, as rows name it."""
 
     op: str
@@ -69,13 +69,13 @@ def target_for(gpu: Gpu) -> Target | None:
     return next((t for t in alike if gpu.folder.startswith(gpu_of(t).folder)), alike[0] if alike else None)
 
 
-def choose(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
+def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
     """The rows of the GPU's table for one call; ``pitches`` see ``choice.distance``."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return Choice(table, tuple(ranked(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
+    return Choice(table, tuple(rank_rows(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
 
 
-def nearest(subject: Subject, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
+def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
     """The first of ``choose`` that is for these very parameters and may be taken."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
     return table.nearest(key, sizes, subject.spec, pitches)
@@ -106,9 +106,9 @@ def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], 
         check_resources(kernel, sizes, itemsizes, target)
 
 
-def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+def by_default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Program:
     """The algorithm with the formula's schedule for just these sizes."""
-    from ...autoschedule.default_schedule import formula
+    from ...autoschedule.default_schedule import default_schedule
     from ...lang.schedule import Program
 
-    return Program(algorithm, formula(algorithm, outputs, sizes, itemsize, target))
+    return Program(algorithm, default_schedule(algorithm, outputs, sizes, itemsize, target))

@@ -16,7 +16,7 @@ from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
 from .row_ranking import Candidate
-from .schedule_selection import Choice, by_formula, room_for, scheduled
+from .schedule_selection import Choice, by_default_schedule, room_for, scheduled
 
 if TYPE_CHECKING:
     from ...lang.algorithm import Algorithm
@@ -27,7 +27,7 @@ REGULAR = 16  #: neither the formula nor a build knows of more than that a size 
 REMEMBERED = 256  #: schedules that one kind of call keeps
 
 
-def anchor(size: int) -> int:
+def bucket_anchor(size: int) -> int:
     """The size that stands for ``size``: the largest of its eighth of an octave with the same common divisor with 16.
 
     So it has the same next power of two, which is what a label that is held whole takes. Sizes up to 16 stand for themselves.
@@ -39,7 +39,7 @@ def anchor(size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedKernel:
     """A program to compile. ``candidate``: the row it is from, None for the formula, which was asked at the sizes ``asked``."""
 
     program: Program
@@ -47,14 +47,14 @@ class Planned:
     asked: dict[str, int] = field(default_factory=dict)
 
 
-class Programs:
+class ScheduleCache:
     """The programs of one prepared algorithm, which ``algorithm()`` gives; labels of ``fixed`` have one extent only."""
 
     def __init__(self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset()):
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
         self._of_row, self._by_formula, self._fits = (lru_cache(REMEMBERED)(f) for f in (self._read, self._ask, self._checked))
 
-    def plan(self, choice: Choice, itemsize: int, target: Target) -> Planned:
+    def plan(self, choice: Choice, itemsize: int, target: Target) -> PlannedKernel:
         """The program of the nearest row that fits, else that of the formula."""
         for candidate in choice.usable:
             try:
@@ -65,15 +65,15 @@ class Programs:
                 tell = log.info if isinstance(found, DTError) and candidate.distance else warn_once  # a neighbour may well not fit
                 tell(f"a row is passed over ({candidate.row.title()}): {type(found).__name__}: {found}")
             elif found.outputs() == self.outputs:
-                return Planned(found, candidate)
+                return PlannedKernel(found, candidate)
         return self.formula(choice, itemsize, target)
 
-    def formula(self, choice: Choice, itemsize: int, target: Target) -> Planned:
+    def formula(self, choice: Choice, itemsize: int, target: Target) -> PlannedKernel:
         """The formula's program: that of the sizes' anchor where it is legal at the sizes themselves, else of just these sizes."""
-        near = {label: n if label in self.fixed else anchor(n) for label, n in choice.sizes.items()}
+        near = {label: n if label in self.fixed else bucket_anchor(n) for label, n in choice.sizes.items()}
         if near != choice.sizes and not self._fits(tuple(near.items()), _powers(choice.sizes), itemsize, target):
             near = dict(choice.sizes)
-        return Planned(self._by_formula(tuple(near.items()), itemsize, target), None, near)
+        return PlannedKernel(self._by_formula(tuple(near.items()), itemsize, target), None, near)
 
     def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> Program | DTError:
         """The program of a row's schedule, or why it does not fit."""
@@ -85,7 +85,7 @@ class Programs:
         return program
 
     def _ask(self, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> Program:
-        return by_formula(self.algorithm(), self.outputs, dict(sizes), itemsize, target)
+        return by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target)
 
     def _checked(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> bool:
         """Whether what the formula says at sizes ``asked`` is legal at sizes of these powers of two."""

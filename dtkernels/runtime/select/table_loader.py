@@ -10,8 +10,8 @@ from pathlib import Path
 from ..folders import folder_named
 from ..log import forget as forget_warnings
 from ..log import warn_once
-from ..tables.kernel_store import Store, StoreError, digest
-from ..tables.table import Gpu, Row, TableError, kind_of, kind_text, read_gpu, read_rows
+from ..tables.kernel_store import KernelStore, StoreError, digest
+from ..tables.table import Gpu, Row, TableError, call_kind, call_kind_text, read_gpu, read_rows
 from .row_ranking import Candidate, Near, agreeing, nearest_gpu
 
 _NEAR = 256  #: places among sizes that one table keeps
@@ -24,7 +24,7 @@ class OpTable:
 
     gpu: str | None  #: the table's folder
     written: tuple[Row, ...] = ()  #: the rows, if they were read from the table itself
-    store: Store | None = None
+    store: KernelStore | None = None
     packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
     _near: dict[tuple, Near] = field(default_factory=dict, compare=False, repr=False)
@@ -39,7 +39,7 @@ class OpTable:
         """The rows that agree with ``key`` but for numbers among the parameters, if not more."""
         if self.packed is None:
             return self.written
-        kind = kind_of(key)
+        kind = call_kind(key)
         if kind not in self._read:  # of each kind once: every new shape asks
             self._read[kind] = self._copied(key)
         return self._read[kind]
@@ -67,7 +67,7 @@ class OpTable:
         try:
             if found := self.store.rows(key):
                 return found
-            if found := tuple(r for r in self._table if key is None or kind_text(r.key) == kind_text(key)):
+            if found := tuple(r for r in self._table if key is None or call_kind_text(r.key) == call_kind_text(key)):
                 raise StoreError(f"{self.store.path}: its rows are missing")
         except StoreError as error:
             warn_once(f"rows are read from the table: {_named(self.packed, error)}", about=self.store.path)
@@ -125,7 +125,7 @@ def _read(path: Path) -> tuple[Row, ...]:
     return read_rows(path.read_bytes().decode(), str(path))
 
 
-def _with_own(rows: tuple[Row, ...], store: Store | None, path: Path) -> tuple[Row, ...]:
+def _with_own(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
     """Rows of a table that has changed since its kernels were built: those that did not change have kernels, others none.
 
     A name alone does not say what a kernel computes: that of another row may differ in a parameter, and run for this one.
@@ -148,9 +148,9 @@ def _named(path: Path, error: Exception) -> str:
     return text if str(path) in text else f"{path}: {text}"
 
 
-def _store(path: Path) -> Store | None:
+def _store(path: Path) -> KernelStore | None:
     try:
-        return Store(path)
+        return KernelStore(path)
     except FileNotFoundError:
         return None
     except (OSError, StoreError) as error:

@@ -6,7 +6,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 
 
-def rows_of(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
+def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
     """The inputs that must all have more rows along ``label``; None where it may not stand for more rows.
 
     It may if it is always the first index, and never a value, a length or reduced, nor of an extent that the program tells.

@@ -34,7 +34,7 @@ class Facts(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Outline:
+class OpManifest:
     """Of one op."""
 
     op: str
@@ -77,7 +77,7 @@ class Outline:
         return signatures, [(tuple(d["params"].items()), tuple(d["wanted"]), tuple(d["kept"])) for d in data if "wanted" in d]
 
     @staticmethod
-    def of(spec: Spec) -> Outline:
+    def of(spec: Spec) -> OpManifest:
         """The outline of a spec, without lines."""
         from ...lang import expr as ex
         from .spec_hash import spec_hash
@@ -85,7 +85,7 @@ class Outline:
         a = spec.algorithm
         products = any(isinstance(n, ex.Dot) for d in a.definitions for n in d.expr.walk())
         integers = tuple(sorted(a.integer_inputs()))
-        return Outline(
+        return OpManifest(
             spec.op, a.inputs, a.scalars, tuple(a.params), spec.outputs, spec_hash(a), integers, products, spec.compiled, spec.autocast,
             whole=tuple(sorted(a.integer_scalars())),
         )
@@ -94,7 +94,7 @@ class Outline:
 # -- beside the spec ------------------------------------------------------------------------------------------------------
 
 
-def outline_path(spec: Path) -> Path:
+def manifest_path(spec: Path) -> Path:
     """Where the outline of a spec's file lies."""
     return spec.with_suffix(".json")
 
@@ -119,21 +119,21 @@ def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 
-def outline_text(outline: Outline, spec: bytes) -> str:
+def manifest_text(outline: OpManifest, spec: bytes) -> str:
     """The JSON of an outline of the spec whose file holds ``spec``."""
     head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(outline, n) for n in _HEAD}}
     return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(outline.lines) + "\n]}\n"
 
 
-def read_outline(spec: Path) -> Outline | None:
+def read_manifest(spec: Path) -> OpManifest | None:
     """The outline that lies beside a spec's file, if it is of the file as it is now."""
     try:
-        head, *lines, end = outline_path(spec).read_text().splitlines()
+        head, *lines, end = manifest_path(spec).read_text().splitlines()
         data = json.loads(head + end)
         if data.pop("file") != hashlib.sha256(spec.read_bytes()).hexdigest():
             return None
         plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
-        return Outline(**{**plain, "params": tuple(tuple(p) for p in data["params"]), "lines": tuple(lines)})
+        return OpManifest(**{**plain, "params": tuple(tuple(p) for p in data["params"]), "lines": tuple(lines)})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 

@@ -14,7 +14,7 @@ from .signature import Signature
 
 
 @dataclass(frozen=True)
-class Fitted:
+class BoundShapes:
     """Tensors as the algorithm wants them, and how to shape results back."""
 
     tensors: dict[str, torch.Tensor]
@@ -36,7 +36,7 @@ class Fitted:
         return result
 
 
-def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> Fitted:
+def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> BoundShapes:
     """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where they cannot be."""
     ranks = {name: len(signature.inputs[name]) for name in tensors}
     extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
@@ -46,7 +46,7 @@ def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> Fitt
     count = max(extra.values())
     batched = frozenset(name for name, n in extra.items() if n > 0)
     if not count:
-        return Fitted(tensors, batched, 0, (), False, short)
+        return BoundShapes(tensors, batched, 0, (), False, short)
     batch = _broadcast([tensors[name].shape[: extra[name]] for name in batched])
     if batch is None:
         shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in tensors if name in batched)
@@ -54,8 +54,8 @@ def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> Fitt
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
     joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:
-        return Fitted(joined, batched, 0, tuple(batch), True, 0)
-    return Fitted(spread, batched, count, tuple(batch), False, 0)
+        return BoundShapes(joined, batched, 0, tuple(batch), True, 0)
+    return BoundShapes(spread, batched, count, tuple(batch), False, 0)
 
 
 def _broadcast(shapes: list[torch.Size]) -> tuple[int, ...] | None:

@@ -31,12 +31,12 @@ class Signature:
         """The signature of a prepared algorithm."""
         from ...codegen.emit.module import plain_labels, value_inputs
         from ...lang import expr as ex
-        from .dim_collapse import rows_of
+        from .dim_collapse import collapsible_label
 
         inputs = {n: plain_labels(algorithm, n) for n in algorithm.inputs}
         precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
         firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
-        rows = {label: found for label in firsts if (found := rows_of(algorithm, label)) is not None}
+        rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
         return Signature(inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise)
 
     def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:

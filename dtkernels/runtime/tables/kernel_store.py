@@ -4,7 +4,7 @@ The file is read by hand: the header once, the rest only when it is asked for. A
 stands for, so that equal kernels of several rows are stored once and a damaged one is noticed.
 
 Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one packed text behind another, each behind a line with
-its name and length: ``entry/<checksum>`` what one kernel takes (``Entry``), ``host/<checksum>`` the text that allocates and
+its name and length: ``entry/<checksum>`` what one kernel takes (``StoredKernel``), ``host/<checksum>`` the text that allocates and
 launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON behind a line with its checksum; ``dictionary`` some of the texts, which the others are
 packed with: they are much alike, and each can still be read alone. Metadata: ``table`` the checksum of the YAML that the rows are
 copied from.
@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .table import Row, kind_text, write_whole
+from .table import Row, call_kind_text, write_whole
 
 FORMAT = "dtkernels 4"
 _LARGEST_HEADER = 1 << 27
@@ -43,7 +43,7 @@ class StoreError(ValueError):
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredKernel:
     """One compiled kernel and the arguments it may be launched with.
 
     ``types`` has every parameter, in the kernel's order: a type, or "constexpr" for one that is baked in, with its value in
@@ -107,9 +107,9 @@ class Entry:
         return digest(self.text().encode())
 
     @staticmethod
-    def parse(text: str) -> Entry:
+    def parse(text: str) -> StoredKernel:
         data = json.loads(text)
-        return Entry(**{**data, "divisible": tuple(data["divisible"]), "scratch": tuple(data["scratch"])})
+        return StoredKernel(**{**data, "divisible": tuple(data["divisible"]), "scratch": tuple(data["scratch"])})
 
 
 def digest(data: bytes) -> str:
@@ -117,7 +117,7 @@ def digest(data: bytes) -> str:
     return "x" + hashlib.sha256(data).hexdigest()[:16]
 
 
-class Store:
+class KernelStore:
     """A binary store on disk. Raises StoreError when opened if the file is not whole."""
 
     def __init__(self, path: Path):
@@ -145,7 +145,7 @@ class Store:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
         self._dictionary = self._data[self._start + words[0] : self._start + words[1]]
-        self._entries: dict[str, Entry] = {}  #: those that were read: each new length asks for the same
+        self._entries: dict[str, StoredKernel] = {}  #: those that were read: each new length asks for the same
         self._hosts: dict[str, str] = {}
 
     def _place(self, name: str) -> tuple[int, int]:
@@ -156,13 +156,13 @@ class Store:
             raise KeyError(name)
         return int(match[1]), int(match[2])
 
-    def entry(self, name: str) -> Entry:
+    def entry(self, name: str) -> StoredKernel:
         """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
         if (known := self._entries.get(name)) is not None:
             return known
         text = self._checked(f"entry/{name}", name)
         try:
-            return self._entries.setdefault(name, Entry.parse(text))
+            return self._entries.setdefault(name, StoredKernel.parse(text))
         except (ValueError, LookupError, TypeError) as error:
             raise StoreError(f"{self.path}: entry {name} is damaged: {type(error).__name__}") from None
 
@@ -191,7 +191,7 @@ class Store:
 
     def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
         """The copied rows that agree with the key of a row but for numbers among its parameters; without a key all. Raises StoreError."""
-        names = self.names("rows") if key is None else (digest(kind_text(key).encode()),)
+        names = self.names("rows") if key is None else (digest(call_kind_text(key).encode()),)
         found = []
         try:
             for name in names:
@@ -264,7 +264,7 @@ def _unpacked(data: bytes) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def write_store(path: Path, entries: list[Entry], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "") -> None:
+def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "") -> None:
     """Write a store whole or not at all; the same bytes for the same contents. ``rows`` are the table's, ``table`` the YAML's digest."""
     texts = {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()} | _row_texts(rows)
     header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
@@ -301,6 +301,6 @@ def _row_texts(rows: Sequence[Row]) -> dict[str, str]:
     kinds: dict[str, list] = {}
     for place, row in enumerate(rows):
         plain = {k: v for k, v in asdict(row).items() if v not in ({}, (), None)}
-        kinds.setdefault(f"rows/{digest(kind_text(row.key).encode())}", []).append([place, plain])
+        kinds.setdefault(f"rows/{digest(call_kind_text(row.key).encode())}", []).append([place, plain])
     plain = {name: json.dumps(found, separators=(",", ":")) for name, found in kinds.items()}
     return {name: f"{digest(text.encode())}\n{text}" for name, text in plain.items()}

@@ -59,8 +59,8 @@ class Row:
 
     @cached_property
     def kind(self) -> tuple:
-        """``kind_of`` its key."""
-        return kind_of(self.key)
+        """``call_kind`` its key."""
+        return call_kind(self.key)
 
     @cached_property
     def logs(self) -> dict[str, float]:
@@ -80,14 +80,14 @@ def handing(saved: bool, kept: tuple[str, ...]) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def kind_of(key: tuple) -> tuple:
+def call_kind(key: tuple) -> tuple:
     """A key without the parameters that are numbers, of which 1 is a usual default and then not in the key at all."""
     return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
 
 
-def kind_text(key: tuple) -> str:
-    """``kind_of`` as text, the same in every process."""
-    *rest, labels = kind_of(key)
+def call_kind_text(key: tuple) -> str:
+    """``call_kind`` as text, the same in every process."""
+    *rest, labels = call_kind(key)
     return json.dumps([*rest, sorted(labels)])
 
 
@@ -256,4 +256,4 @@ def with_binaries(row: Row, names: Iterable[str]) -> Row:
     return replace(row, binaries=tuple(names))
 
 
-__all__ = ["Gpu", "Row", "TableError", "kind_of", "kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]
+__all__ = ["Gpu", "Row", "TableError", "call_kind", "call_kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]

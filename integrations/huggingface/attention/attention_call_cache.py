@@ -14,7 +14,7 @@ import torch
 
 from dtkernels.ops.attention import ready
 from dtkernels.runtime.dispatch.bounded_cache import keep
-from dtkernels.runtime.torch_support.tensor_guards import like, never
+from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
 from .masks import note_on
 
@@ -27,11 +27,11 @@ HARMLESS = frozenset(
 KEPT = 4  # kinds of layers of a model, which are compared one by one
 REMEMBERED = 1024  # calls that are found by their names: each step of a generation makes new ones, the next generation meets them again
 _NUMBERS = (bool, int, float, str)
-_seen: tuple[Seen, ...] = ()
-_named: dict[tuple, Seen] = {}
+_seen: tuple[CachedAttentionCall, ...] = ()
+_named: dict[tuple, CachedAttentionCall] = {}
 
 
-class Seen:
+class CachedAttentionCall:
     """One call: how to know it again, and ``launch``, which takes the tensors to the result in the shape that transformers wants."""
 
     __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
@@ -46,7 +46,7 @@ class Seen:
         return self.launch((*tensors, *[kwargs[name] for name in self.added]))
 
 
-def known(query, key, value, mask, kwargs: dict) -> Seen | None:
+def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
     """The call before that this one is like; None where there is none."""
     if not _seen or torch.compiler.is_compiling():
         return None
@@ -58,7 +58,7 @@ def known(query, key, value, mask, kwargs: dict) -> Seen | None:
     return _by_name(told, mask, tensors)
 
 
-def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> Seen | None:
+def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAttentionCall | None:
     """A call further back, which may have had another mask, of which the same is known."""
     global _seen
     reach = None if mask is None else note_on(mask)
@@ -98,14 +98,14 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     told = _told(kwargs, tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
         return
-    s = Seen()
+    s = CachedAttentionCall()
     s.launch = ready((batch, 1, heads, value.shape[3]), query, key, value, taken, **options)
     if s.launch is None:
         return
-    s.count, s.like, s.told = len(tensors), like(tuple(tensors)), told
+    s.count, s.like, s.told = len(tensors), guards_for(tuple(tensors)), told
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
     reach = None if mask is None else note_on(mask)
-    s.padded = never if reach is None or reach.padding is None else like((reach.padding,))
+    s.padded = never_matches if reach is None or reach.padding is None else guards_for((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:
         keep(_named, _name(told, reach, tensors), s, REMEMBERED)

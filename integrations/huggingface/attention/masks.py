@@ -22,7 +22,7 @@ NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and i
 
 
 @dataclass(frozen=True)
-class Reach:
+class VisibleKeys:
     """Query m stands at key p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, 0, 0, l]."""
 
     left: int | None = None
@@ -91,7 +91,7 @@ def _exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def note_on(mask: torch.Tensor) -> Reach | None:
+def note_on(mask: torch.Tensor) -> VisibleKeys | None:
     """What a mask says, where it is as it was when that was noted on it."""
     noted = getattr(mask, NOTE, None)
     if noted is None:
@@ -104,7 +104,7 @@ def _version(mask: torch.Tensor) -> int | None:
     return None if mask.is_inference() else mask._version
 
 
-def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> Reach | None:
+def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> VisibleKeys | None:
     """The note on a mask of ``queries`` x ``keys``; None where there is none."""
     reach = None if mask is None else note_on(mask)
     return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
@@ -118,7 +118,7 @@ def _reach(
     kv_length: int = 0,
     q_length: int | None = None,
     **_,
-) -> Reach | None:
+) -> VisibleKeys | None:
     limits = _limits(mask_function) if q_length is not None else None  # releases before 5 give positions in another form
     if limits is None or isinstance(kv_offset, torch.Tensor):
         return None
@@ -131,7 +131,7 @@ def _reach(
             return None
         padding = attention_mask[:, kv_offset : kv_offset + kv_length]
         padding = torch.nn.functional.pad(padding, (0, kv_length - padding.shape[1]))[:, None, None]  # keys without a flag are not seen
-    return Reach(*limits, offset, padding)
+    return VisibleKeys(*limits, offset, padding)
 
 
 def _limits(function: Callable | None) -> tuple[int | None, int | None] | None:

@@ -13,7 +13,7 @@ from dtkernels.runtime.aot_build import meta_tensors
 from dtkernels.runtime.bind.operator import Variant
 from dtkernels.runtime.reference.evaluator import evaluate
 
-from .problems import Group, Work, variants_of
+from .problems import CallKind, TuningProblem, variants_of
 
 EXACT = 2**27  #: elements of the largest intermediate up to which the reference is computed in float64
 LARGEST = 2**32  #: beyond it there is no reference
@@ -21,7 +21,7 @@ SCALAR = 0.125
 
 
 @dataclass
-class Data:
+class InputsAndReference:
     """Arguments of the wrapper, and the right contents of every Func that a kernel may write."""
 
     values: tuple
@@ -29,7 +29,7 @@ class Data:
     bytes: int
 
 
-def scalars_of(variant: Variant, group: Group, device: str) -> tuple:
+def scalars_of(variant: Variant, group: CallKind, device: str) -> tuple:
     """Numbers; one-element tensors where a gradient is asked for; whole numbers where they index."""
     a = variant.algorithm
     integers = a.integer_scalars()
@@ -42,7 +42,7 @@ def scalars_of(variant: Variant, group: Group, device: str) -> tuple:
     return tuple(one(s) for s in a.scalars)
 
 
-def meta_arguments(work: Work) -> tuple:
+def meta_arguments(work: TuningProblem) -> tuple:
     """Arguments of the wrapper without storage."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
@@ -61,7 +61,7 @@ def _count(labels: tuple[str, ...], sizes: dict[str, int]) -> int:
     return count
 
 
-def elements(work: Work, name: str) -> int:
+def elements(work: TuningProblem, name: str) -> int:
     """Elements of an input or a Func."""
     forward, variant = variants_of(work.group)
     if name in variant.algorithm:
@@ -69,7 +69,7 @@ def elements(work: Work, name: str) -> int:
     return meta_tensors(forward, variant, work.extents, work.group.torch_dtype)[name].numel()
 
 
-def itemsizes(work: Work) -> dict[str, int]:
+def itemsizes(work: TuningProblem) -> dict[str, int]:
     """Bytes an element of every buffer."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
@@ -77,7 +77,7 @@ def itemsizes(work: Work) -> dict[str, int]:
     return {n: t.dtype.itemsize for n, t in tensors.items()} | dict.fromkeys(alike, work.group.itemsize)
 
 
-def make(work: Work, roots: tuple[str, ...], device: str) -> Data:
+def make(work: TuningProblem, roots: tuple[str, ...], device: str) -> InputsAndReference:
     """Random inputs, what the forward made of them, and the reference of ``roots``."""
     group = work.group
     forward, variant = variants_of(group)
@@ -90,7 +90,7 @@ def make(work: Work, roots: tuple[str, ...], device: str) -> Data:
         tensors |= _saved(group, forward, variant, tensors, scalars, work.extents, generator, device)
     right = reference(variant.algorithm, tensors, scalars, roots, work.extents)
     size = sum(t.numel() * t.element_size() for t in (*tensors.values(), *right.values()))
-    return Data((*tensors.values(), *scalars.values()), right, size)
+    return InputsAndReference((*tensors.values(), *scalars.values()), right, size)
 
 
 def _reach(name: str, algorithm: Algorithm, meta: dict[str, torch.Tensor]) -> int:
@@ -116,7 +116,7 @@ def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torc
     return (torch.randn(meta.shape, generator=generator, device=device, dtype=torch.float32) * scale).to(meta.dtype)
 
 
-def _saved(group: Group, forward: Variant, variant: Variant, tensors: dict, scalars: dict, sizes: dict, generator: torch.Generator, device: str) -> dict:
+def _saved(group: CallKind, forward: Variant, variant: Variant, tensors: dict, scalars: dict, sizes: dict, generator: torch.Generator, device: str) -> dict:
     """What backward reads that forward computes; gradients that arrive stay random."""
     pair = forward.pair(group.wanted, group.kept)
     a = pair.forward.algorithm

@@ -19,7 +19,7 @@ from dtkernels.runtime.tables.table import write_whole
 
 
 @dataclass
-class Matrix:
+class MeasurementMatrix:
     """The times of one kind of call, of shape (works, schedules), NaN where there is none."""
 
     about: dict
@@ -33,7 +33,7 @@ class Matrix:
         return (a["op"], a["direction"], a["dtype"], tuple(sorted(a["params"].items())), tuple(a["wanted"]), a["saved"], tuple(a.get("kept", ())))
 
 
-def read_matrices(path: Path) -> tuple[dict, list[Matrix]]:
+def read_matrices(path: Path) -> tuple[dict, list[MeasurementMatrix]]:
     """(what it was measured with, the matrix of each kind of call). Raises OSError, and ValueError where the file is something else."""
     try:
         with safe_open(path, "numpy") as store:
@@ -43,15 +43,15 @@ def read_matrices(path: Path) -> tuple[dict, list[Matrix]]:
         raise ValueError(f"{path}: no measurements of this version: {type(error).__name__}: {error}") from None
 
 
-def _matrix(store, n: str) -> Matrix:
+def _matrix(store, n: str) -> MeasurementMatrix:
     about = json.loads(zlib.decompress(store.get_tensor(f"group/{n}").tobytes()))
     shape, places = (len(about["works"]), len(about["schedules"])), store.get_tensor(f"places/{n}")
     cold, warm = (np.full(shape, np.nan, np.float32) for _ in range(2))
     cold.flat[places], warm.flat[places] = store.get_tensor(f"cold/{n}"), store.get_tensor(f"warm/{n}")
-    return Matrix(about, cold, warm)
+    return MeasurementMatrix(about, cold, warm)
 
 
-def joined(now: Matrix, before: Matrix) -> Matrix:
+def joined(now: MeasurementMatrix, before: MeasurementMatrix) -> MeasurementMatrix:
     """The times of ``now``, and of ``before``, of the same kind of call, those at sizes that ``now`` has none of."""
 
     def size(work: dict) -> dict:
@@ -70,10 +70,10 @@ def joined(now: Matrix, before: Matrix) -> Matrix:
         return whole
 
     works = [*now.about["works"], *(before.about["works"][i] for i in rest)]
-    return Matrix({**now.about, "works": works, "schedules": schedules}, both(now.cold, before.cold), both(now.warm, before.warm))
+    return MeasurementMatrix({**now.about, "works": works, "schedules": schedules}, both(now.cold, before.cold), both(now.warm, before.warm))
 
 
-def write_matrices(path: Path, by: dict, matrices: list[Matrix]) -> None:
+def write_matrices(path: Path, by: dict, matrices: list[MeasurementMatrix]) -> None:
     """Write all of them whole or not at all."""
     tensors = {}
     for n, m in enumerate(matrices):

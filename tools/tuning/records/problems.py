@@ -29,7 +29,7 @@ ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
-class Group:
+class CallKind:
     """One kind of call: what the rows of a table must agree in exactly. ``op`` is a shipped op, or the path of a spec."""
 
     op: str
@@ -48,7 +48,7 @@ class Group:
         return self._hash  # what is scheduled is looked up by it thousands of times a second
 
     def __reduce__(self) -> tuple:
-        return Group, (self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept)  # hashes differ between processes
+        return CallKind, (self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept)  # hashes differ between processes
 
     @property
     def torch_dtype(self) -> torch.dtype:
@@ -71,10 +71,10 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Work:
+class TuningProblem:
     """A group at one size of each label."""
 
-    group: Group
+    group: CallKind
     sizes: tuple[tuple[str, int], ...]
     held_out: bool = False
 
@@ -86,7 +86,7 @@ class Work:
         return self._hash
 
     def __reduce__(self) -> tuple:
-        return Work, (self.group, self.sizes, self.held_out)
+        return TuningProblem, (self.group, self.sizes, self.held_out)
 
     @property
     def extents(self) -> dict[str, int]:
@@ -118,7 +118,7 @@ def _from_file(path: str) -> Operator:
 
 
 @lru_cache(maxsize=256)
-def variants_of(group: Group) -> tuple[Variant, Variant]:
+def variants_of(group: CallKind) -> tuple[Variant, Variant]:
     """(forward as the caller sees it, what the group is of)."""
     forward = operator_of(group.op).variant(group.params, frozenset(), 0)
     if not group.wanted:
@@ -128,12 +128,12 @@ def variants_of(group: Group) -> tuple[Variant, Variant]:
 
 
 @lru_cache(maxsize=256)
-def algorithm_hash(group: Group) -> str:
+def algorithm_hash(group: CallKind) -> str:
     """Changes with what is computed; not with how it is compiled."""
     return hashlib.sha256(str(variants_of(group)[1].algorithm).encode()).hexdigest()[:12]
 
 
-def row_of(work: Work, schedule: str, **more) -> Row:
+def row_of(work: TuningProblem, schedule: str, **more) -> Row:
     """A table's row for ``work``."""
     g = work.group
     operator = operator_of(g.op)
@@ -160,9 +160,9 @@ def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
     return names
 
 
-def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[Work]:
+def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[TuningProblem]:
     """Every work that the shapes ask for, each once, in the order in which groups learn from one another."""
-    found: dict[tuple, Work] = {}
+    found: dict[tuple, TuningProblem] = {}
     for entry in shapes:
         for dtype in sorted(entry.dtypes, key=("bf16", "fp16", "fp32").index):
             if dtypes and dtype not in dtypes:
@@ -171,28 +171,28 @@ def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) ->
                 labels = known_labels(variants_of(group)[1].algorithm)
                 for sizes in (s for s in entry.each() if not group.wanted or _kept(group, s) == group.kept):
                     extents = tuple((label, _extent(group, label, sizes)) for label in labels)
-                    found.setdefault((group, extents), Work(group, extents, entry.held_out))
+                    found.setdefault((group, extents), TuningProblem(group, extents, entry.held_out))
     return list(found.values())
 
 
-def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[Group]:
+def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[CallKind]:
     defaults = dict(operator_of(op).spec.algorithm.params)
     for name in entry.params:
         if name not in defaults:
             raise SystemExit(f"tune: {op}: shapes name the parameter {name!r}; allowed: {', '.join(defaults) or 'none'}")
     bind_parameters(operator_of(op).spec.algorithm, entry.params)  # refuses a number where a truth value is asked for
     params = tuple(sorted((k, v) for k, v in entry.params.items() if v != defaults[k]))
-    plain = Group(op, "forward", dtype, params)
+    plain = CallKind(op, "forward", dtype, params)
     forward = variants_of(plain)[0]
     _check_names(op, entry, forward)
     if "forward" in entry.directions:
         yield plain
     if "backward" in entry.directions:
         wanted = entry.wanted or differentiable(forward)
-        for kept in dict.fromkeys(_kept(Group(op, "backward", dtype, params, wanted), sizes) for sizes in entry.each()):
+        for kept in dict.fromkeys(_kept(CallKind(op, "backward", dtype, params, wanted), sizes) for sizes in entry.each()):
             if forward.pair(wanted, kept).forward is not forward:
-                yield Group(op, "forward", dtype, params, wanted, True, kept)
-            yield Group(op, "backward", dtype, params, wanted, False, kept)
+                yield CallKind(op, "forward", dtype, params, wanted, True, kept)
+            yield CallKind(op, "backward", dtype, params, wanted, False, kept)
 
 
 def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
@@ -207,7 +207,7 @@ def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
             raise SystemExit(f"tune: {op}: shapes want the gradient of {name!r}; allowed: {', '.join(inputs)}")
 
 
-def _kept(group: Group, sizes: dict[str, int]) -> tuple[str, ...]:
+def _kept(group: CallKind, sizes: dict[str, int]) -> tuple[str, ...]:
     """The products that forward hands to backward at these sizes."""
     plain = replace(group, direction="forward", wanted=(), saved=False, kept=())
     forward, _ = variants_of(plain)
@@ -221,7 +221,7 @@ def differentiable(variant: Variant) -> tuple[str, ...]:
     return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in factors_of_products(a))
 
 
-def _extent(group: Group, label: str, sizes: dict[str, int]) -> int:
+def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
     """The size of a label: as the shapes say it, of what a gradient renamed, or of the dimension of an input that it runs over."""
     for name in (label, label.rstrip("_"), label.rstrip("_0123456789'")):
         if name in sizes:
@@ -235,7 +235,7 @@ def _extent(group: Group, label: str, sizes: dict[str, int]) -> int:
     raise SystemExit(f"tune: {group.op}: the shapes do not say how long {label} is; they have {', '.join(sizes)}")
 
 
-def far(a: Work, b: Work) -> float:
+def far(a: TuningProblem, b: TuningProblem) -> float:
     """How far two works' sizes are apart, in log2."""
     other = b.extents
     return math.sqrt(sum(math.log2(n / other[label]) ** 2 for label, n in a.sizes if label in other))

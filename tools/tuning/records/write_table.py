@@ -16,13 +16,13 @@ from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.table import Gpu, Row, write_gpu, write_rows
 
-from ..search.candidates import Cut, cut
+from ..search.candidates import ScheduleCandidate, cut
 from ..search.portfolio import Regret, choose, dispatched, kinds, summary
-from ..search.search_state import Knowledge
+from ..search.search_state import SearchState
 from ..search.warm_start import rows_in
 from .journal import Time
-from .measurement_store import Matrix, joined, read_matrices, write_matrices
-from .problems import Group, Work, operator_of, row_of, variants_of
+from .measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices
+from .problems import CallKind, TuningProblem, operator_of, row_of, variants_of
 
 
 @dataclass
@@ -53,9 +53,9 @@ class Outcome:
         return summary([r for found in self.held_out.values() for r in found])
 
 
-def entrants(known: Knowledge, runs: dict[Work, Cut | None]) -> dict[Work, list[Cut]]:
+def entrants(known: SearchState, runs: dict[TuningProblem, ScheduleCandidate | None]) -> dict[TuningProblem, list[ScheduleCandidate]]:
     """What races at each work of ``runs``: what a call would run, the best kernel by kernel, what a call runs without this run, the formula's."""
-    found: dict[Work, list[Cut]] = {}
+    found: dict[TuningProblem, list[ScheduleCandidate]] = {}
     for w, own in runs.items():
         best = known.composed(w)
         if best is not None:
@@ -64,10 +64,10 @@ def entrants(known: Knowledge, runs: dict[Work, Cut | None]) -> dict[Work, list[
     return found
 
 
-Choice = dict[Group, dict[Work, Cut]]  #: the schedule of each work that is not held out
+Choice = dict[CallKind, dict[TuningProblem, ScheduleCandidate]]  #: the schedule of each work that is not held out
 
 
-def settled(known: Knowledge, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
+def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
     """``chosen`` corrected by the races: whole schedules timed side by side say more than sums of kernels timed apart.
 
     Of what is within ``tolerated`` of the best at a size that is taken which does for the most sizes. Sizes are left out at which the
@@ -86,7 +86,7 @@ def settled(known: Knowledge, times: dict[tuple[str, str], Time], chosen: Choice
     return found
 
 
-def rows_of(known: Knowledge, times: dict[tuple[str, str], Time], choice: dict[Work, Cut], by: dict, measured: bool) -> list[Row]:
+def rows_of(known: SearchState, times: dict[tuple[str, str], Time], choice: dict[TuningProblem, ScheduleCandidate], by: dict, measured: bool) -> list[Row]:
     """The rows of one group."""
     rows = []
     for w, made in choice.items():
@@ -97,15 +97,15 @@ def rows_of(known: Knowledge, times: dict[tuple[str, str], Time], choice: dict[W
     return rows
 
 
-def _row(work: Work, made: Cut) -> Row:
+def _row(work: TuningProblem, made: ScheduleCandidate) -> Row:
     return row_of(work, made.schedule(variants_of(work.group)[1].outputs))
 
 
-def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], rows: list[Row]) -> dict[Work, Cut | None]:
+def run_at(known: SearchState, group: CallKind, choice: dict[TuningProblem, ScheduleCandidate], rows: list[Row]) -> dict[TuningProblem, ScheduleCandidate | None]:
     """What a call runs at each size held out: the schedule of the row that the dispatcher takes from ``rows``, those of the new table, else
     the formula's."""
     mine = {_row(w, c).schedule: c for w, c in choice.items()}
-    found: dict[Work, Cut | None] = {}
+    found: dict[TuningProblem, ScheduleCandidate | None] = {}
     for w in (w for w in known.of_group[group] if w.held_out):
         row = dispatched(rows, w)
         if row is not None and row.schedule not in mine:
@@ -116,7 +116,7 @@ def run_at(known: Knowledge, group: Group, choice: dict[Work, Cut], rows: list[R
     return found
 
 
-def _cut_of(row: Row, work: Work) -> Cut | None:
+def _cut_of(row: Row, work: TuningProblem) -> ScheduleCandidate | None:
     _, variant = variants_of(work.group)
     try:
         return cut(variant.algorithm, variant.outputs, row.schedule)
@@ -124,7 +124,7 @@ def _cut_of(row: Row, work: Work) -> Cut | None:
         return None
 
 
-def conclude(known: Knowledge, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[Work, Cut | None], by: dict, measured: bool) -> Outcome:
+def conclude(known: SearchState, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[TuningProblem, ScheduleCandidate | None], by: dict, measured: bool) -> Outcome:
     """Rows, and the regrets of what calls would run: ``choice`` at sizes chosen for, ``runs`` at those held out."""
     outcome = Outcome()
     for group, works in known.of_group.items():
@@ -137,7 +137,7 @@ def conclude(known: Knowledge, times: dict[tuple[str, str], Time], choice: Choic
     return outcome
 
 
-def _raced(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> dict[Cut, Time]:
+def _raced(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> dict[ScheduleCandidate, Time]:
     """Whole schedules that were timed at ``work``."""
     text, found = work.text(), {}
     for made in _known_cuts(known, work):
@@ -147,7 +147,7 @@ def _raced(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> 
     return found
 
 
-def _formula_unknown(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+def _formula_unknown(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
     """Whether the formula's schedule could not be timed at ``work``, as a whole or kernel by kernel."""
     formula = known.formula[work]
     whole = times.get((work.text(), formula.text()))
@@ -155,18 +155,18 @@ def _formula_unknown(known: Knowledge, times: dict[tuple[str, str], Time], work:
     return any(t is None or t.failure for t in kernels) and (whole is None or bool(whole.failure))
 
 
-def _untimed(known: Knowledge, times: dict[tuple[str, str], Time], work: Work) -> bool:
+def _untimed(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
     """Whether the row that a call takes now was not tried at ``work``, as a whole or kernel by kernel."""
     for made in known.earlier.get(work, ())[:1]:
         return (work.text(), made.text()) not in times and any((work.text(), p.text()) not in times for p in made.plans)
     return False
 
 
-def _known_cuts(known: Knowledge, work: Work) -> list[Cut]:
+def _known_cuts(known: SearchState, work: TuningProblem) -> list[ScheduleCandidate]:
     return [c for c in dict.fromkeys((*known.raced.get(work, ()), known.composed(work), known.formula.get(work))) if c is not None]
 
 
-def _judge(outcome: Outcome, op: str, work: Work, formula: Cut | None, runs: Cut | None, raced: dict[Cut, Time]) -> None:
+def _judge(outcome: Outcome, op: str, work: TuningProblem, formula: ScheduleCandidate | None, runs: ScheduleCandidate | None, raced: dict[ScheduleCandidate, Time]) -> None:
     """The regret of what a call of these sizes runs, and of the formula, among what was raced there."""
     if not raced:
         return
@@ -188,7 +188,7 @@ def gpu_named(about: dict) -> Gpu:
     return Gpu(about["name"], about["arch"], about["multiprocessors"], bandwidth)
 
 
-def kept_rows(folder: Path, known: Knowledge, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
+def kept_rows(folder: Path, known: SearchState, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
     """By op, what stays of the table in ``folder`` beside ``rows``: rows of the current spec at other sizes.
 
     A run that was not cut short (``whole``) takes away those at sizes held out, which would judge themselves."""
@@ -214,10 +214,10 @@ def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[R
     return [folder / f"{op}.yaml" for op in kept]
 
 
-def write_measurements(path: Path, known: Knowledge, times: dict[tuple[str, str], Time], by: dict) -> None:
+def write_measurements(path: Path, known: SearchState, times: dict[tuple[str, str], Time], by: dict) -> None:
     """Every time of this run, and of earlier ones those of kinds of calls and at sizes that this one did not tune."""
     works = {w.text(): (g, j) for g, of_group in known.of_group.items() for j, w in enumerate(of_group)}
-    found: dict[Group, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
+    found: dict[CallKind, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
     for (w, p), t in times.items():
         if w in works:
             group, j = works[w]
@@ -239,7 +239,7 @@ def set_aside(path: Path) -> Path:
     return to
 
 
-def _matrix(group: Group, works: list[Work], times: dict[tuple[int, str], Time], by: dict) -> Matrix:
+def _matrix(group: CallKind, works: list[TuningProblem], times: dict[tuple[int, str], Time], by: dict) -> MeasurementMatrix:
     plans = {p: i for i, p in enumerate(dict.fromkeys(p for _, p in times))}
     cold, warm = (np.full((len(works), len(plans)), np.nan, np.float32) for _ in range(2))
     for (j, p), t in times.items():
@@ -247,4 +247,4 @@ def _matrix(group: Group, works: list[Work], times: dict[tuple[int, str], Time],
             cold[j, plans[p]], warm[j, plans[p]] = t.cold, t.warm
     about = {"op": group.op, "direction": group.direction, "dtype": group.dtype, "params": dict(group.params), "wanted": group.wanted, "saved": group.saved}
     about |= {"kept": group.kept} if group.kept else {}
-    return Matrix({**about, "by": by, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": list(plans)}, cold, warm)
+    return MeasurementMatrix({**about, "by": by, "works": [{**w.extents, "held_out": w.held_out} for w in works], "schedules": list(plans)}, cold, warm)

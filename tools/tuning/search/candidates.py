@@ -20,7 +20,7 @@ from ..records.journal import HALF
 
 
 @dataclass(frozen=True)
-class Plan:
+class KernelCandidate:
     """The statements on the kernel of ``root`` where ``fused`` says what is fused."""
 
     fused: str
@@ -32,18 +32,18 @@ class Plan:
         return f"{self.fused}{HALF}{self.root}\n{self.tiles}"
 
     @staticmethod
-    def read(text: str) -> Plan:
+    def read(text: str) -> KernelCandidate:
         """From ``text()``."""
         fused, _, rest = text.partition(HALF)
         root, _, tiles = rest.partition("\n")
-        return Plan(fused, root, tiles)
+        return KernelCandidate(fused, root, tiles)
 
 
 @dataclass(frozen=True)
-class Cut:
+class ScheduleCandidate:
     """A whole schedule as the plans of its kernels, in the order they run."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[KernelCandidate, ...]
 
     @property
     def fused(self) -> str:
@@ -53,9 +53,9 @@ class Cut:
     def roots(self) -> tuple[str, ...]:
         return tuple(p.root for p in self.plans)
 
-    def with_plan(self, plan: Plan) -> Cut:
+    def with_plan(self, plan: KernelCandidate) -> ScheduleCandidate:
         """The same but for one kernel."""
-        return Cut(tuple(plan if p.root == plan.root else p for p in self.plans))
+        return ScheduleCandidate(tuple(plan if p.root == plan.root else p for p in self.plans))
 
     def schedule(self, outputs: tuple[str, ...]) -> str:
         """The DT text."""
@@ -67,7 +67,7 @@ class Cut:
         return f"{self.fused}{HALF}*\n" + "\n".join(p.tiles for p in self.plans)
 
 
-def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
+def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCandidate:
     """The plans of the schedule ``text``; Funcs that it does not compile are compiled. Raises DTError where it is not legal."""
     schedule = _uncompiled(text) + compiled(outputs)
     check_schedule(schedule, algorithm)
@@ -76,10 +76,10 @@ def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> Cut:
     roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # a copy is its reader's, a sum its parts'
     found = plans_of(text)
     joins = _joins(schedule)
-    return Cut(tuple(found.get(root, Plan(joins, root, "")) for root in roots))
+    return ScheduleCandidate(tuple(found.get(root, KernelCandidate(joins, root, "")) for root in roots))
 
 
-def plans_of(text: str) -> dict[str, Plan]:
+def plans_of(text: str) -> dict[str, KernelCandidate]:
     """The plan of each kernel that the schedule ``text`` speaks of, as it stands; nothing is checked."""
     schedule = _uncompiled(text)
     hosts = _hosts(schedule)
@@ -95,7 +95,7 @@ def plans_of(text: str) -> dict[str, Plan]:
     for p in schedule.primitives:
         if p.name not in _FUSING:
             by_root.setdefault(root_of(p.func), []).append(p)
-    return {root: Plan(joins, root, _sorted(found)) for root, found in by_root.items()}
+    return {root: KernelCandidate(joins, root, _sorted(found)) for root, found in by_root.items()}
 
 
 def _uncompiled(text: str) -> Schedule:
@@ -125,7 +125,7 @@ def compiled(outputs: tuple[str, ...]) -> Schedule:
     return Schedule(tuple(Primitive(o, "compile") for o in outputs))
 
 
-def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, root: str | None) -> tuple[Kernel, ...]:
+def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, root: str | None) -> tuple[Kernel, ...]:
     """The kernels of one plan of a schedule, or of all. Raises DTError where they cannot be."""
     schedule = parse_schedule(whole.schedule(outputs))
     check_schedule(schedule, algorithm)
@@ -133,7 +133,7 @@ def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, root:
     return lower(program) if root is None else lower_one(program, root)
 
 
-def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, sizes: dict[str, int]) -> dict[str, int]:
+def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, sizes: dict[str, int]) -> dict[str, int]:
     """The extents of labels that number the blocks which parts are made of."""
     if ".parts_at(" not in whole.fused:
         return {}
@@ -141,10 +141,10 @@ def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: Cut, size
     return {label: -(-sizes[other] // size) for label, other, size in counted}
 
 
-def adapted(plan: Plan, into: Cut) -> Plan | None:
+def adapted(plan: KernelCandidate, into: ScheduleCandidate) -> KernelCandidate | None:
     """The plan of another group for the same kernel of ``into``; None if that has no such kernel or is fused otherwise."""
     theirs = set(plan.fused.splitlines())
     ours = set(into.fused.splitlines())
     if plan.root not in into.roots or not (theirs <= ours or ours <= theirs):
         return None
-    return Plan(into.fused, plan.root, plan.tiles)
+    return KernelCandidate(into.fused, plan.root, plan.tiles)

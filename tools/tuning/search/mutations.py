@@ -11,7 +11,7 @@ from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import SHARES, Grouped, Named, Primitive, Schedule, Share, Sized
 
-from .candidates import Plan
+from .candidates import KernelCandidate
 
 MOST_WARPS, MOST_STAGES, SHORTEST_LOOP = 32, 6, 1024
 
@@ -33,7 +33,7 @@ class Tiling:
     rest: tuple[Primitive, ...] = ()
 
     @staticmethod
-    def of(plan: Plan) -> Tiling:
+    def of(plan: KernelCandidate) -> Tiling:
         """Taken from the text."""
         schedule: Schedule = parse_schedule(plan.tiles)
         known = ("block", "tensorize", "split", "map", "persistent", "descriptor", "specialize_warps", "num_warps", "num_stages")
@@ -97,7 +97,7 @@ class Surroundings:
     exponentials: bool = False
 
     @staticmethod
-    def of(algorithm: Algorithm, plan: Plan, sizes: dict[str, int], tma: bool) -> Surroundings:
+    def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool) -> Surroundings:
         """Of the kernel of ``plan``."""
         fused = parse_schedule(plan.fused).fused()
         members = [plan.root]
@@ -120,19 +120,19 @@ class Surroundings:
         return [k for k, v in tiling.tile.items() if k not in own and v and self.sizes.get(k, 0) > v]
 
 
-def sums_of_parts(plan: Plan) -> set[str]:
+def sums_of_parts(plan: KernelCandidate) -> set[str]:
     """Funcs that a kernel of their own adds up from parts that this plan's kernel makes: no step changes their statements."""
     return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
 
 
-def neighbours(plan: Plan, around: Surroundings) -> list[Plan]:
+def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandidate]:
     """Plans one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
-    found: dict[str, Plan] = {}
+    found: dict[str, KernelCandidate] = {}
     for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials, _kept):
         for new in step(tiling, around):
             if new.text() != tiling.text():
-                found.setdefault(new.text(), Plan(plan.fused, plan.root, new.text()))
+                found.setdefault(new.text(), KernelCandidate(plan.fused, plan.root, new.text()))
     return list(found.values())
 
 

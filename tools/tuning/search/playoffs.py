@@ -5,33 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from ..records.journal import Journal, Time
-from ..records.problems import Work
+from ..records.problems import TuningProblem
 from ..workers.compile_worker import Artefact
-from ..workers.worker_pool import FORGOTTEN, Crew, Done
-from .candidates import Cut
+from ..workers.worker_pool import FORGOTTEN, Finished, WorkerPool
+from .candidates import ScheduleCandidate
 from .search import Job
-from .search_state import Knowledge
+from .search_state import SearchState
 
 ROUNDS = 3
 
 
-class Finals:
+class Playoffs:
     """Races of whole schedules; results go into the journal."""
 
-    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, artefacts: dict[tuple, Artefact], limits: dict[str, float]):
+    def __init__(self, knowledge: SearchState, journal: Journal, cpus: WorkerPool, gpus: WorkerPool, artefacts: dict[tuple, Artefact], limits: dict[str, float]):
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
         self.artefacts, self.limits = artefacts, limits
         self.sent: dict[tuple[int, int], set] = {}
-        self.failed: dict[tuple[tuple, Work], str] = {}  #: tiles of whole extents may fit at some sizes only
+        self.failed: dict[tuple[tuple, TuningProblem], str] = {}  #: tiles of whole extents may fit at some sizes only
         self.raced = 0
         self.wanted: list[Job] = []
-        self.waiting: dict[Work, list[Job]] = {}
+        self.waiting: dict[TuningProblem, list[Job]] = {}
         self.making: set[tuple] = set()
-        self.again: set[Work] = set()
-        self.look: dict[Work, None] = {}  #: works whose entrants may all be made now
-        self.users: dict[tuple, list[Work]] = {}  #: what a work waits for -> those works
+        self.again: set[TuningProblem] = set()
+        self.look: dict[TuningProblem, None] = {}  #: works whose entrants may all be made now
+        self.users: dict[tuple, list[TuningProblem]] = {}  #: what a work waits for -> those works
 
-    def run(self, entrants: dict[Work, list[Cut]], until: Callable[[], bool]) -> Iterator[None]:
+    def run(self, entrants: dict[TuningProblem, list[ScheduleCandidate]], until: Callable[[], bool]) -> Iterator[None]:
         """Race the entrants of each work, compiling ahead; yields now and then."""
         races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
         races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
@@ -68,11 +68,11 @@ class Finals:
     def _made(self, job: Job) -> bool:
         return (job.key in self.artefacts or (job.key, job.work) in self.failed) and (job.key, job.work) not in self.making
 
-    def _job(self, work: Work, cut: Cut) -> Job:
+    def _job(self, work: TuningProblem, cut: ScheduleCandidate) -> Job:
         one = Job(work, cut, cut.roots[0])
         return one if len(cut.roots) == 1 else Job(work, cut, None)
 
-    def _compiled(self, job: Job, done: Done) -> None:
+    def _compiled(self, job: Job, done: Finished) -> None:
         if done.untried:
             self.wanted.append(job)
             return
@@ -92,7 +92,7 @@ class Finals:
         for sent in self.sent.values():
             sent.discard(job.key)
 
-    def _race(self, worker: int, work: Work, jobs: list[Job]) -> None:
+    def _race(self, worker: int, work: TuningProblem, jobs: list[Job]) -> None:
         for job in jobs:
             if (why := self.failed.get((job.key, work))) is not None and job.key not in self.artefacts:
                 self.journal.put(work.text(), job.cut.text(), Time(failure=why))
@@ -104,7 +104,7 @@ class Finals:
         sent.update(j.key for j in jobs)
         self.gpus.send(worker, (work, jobs), ("race", work, self.known.funcs(work.group), entrants, ROUNDS), self.limits["measure"] * 2)
 
-    def _timed(self, done: Done) -> None:
+    def _timed(self, done: Finished) -> None:
         if not isinstance(done.task, tuple):
             return  # a late measurement of the search before
         work, jobs = done.task

@@ -12,9 +12,9 @@ import numpy as np
 from dtkernels.runtime.select.row_ranking import candidates, whole_labels
 from dtkernels.runtime.tables.table import Row
 
-from ..records.problems import Group, Work, row_of, variants_of
-from .candidates import Cut, Plan
-from .search_state import Knowledge, Spot
+from ..records.problems import CallKind, TuningProblem, row_of, variants_of
+from .candidates import KernelCandidate, ScheduleCandidate
+from .search_state import Cell, SearchState
 
 TOLERATED = 1.02  #: regret that is worth no further schedule
 MOST = 8  #: schedules of one kernel of one group
@@ -50,22 +50,22 @@ def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, mos
     return found
 
 
-def plan_times(spots: list[Spot]) -> dict[str, dict[str, float]]:
+def plan_times(spots: list[Cell]) -> dict[str, dict[str, float]]:
     """The matrix of one kernel, for ``choose``."""
     return {s.work.text(): {p.text(): t.score for p, t in s.times.items() if not t.failure} for s in spots}
 
 
-def choose_group(known: Knowledge, group: Group, tolerated: float = TOLERATED) -> dict[Work, Cut]:
+def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERATED) -> dict[TuningProblem, ScheduleCandidate]:
     """The schedule of every work that is not held out: the way to fuse that is best there, each kernel of few plans."""
     works = [w for w in known.of_group[group] if not w.held_out and known.composed(w) is not None]
     way = {w: known.composed(w).fused for w in works}  # type: ignore[union-attr]
-    chosen: dict[tuple[Work, str], Plan] = {}
+    chosen: dict[tuple[TuningProblem, str], KernelCandidate] = {}
     for fused, cut in known.cuts.get(group, {}).items():
         here = [w for w in works if way[w] == fused]
         for root in cut.roots if here else ():
             picked = choose(plan_times([known.spots[w, fused, root] for w in here]), tolerated)
             for w in here:
-                chosen[w, root] = Plan.read(picked[w.text()])
+                chosen[w, root] = KernelCandidate.read(picked[w.text()])
     found = {}
     for w in works:
         cut = known.cuts[group][way[w]]
@@ -75,13 +75,13 @@ def choose_group(known: Knowledge, group: Group, tolerated: float = TOLERATED) -
     return found
 
 
-def dispatched(rows: list[Row], work: Work) -> Row | None:
+def dispatched(rows: list[Row], work: TuningProblem) -> Row | None:
     """The row that a call of these sizes takes, as the dispatcher chooses; None where it takes the formula."""
     wanted, pitches = row_of(work, ""), variants_of(work.group)[1].signature.pitches()
     return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, pitches=pitches) if not c.refused), None)
 
 
-def kinds(cuts: Iterable[tuple[Work, Cut]]) -> int:
+def kinds(cuts: Iterable[tuple[TuningProblem, ScheduleCandidate]]) -> int:
     """Different kernels among schedules: whole extents count once a power of two."""
     seen = set()
     for work, cut in cuts:

@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..records.journal import Journal, Time
-from ..records.problems import Group, Work
+from ..records.problems import CallKind, TuningProblem
 from ..workers.compile_worker import Artefact, Seeds
-from ..workers.worker_pool import FORGOTTEN, Crew, Done
-from .candidates import Cut, Plan
-from .search_state import Knowledge, Spot
-from .warm_start import Earlier
+from ..workers.worker_pool import FORGOTTEN, Finished, WorkerPool
+from .candidates import KernelCandidate, ScheduleCandidate
+from .search_state import Cell, SearchState
+from .warm_start import WarmStart
 
 SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds of one task
 FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
@@ -29,8 +29,8 @@ FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, o
 class Job:
     """A plan to measure at a work; a whole schedule where ``root`` is None."""
 
-    work: Work
-    cut: Cut
+    work: TuningProblem
+    cut: ScheduleCandidate
     root: str | None
 
     @cached_property
@@ -39,27 +39,27 @@ class Job:
         return (self.work.group, self.cut.text() if self.root is None else self.plan.text())
 
     @cached_property
-    def plan(self) -> Plan:
+    def plan(self) -> KernelCandidate:
         return next(p for p in self.cut.plans if p.root == self.root)
 
 
-class Search:
+class ScheduleSearch:
     """Owns the two crews while it runs."""
 
-    def __init__(self, knowledge: Knowledge, journal: Journal, cpus: Crew, gpus: Crew, limits: dict[str, float] | None = None, earlier: Earlier | None = None):
+    def __init__(self, knowledge: SearchState, journal: Journal, cpus: WorkerPool, gpus: WorkerPool, limits: dict[str, float] | None = None, earlier: WarmStart | None = None):
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
-        self.earlier = earlier or Earlier(None, [])
+        self.earlier = earlier or WarmStart(None, [])
         self.limits = {"measure": MEASURE_LIMIT, "compile": COMPILE_LIMIT, **(limits or {})}
         self.order = itertools.count()
         self.to_think: list[tuple] = []  #: heaps of (priority, number, task)
         self.to_compile: list[tuple] = []
-        self.ready: dict[Work, list[tuple]] = {}
+        self.ready: dict[TuningProblem, list[tuple]] = {}
         self.artefacts: dict[tuple, Artefact] = {}
         self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: what waits for an artefact
         self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of what it has
-        self.at: dict[int, Work] = {}  #: the work that a GPU worker was last at
+        self.at: dict[int, TuningProblem] = {}  #: the work that a GPU worker was last at
         self.measured = self.failed = 0
-        self.seeding: dict[Group, int] = {}  #: works of a group whose schedules are not known yet
+        self.seeding: dict[CallKind, int] = {}  #: works of a group whose schedules are not known yet
         self.rebuilt: set[tuple] = set()  #: (key, work) of what was compiled for that work alone
 
     # -- the loop ---------------------------------------------------------------------------------------------------
@@ -160,12 +160,12 @@ class Search:
         message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, spot.fastest() if spot else float("inf"), (job.cut, job.root))
         self.gpus.send(worker, job, message, self.limits["measure"])
 
-    def _spot(self, job: Job) -> Spot | None:
+    def _spot(self, job: Job) -> Cell | None:
         return self.known.spots.get((job.work, job.cut.fused, job.root)) if job.root else None
 
     # -- results ------------------------------------------------------------------------------------------------------
 
-    def _computed(self, done: Done) -> None:
+    def _computed(self, done: Finished) -> None:
         kind, *rest = done.task  # type: ignore[misc]
         if done.untried:
             heap, task = (self.to_compile, tuple(rest)) if kind == "compile" else (self.to_think, done.task)
@@ -178,7 +178,7 @@ class Search:
             else:
                 self._seeded(rest[0], done.result)  # type: ignore[arg-type]
         elif kind == "expand":
-            spot: Spot = rest[-1]
+            spot: Cell = rest[-1]
             spot.expanding = False
             self._request(spot, [p for _, p in done.result or ()], (spot.level,))  # type: ignore[union-attr]
             if not spot.waiting:
@@ -208,7 +208,7 @@ class Search:
         for sent in self.sent.values():
             sent.discard(key)
 
-    def _timed(self, done: Done) -> None:
+    def _timed(self, done: Finished) -> None:
         job: Job = done.task  # type: ignore[assignment]
         if done.lost:
             self.at.pop(done.worker, None)
@@ -238,7 +238,7 @@ class Search:
 
     # -- what to try ----------------------------------------------------------------------------------------------------
 
-    def _seeded(self, work: Work, seeds: Seeds) -> None:
+    def _seeded(self, work: TuningProblem, seeds: Seeds) -> None:
         """The formula's plans and those of earlier rows first, then the families' best estimates."""
         self.earlier.illegal.update(seeds.illegal)
         for spot in self.known.seeded(work, seeds):
@@ -254,7 +254,7 @@ class Search:
             if not spot.waiting:
                 self._advance(spot)
 
-    def _request(self, spot: Spot, plans: list[Plan], priority: tuple) -> None:
+    def _request(self, spot: Cell, plans: list[KernelCandidate], priority: tuple) -> None:
         for plan in plans:
             if plan in spot.times or plan in spot.waiting:
                 continue
@@ -275,7 +275,7 @@ class Search:
     def _think(self, priority: tuple, task: tuple) -> None:
         heapq.heappush(self.to_think, (priority, next(self.order), task))
 
-    def _advance(self, spot: Spot) -> None:
+    def _advance(self, spot: Cell) -> None:
         """The next round of a spot that has nothing in hand."""
         if spot.over or spot.expanding or self.known.follows(spot.work.group):
             return

@@ -7,31 +7,31 @@ from dataclasses import dataclass, field
 from dtkernels.lang.errors import DTError
 
 from ..records.journal import Journal, Time
-from ..records.problems import Group, Work, far
+from ..records.problems import CallKind, TuningProblem, far
 from ..workers.compile_worker import Seeds
-from .candidates import Cut, Plan, adapted, cut
+from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut
 
 NEAR = 3.0  #: works further apart than this, in log2 of sizes, do not learn from one another
 LAGGING = 1.35  #: ways to fuse that take so many times as long as the best are given up
 
 
 @dataclass
-class Spot:
+class Cell:
     """One kernel of one way to fuse, at one work."""
 
-    work: Work
+    work: TuningProblem
     fused: str
     root: str
-    times: dict[Plan, Time] = field(default_factory=dict)
-    waiting: set[Plan] = field(default_factory=set)
+    times: dict[KernelCandidate, Time] = field(default_factory=dict)
+    waiting: set[KernelCandidate] = field(default_factory=set)
     level: int = 0
     last: float = float("inf")  #: the best time when neighbours were last asked for
     stale: int = 0  #: rounds without progress
     expanding: bool = False
     over: bool = False
-    reserve: list[Plan] = field(default_factory=list)  #: of the families, not asked for yet
+    reserve: list[KernelCandidate] = field(default_factory=list)  #: of the families, not asked for yet
 
-    def best(self, count: int = 1) -> list[Plan]:
+    def best(self, count: int = 1) -> list[KernelCandidate]:
         """The fastest plans, fastest first."""
         good = sorted((t.score, i, p) for i, (p, t) in enumerate(self.times.items()) if not t.failure)
         return [p for _, _, p in good[:count]]
@@ -41,26 +41,26 @@ class Spot:
         return min((t.score for t in self.times.values()), default=float("inf"))
 
 
-class Knowledge:
+class SearchState:
     """All spots of all groups."""
 
-    def __init__(self, works: list[Work], journal: Journal):
+    def __init__(self, works: list[TuningProblem], journal: Journal):
         self.works, self.journal = works, journal
-        self.of_group: dict[Group, list[Work]] = {}
+        self.of_group: dict[CallKind, list[TuningProblem]] = {}
         for w in works:
             self.of_group.setdefault(w.group, []).append(w)
-        self.cuts: dict[Group, dict[str, Cut]] = {}
-        self.formula: dict[Work, Cut] = {}
-        self.earlier: dict[Work, list[Cut]] = {}  #: of a table's rows, what a call takes now first
-        self.raced: dict[Work, list[Cut]] = {}  #: whole schedules that were to be timed against each other
-        self.spots: dict[tuple[Work, str, str], Spot] = {}
+        self.cuts: dict[CallKind, dict[str, ScheduleCandidate]] = {}
+        self.formula: dict[TuningProblem, ScheduleCandidate] = {}
+        self.earlier: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: of a table's rows, what a call takes now first
+        self.raced: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: whole schedules that were to be timed against each other
+        self.spots: dict[tuple[TuningProblem, str, str], Cell] = {}
         self._past: dict[str, list[tuple[str, Time]]] = {}
         for (work, plan), t in journal.times.items():
             self._past.setdefault(work, []).append((plan, t))
-        self._related: dict[Group, list[Group]] = {g: _related(g, self.of_group) for g in self.of_group}
-        self._near: dict[Work, list[Work]] = {}
+        self._related: dict[CallKind, list[CallKind]] = {g: _related(g, self.of_group) for g in self.of_group}
+        self._near: dict[TuningProblem, list[TuningProblem]] = {}
 
-    def seeded(self, work: Work, seeds: Seeds) -> list[Spot]:
+    def seeded(self, work: TuningProblem, seeds: Seeds) -> list[Cell]:
         """Take in the schedules to start from; the spots they make."""
         cuts = self.cuts.setdefault(work.group, {})
         ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
@@ -69,13 +69,13 @@ class Knowledge:
         self.formula[work], self.earlier[work] = seeds.formula, seeds.earlier
         return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
 
-    def _measured_before(self, work: Work, known: dict[str, Cut]) -> dict[str, Cut]:
+    def _measured_before(self, work: TuningProblem, known: dict[str, ScheduleCandidate]) -> dict[str, ScheduleCandidate]:
         """Ways to fuse beside those ``known`` that the journal has a plan of for every kernel."""
         from ..records.problems import variants_of
 
-        found: dict[str, dict[str, Plan]] = {}
+        found: dict[str, dict[str, KernelCandidate]] = {}
         for text, _ in self._past.get(work.text(), ()):
-            plan = Plan.read(text)
+            plan = KernelCandidate.read(text)
             if plan.root != "*" and plan.fused not in known:
                 found.setdefault(plan.fused, {}).setdefault(plan.root, plan)
         _, variant = variants_of(work.group)
@@ -90,17 +90,17 @@ class Knowledge:
                 ways[fused] = made
         return ways
 
-    def _spot(self, work: Work, fused: str, root: str) -> Spot:
+    def _spot(self, work: TuningProblem, fused: str, root: str) -> Cell:
         key = (work, fused, root)
         if key not in self.spots:
-            spot = self.spots[key] = Spot(work, fused, root)
+            spot = self.spots[key] = Cell(work, fused, root)
             for text, t in self._past.get(work.text(), ()):
-                plan = Plan.read(text)
+                plan = KernelCandidate.read(text)
                 if plan.fused == fused and plan.root == root:
                     spot.times[plan] = t
         return self.spots[key]
 
-    def funcs(self, group: Group) -> tuple[str, ...]:
+    def funcs(self, group: CallKind) -> tuple[str, ...]:
         """Funcs that kernels of the group write, whichever way is fused; those that no cut so far writes are left out."""
         from ..records.problems import variants_of
 
@@ -109,31 +109,31 @@ class Knowledge:
         found = dict.fromkeys((*variant.outputs, *(r for c in self.cuts[group].values() for r in c.roots), *stored))
         return tuple(d.name for d in variant.algorithm.definitions if d.name in found)
 
-    def near(self, work: Work) -> list[Work]:
+    def near(self, work: TuningProblem) -> list[TuningProblem]:
         """Works of the group by distance, the nearest first, without itself."""
         if work not in self._near:
             others = sorted((far(work, w), i, w) for i, w in enumerate(self.of_group[work.group]) if w != work)
             self._near[work] = [w for d, _, w in others if d <= NEAR]
         return self._near[work]
 
-    def follows(self, group: Group) -> bool:
+    def follows(self, group: CallKind) -> bool:
         """Whether another group is so like this one that its best plans are tried here in place of a search."""
         return any((o.dtype, group.dtype) == ("bf16", "fp16") or o.saved < group.saved for o in self._related[group])
 
-    def lagging(self, spot: Spot) -> bool:
+    def lagging(self, spot: Cell) -> bool:
         """Whether its way to fuse takes far longer than another."""
         ways = {f: self.total(spot.work, f) for f in self.cuts[spot.work.group]}
         return ways[spot.fused] > LAGGING * min(ways.values())
 
-    def total(self, work: Work, fused: str) -> float:
+    def total(self, work: TuningProblem, fused: str) -> float:
         """The time of the best plans together; infinite while a kernel has none."""
         cut = self.cuts[work.group][fused]
         times = [s.fastest() if (s := self.spots.get((work, fused, r))) else float("inf") for r in cut.roots]
         return sum(times) + 1.0 * (len(times) - 1)  # a kernel more is a launch more
 
-    def composed(self, work: Work) -> Cut | None:
+    def composed(self, work: TuningProblem) -> ScheduleCandidate | None:
         """The fastest schedule known, kernel by kernel; None where some kernel has no good plan."""
-        best: tuple[float, Cut] | None = None
+        best: tuple[float, ScheduleCandidate] | None = None
         for fused, whole in self.cuts.get(work.group, {}).items():
             total = self.total(work, fused)
             if total < float("inf") and (best is None or total < best[0]):
@@ -142,12 +142,12 @@ class Knowledge:
                 best = total, whole
         return best[1] if best else None
 
-    def suggestions(self, spot: Spot, most: int) -> list[Plan]:
+    def suggestions(self, spot: Cell, most: int) -> list[KernelCandidate]:
         """What is good nearby and in related groups, and not tried here."""
-        found: list[Plan] = []
+        found: list[KernelCandidate] = []
         here = self.cuts[spot.work.group][spot.fused]
         for group in self._related[spot.work.group]:
-            twin = Work(group, spot.work.sizes, spot.work.held_out)
+            twin = TuningProblem(group, spot.work.sizes, spot.work.held_out)
             for fused in self.cuts.get(group, {}):
                 other = self.spots.get((twin, fused, spot.root))
                 for plan in other.best(2) if other else ():
@@ -159,7 +159,7 @@ class Knowledge:
         return [p for p in dict.fromkeys(found) if p not in spot.times and p not in spot.waiting][:most]
 
 
-def _related(group: Group, groups: dict[Group, list[Work]]) -> list[Group]:
+def _related(group: CallKind, groups: dict[CallKind, list[TuningProblem]]) -> list[CallKind]:
     """Groups of the same op and direction that differ in one thing: dtype, parameters, or whether results are saved."""
     found = []
     for other in groups:

@@ -9,17 +9,17 @@ from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.table import Row, TableError, read_rows
 
-from ..records.problems import Work, operator_of, row_of, variants_of
+from ..records.problems import TuningProblem, operator_of, row_of, variants_of
 
 NEAREST = 3  #: different schedules of the rows nearest to a size, that of the size itself among them
 TWIN = {"bf16": "fp16", "fp16": "bf16"}
 _DTYPE = 6  #: its place in a row's key
 
 
-class Earlier:
+class WarmStart:
     """The rows of the table in ``folder`` for the ops of ``works``; none where there is no table. Raises TableError where one is damaged."""
 
-    def __init__(self, folder: Path | None, works: list[Work]):
+    def __init__(self, folder: Path | None, works: list[TuningProblem]):
         self.folder, self.stale = folder, 0
         self.by_key: dict[tuple, list[Row]] = {}
         self.illegal: Counter[str] = Counter()  #: schedules that cannot be made any more, and at how many sizes
@@ -31,7 +31,7 @@ class Earlier:
                 else:
                     self.stale += 1
 
-    def schedules(self, work: Work) -> tuple[str, ...]:
+    def schedules(self, work: TuningProblem) -> tuple[str, ...]:
         """What is to be tried at ``work``: what a call of these sizes takes now, then the nearest others, then the 16-bit twin's."""
         key = row_of(work, "").key
         found = list(dict.fromkeys(r.schedule for r in self._usable(key, work)))[:NEAREST]
@@ -40,7 +40,7 @@ class Earlier:
             found += [r.schedule for r in self._usable(twin, work)][:1]
         return tuple(dict.fromkeys(found))
 
-    def _usable(self, key: tuple, work: Work) -> list[Row]:
+    def _usable(self, key: tuple, work: TuningProblem) -> list[Row]:
         pitches = variants_of(work.group)[1].signature.pitches()
         spec = spec_hash(operator_of(work.group.op).spec.algorithm)
         return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, pitches=pitches) if not c.refused]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from dtkernels.runtime.build.specialization import fits, narrowest
-from dtkernels.runtime.build.triton_compile import plain
+from dtkernels.runtime.build.triton_compile import plain_constant
 from dtkernels.runtime.launch.cuda_driver import DriverError, driver, launch_config
-from dtkernels.runtime.launch.wrapper_recorder import Launch, record
-from dtkernels.runtime.tables.kernel_store import Entry
+from dtkernels.runtime.launch.wrapper_recorder import RecordedLaunch, record
+from dtkernels.runtime.tables.kernel_store import StoredKernel
 
 from ..records import inputs_and_reference
 from ..records.journal import Time
-from ..records.problems import Work
+from ..records.problems import TuningProblem
 from .compile_worker import Artefact, Refused
 from .worker_pool import FORGOTTEN, Fatal
 
@@ -32,14 +32,14 @@ AGAIN = 3  #: runs after a slow first one: that of a few microseconds often take
 _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
-def build_for(launch: Launch, entries: list[Entry]) -> Entry | None:
+def build_for(launch: RecordedLaunch, entries: list[StoredKernel]) -> StoredKernel | None:
     """The build that a call of these sizes gets: the narrowest. One of another work that merely fits may take several times as
     long, since it knows less of the sizes."""
     narrow = narrowest(launch.names, launch.args, launch.constants, {})
     told = {n: v for n, v in narrow.constants.items() if n.startswith("EVEN_") or n == "INDEX"}
     for e in entries:
         if e.kernel == launch.kernel and e.multiples == narrow.multiples and fits(e, launch.names, launch.args, launch.constants):
-            if all(e.constants.get(n) in (v, plain(v)) for n, v in told.items()):
+            if all(e.constants.get(n) in (v, plain_constant(v)) for n, v in told.items()):
                 return e
     return None
 
@@ -47,7 +47,7 @@ def build_for(launch: Launch, entries: list[Entry]) -> Entry | None:
 class Kernels:
     """Launches that can be repeated: what a wrapper asked for, on its own tensors."""
 
-    def __init__(self, launches: list[Launch], entries: list[Entry], codes: dict[str, bytes], device: int):
+    def __init__(self, launches: list[RecordedLaunch], entries: list[StoredKernel], codes: dict[str, bytes], device: int):
         self.device, self.kept, self.calls = device, [], []
         self.launch = driver().launch
         for launch in launches:
@@ -59,7 +59,7 @@ class Kernels:
             function = driver().function(device, entry.code, lambda e=entry: codes[e.code], entry.kernel, entry.shared)
             self.calls.append(self._call(launch, entry, function))
 
-    def _call(self, launch: Launch, entry: Entry, function) -> tuple:
+    def _call(self, launch: RecordedLaunch, entry: StoredKernel, function) -> tuple:
         given, slots = dict(zip(launch.names, launch.args)), []
         for name, kind in entry.types.items():
             if kind != "constexpr":
@@ -132,7 +132,7 @@ class GpuWorker:
         properties = torch.cuda.get_device_properties(index)
         self.where, cache = f"cuda:{index} GPU-{properties.uuid}", properties.L2_cache_size  # under Ray the number is 0 everywhere
         self.timer = Timer(torch.empty(max(2 * cache, 64 << 20), dtype=torch.uint8, device=f"cuda:{index}"))
-        self.known: OrderedDict[tuple, inputs_and_reference.Data] = OrderedDict()
+        self.known: OrderedDict[tuple, inputs_and_reference.InputsAndReference] = OrderedDict()
         self.artefacts: OrderedDict[object, Artefact] = OrderedDict()
 
     def __call__(self, task: tuple) -> object:
@@ -152,7 +152,7 @@ class GpuWorker:
                 raise Fatal(str(error)) from None
             raise
 
-    def measure(self, work: Work, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, _candidate: tuple = ()) -> Time:
+    def measure(self, work: TuningProblem, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, _candidate: tuple = ()) -> Time:
         """The time of a plan; a failure where its numbers are wrong."""
         kernels, why = self._ready(work, funcs, self._artefact(key, artefact))
         if why:
@@ -165,7 +165,7 @@ class GpuWorker:
         cold = self.timer.cold(kernels, max(3, min(11, int(3000 / max(first, 1)))))
         return Time(cold, self.timer.warm(kernels) if cold < SHORT else cold)
 
-    def race(self, work: Work, funcs: tuple[str, ...], entrants: tuple[tuple[object, Artefact | None, tuple], ...], rounds: int) -> list[Time]:
+    def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple[tuple[object, Artefact | None, tuple], ...], rounds: int) -> list[Time]:
         """Whole schedules, timed in turn, so that none meets a faster clock or an emptier machine than the others."""
         running: list[Kernels | None] = []
         times: list[Time] = []
@@ -210,7 +210,7 @@ class GpuWorker:
         self.artefacts.move_to_end(key)
         return self.artefacts[key]
 
-    def _data(self, work: Work, funcs: tuple[str, ...]) -> inputs_and_reference.Data:
+    def _data(self, work: TuningProblem, funcs: tuple[str, ...]) -> inputs_and_reference.InputsAndReference:
         key = (work, funcs)
         if key not in self.known:
             while self.known and sum(d.bytes for d in self.known.values()) > KEPT:
@@ -220,7 +220,7 @@ class GpuWorker:
         self.known.move_to_end(key)
         return self.known[key]
 
-    def _ready(self, work: Work, funcs: tuple[str, ...], artefact: Artefact) -> tuple[Kernels, str]:
+    def _ready(self, work: TuningProblem, funcs: tuple[str, ...], artefact: Artefact) -> tuple[Kernels, str]:
         """The kernels on this work's tensors, run once; and what is wrong with their numbers."""
         known = self._data(work, funcs)
         notes = record(artefact.host, known.values)

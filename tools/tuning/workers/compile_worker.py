@@ -17,11 +17,11 @@ from dtkernels.runtime.build.specialization import narrowest
 from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_types, record_launches
 from dtkernels.runtime.launch.wrapper_recorder import host_text
 from dtkernels.runtime.select.schedule_selection import scheduled
-from dtkernels.runtime.tables.kernel_store import Entry, digest
+from dtkernels.runtime.tables.kernel_store import StoredKernel, digest
 
 from ..records import inputs_and_reference
-from ..records.problems import Group, Work, operator_of, variants_of
-from ..search.candidates import Cut, Plan, cut, kernels_of, part_counts, plans_of
+from ..records.problems import CallKind, TuningProblem, operator_of, variants_of
+from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of
 from ..search.cost import cost
 from ..search.mutations import Surroundings, neighbours, sums_of_parts
 
@@ -39,7 +39,7 @@ class Artefact:
     host: str
     kernels: tuple[str, ...]
     writes: tuple[str, ...]  #: Funcs
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[StoredKernel] = field(default_factory=list)
     codes: dict[str, bytes] = field(default_factory=dict)
 
 
@@ -47,10 +47,10 @@ class Artefact:
 class Seeds:
     """Where a search starts: ways to fuse with a schedule of each, and plans with what they are estimated to take."""
 
-    formula: Cut
-    cuts: dict[str, Cut] = field(default_factory=dict)  #: by what is fused
-    plans: dict[Plan, float | None] = field(default_factory=dict)  #: None for one that does not fit
-    earlier: list[Cut] = field(default_factory=list)  #: schedules of a table's rows
+    formula: ScheduleCandidate
+    cuts: dict[str, ScheduleCandidate] = field(default_factory=dict)  #: by what is fused
+    plans: dict[KernelCandidate, float | None] = field(default_factory=dict)  #: None for one that does not fit
+    earlier: list[ScheduleCandidate] = field(default_factory=list)  #: schedules of a table's rows
     illegal: list[str] = field(default_factory=list)  #: those that cannot be made here
 
 
@@ -64,7 +64,7 @@ class CpuWorker:
         kind, *rest = task
         return getattr(self, kind)(*rest)
 
-    def seeds(self, work: Work, families: bool = True, earlier: tuple[str, ...] = ()) -> Seeds:
+    def seeds(self, work: TuningProblem, families: bool = True, earlier: tuple[str, ...] = ()) -> Seeds:
         """The formula's schedules, those of the spec's families where asked for, and ``earlier`` ones."""
         _, variant = variants_of(work.group)
         algorithm, outputs = variant.algorithm, variant.outputs
@@ -85,7 +85,7 @@ class CpuWorker:
             self._earlier(work, text, found)
         return found
 
-    def _earlier(self, work: Work, text: str, found: Seeds) -> None:
+    def _earlier(self, work: TuningProblem, text: str, found: Seeds) -> None:
         """Add a row's schedule, whatever is estimated of it: it was fast at some size."""
         _, variant = variants_of(work.group)
         try:
@@ -98,7 +98,7 @@ class CpuWorker:
             return
         found.earlier.append(made)
 
-    def _family(self, work: Work, text: str, found: Seeds) -> None:
+    def _family(self, work: TuningProblem, text: str, found: Seeds) -> None:
         """Add the plans of one schedule of a family, where they are legal."""
         _, variant = variants_of(work.group)
         plans = plans_of(text)
@@ -119,7 +119,7 @@ class CpuWorker:
             if plan not in found.plans and root in found.cuts[fused].roots:
                 found.plans[plan] = self._cost(work, found.cuts[fused].with_plan(plan), root)
 
-    def _wasteful(self, work: Work, made: Cut, costs: dict[Plan, float | None], first: Seeds) -> bool:
+    def _wasteful(self, work: TuningProblem, made: ScheduleCandidate, costs: dict[KernelCandidate, float | None], first: Seeds) -> bool:
         """Whether a way to fuse is not worth a try: it stores a Func far larger than what the op reads and writes, or seems far slower."""
         _, variant = variants_of(work.group)
         most = max(inputs_and_reference.elements(work, n) for n in (*variant.algorithm.inputs, *variant.outputs))
@@ -128,10 +128,10 @@ class CpuWorker:
         own, best = list(costs.values()), [first.plans[p] for p in first.formula.plans]
         return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
 
-    def expand(self, work: Work, whole: Cut, plans: tuple[Plan, ...], tried: frozenset[Plan], most: int) -> list[tuple[float, Plan]]:
+    def expand(self, work: TuningProblem, whole: ScheduleCandidate, plans: tuple[KernelCandidate, ...], tried: frozenset[KernelCandidate], most: int) -> list[tuple[float, KernelCandidate]]:
         """Neighbours of ``plans`` that fit and that are not ``tried``, the most promising first."""
         _, variant = variants_of(work.group)
-        found: dict[Plan, float] = {}
+        found: dict[KernelCandidate, float] = {}
         for plan in plans:
             around = Surroundings.of(variant.algorithm, plan, work.extents, self.to.has_tma)
             own = self._cost(work, whole.with_plan(plan), plan.root)
@@ -142,7 +142,7 @@ class CpuWorker:
                         found[new] = estimate
         return sorted(((c, p) for p, c in found.items()), key=lambda item: item[0])[:most]
 
-    def _cost(self, work: Work, whole: Cut, root: str) -> float | None:
+    def _cost(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> float | None:
         _, variant = variants_of(work.group)
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
@@ -152,7 +152,7 @@ class CpuWorker:
         except (DTError, AssertionError, KeyError):
             return None
 
-    def compile(self, group: Group, whole: Cut, root: str | None, works: tuple[Work, ...]) -> Artefact:
+    def compile(self, group: CallKind, whole: ScheduleCandidate, root: str | None, works: tuple[TuningProblem, ...]) -> Artefact:
         """The kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
         _, variant = variants_of(group)
         outputs = variant.outputs
@@ -174,7 +174,7 @@ class CpuWorker:
             artefact.codes[entry.code] = compiled.asm["cubin"]
         return artefact
 
-    def _builds(self, module, works: Iterable[Work], names: tuple[str, ...]) -> Iterator[tuple]:
+    def _builds(self, module, works: Iterable[TuningProblem], names: tuple[str, ...]) -> Iterator[tuple]:
         """The narrowest build of each launch that any of the works asks for, each once."""
         seen = set()
         for work in works:
@@ -188,14 +188,14 @@ class CpuWorker:
                     yield launch, build
 
 
-def family_texts(group: Group) -> Iterator[str]:
+def family_texts(group: CallKind) -> Iterator[str]:
     """Schedules of the spec's families for this kind of call."""
     for family in operator_of(group.op).spec.schedules:
         if family.direction == group.direction and group.dtype in family.dtypes:
             yield from family.texts()
 
 
-def completed(text: str, formula: Cut, outputs: tuple[str, ...]) -> str:
+def completed(text: str, formula: ScheduleCandidate, outputs: tuple[str, ...]) -> str:
     """A family's schedule with what the formula says of the rest: where nothing is said to be fused all of that, and the
     kernels that the family does not speak of; else of outputs that the family does not know, such as those saved for backward."""
     said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from .worker_pool import START, Done, answer, line_of, where_of
+from .worker_pool import START, Finished, answer, line_of, where_of
 
 SOURCES = (str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2]))  #: of the tools and of the package
 
 
-class RayCrew:
+class RayWorkerPool:
     """As ``Crew``, with one actor a worker. ``gpus`` is how many GPUs each takes, ``cpus`` how many cores."""
 
     def __init__(self, address: str, count: int | None, gpus: float, cpus: float, make: Callable, *args):
@@ -51,7 +51,7 @@ class RayCrew:
         limit = time.monotonic() + (seconds if index in self.where else START)  # the time counts from when it is there
         self.running[index] = (self.members[index].run.remote(message), task, seconds, limit)
 
-    def poll(self, seconds: float) -> list[Done]:
+    def poll(self, seconds: float) -> list[Finished]:
         """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
         if not self.running:
             time.sleep(min(seconds, 0.05))
@@ -78,7 +78,7 @@ class RayCrew:
                 *rest, seconds, _ = self.running[index]
                 self.running[index] = (*rest, seconds, time.monotonic() + seconds)
 
-    def _finished(self, index: int, reference) -> Done:
+    def _finished(self, index: int, reference) -> Finished:
         try:
             result, failure, fatal = self.ray.get(reference)
         except self.ray.exceptions.RayError as error:
@@ -86,9 +86,9 @@ class RayCrew:
         if fatal:
             return self._replace(index, failure)
         _, task, *_ = self.running.pop(index)
-        return Done(task, index, result, failure, where=self.where.get(index, ""))
+        return Finished(task, index, result, failure, where=self.where.get(index, ""))
 
-    def _replace(self, index: int, why: str) -> Done:
+    def _replace(self, index: int, why: str) -> Finished:
         _, task, *_ = self.running.pop(index)
         where = self.where.pop(index, "")
         self.stillborn += not where
@@ -98,7 +98,7 @@ class RayCrew:
         self.starting = {r: i for r, i in self.starting.items() if i != index}
         self.lives[index] += 1
         self.members[index] = self._start(index)
-        return Done(task, index, failure=why, lost=True, untried=not where, where=where)
+        return Finished(task, index, failure=why, lost=True, untried=not where, where=where)
 
     def close(self) -> None:
         """End every worker, and the cluster where it was made for them."""

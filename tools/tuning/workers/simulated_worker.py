@@ -11,13 +11,13 @@ from dtkernels.codegen.target import Target
 
 from ..records import inputs_and_reference
 from ..records.journal import Time
-from ..records.problems import Work, variants_of
-from ..search.candidates import Cut, kernels_of, part_counts
+from ..records.problems import TuningProblem, variants_of
+from ..search.candidates import ScheduleCandidate, kernels_of, part_counts
 from ..search.cost import cost
 from .compile_worker import Artefact, Refused
 
 
-class StandIn:
+class SimulatedGpu:
     """Takes the tasks of a GpuWorker. ``pause`` is how long each measurement takes, in seconds."""
 
     def __init__(self, to: Target, pause: float = 0.0, index: int = 0):
@@ -28,7 +28,7 @@ class StandIn:
         time.sleep(self.pause)
         return getattr(self, kind)(*rest)
 
-    def measure(self, work: Work, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, candidate: tuple[Cut, str | None]) -> Time:
+    def measure(self, work: TuningProblem, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, candidate: tuple[ScheduleCandidate, str | None]) -> Time:
         """The estimate of a plan."""
         whole, root = candidate
         _, variant = variants_of(work.group)
@@ -40,7 +40,7 @@ class StandIn:
         factor = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536
         return Time(found.seconds * 1e6 * factor, found.seconds * 1e6 * factor)
 
-    def race(self, work: Work, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:
+    def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:
         """The estimates of whole schedules: the sums of their kernels'."""
         found = []
         for key, artefact, (whole, _) in entrants:
@@ -54,7 +54,7 @@ class StandIn:
                 "torch": "none", "triton": "none", "driver": "none", "memory": 1 << 37}  # fmt: skip
 
 
-class Troubled(StandIn):
+class FaultySimulatedGpu(SimulatedGpu):
     """For tests: fails, dies and hangs, once each; ``folder`` remembers what is done with."""
 
     def __init__(self, to: Target, pause: float, folder: str):
@@ -75,11 +75,11 @@ class Troubled(StandIn):
         return super().measure(work, funcs, key, artefact, best, candidate)
 
 
-def make_stand_in(index: int, to: Target, pause: float = 0.0) -> StandIn:
+def make_simulated_gpu(index: int, to: Target, pause: float = 0.0) -> SimulatedGpu:
     """For a worker process."""
-    return StandIn(to, pause, index)
+    return SimulatedGpu(to, pause, index)
 
 
-def make_troubled(index: int, to: Target, pause: float, folder: str) -> StandIn:
+def make_faulty_simulated_gpu(index: int, to: Target, pause: float, folder: str) -> SimulatedGpu:
     """For a worker process that is to misbehave."""
-    return Troubled(to, pause, folder)
+    return FaultySimulatedGpu(to, pause, folder)

@@ -22,7 +22,7 @@ class Fatal(Exception):
 
 
 @dataclass
-class Done:
+class Finished:
     """What became of a task: its result, or why there is none."""
 
     task: object
@@ -47,7 +47,7 @@ class _Member:
     limit: float = 0.0
 
 
-class Crew:
+class WorkerPool:
     """``count`` processes, each with its own ``make(index, *args)``, a callable that takes what ``send`` is given."""
 
     def __init__(self, count: int, make: Callable, *args):
@@ -83,9 +83,9 @@ class Crew:
         except (BrokenPipeError, OSError):
             m.limit, m.unheard = 0.0, True  # it died while idle: noticed by the next poll
 
-    def poll(self, seconds: float) -> list[Done]:
+    def poll(self, seconds: float) -> list[Finished]:
         """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
-        found: list[Done] = []
+        found: list[Finished] = []
         pipes = {m.pipe: i for i, m in enumerate(self.members)}
         for pipe in wait(list(pipes), timeout=seconds if self.busy() else min(seconds, 0.05)):
             done = self._receive(pipes[pipe])  # type: ignore[index]
@@ -95,7 +95,7 @@ class Crew:
                 found.append(self._replace(i, "took too long" if m.process.is_alive() else "the worker died"))
         return found
 
-    def _receive(self, index: int) -> Done | None:
+    def _receive(self, index: int) -> Finished | None:
         m = self.members[index]
         try:
             message = m.pipe.recv()
@@ -109,9 +109,9 @@ class Crew:
         if fatal:
             return self._replace(index, failure)
         task, m.task, m.busy = m.task, None, False
-        return Done(task, index, result, failure, where=m.where)
+        return Finished(task, index, result, failure, where=m.where)
 
-    def _replace(self, index: int, why: str) -> Done:
+    def _replace(self, index: int, why: str) -> Finished:
         m = self.members[index]
         _end(m.process)
         m.pipe.close()
@@ -120,7 +120,7 @@ class Crew:
             raise SystemExit(f"tune: workers do not start: {why}")
         self.lives[index] += 1
         self.members[index] = self._start(index)
-        return Done(m.task, index, failure=why, lost=True, untried=not m.ready or m.unheard, where=m.where)
+        return Finished(m.task, index, failure=why, lost=True, untried=not m.ready or m.unheard, where=m.where)
 
     def close(self) -> None:
         """End every worker."""

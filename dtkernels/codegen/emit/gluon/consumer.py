@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from ...ir.nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile
 from ...ir.value_type import never_negative
-from ...transforms.warp_specialize.plan import Plan, Product, Ring, Step
+from ...transforms.warp_specialize.plan import LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Consumer:
 
     def __init__(self, printer: GluonPrinter):
         self.k = printer
-        self.p: Plan = printer.plan
+        self.p: WarpSpecializedKernel = printer.plan
         self.local: dict[str, Let] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
         self.home: dict[str, Ring] = {t.name: ring for ring in self.p.rings for t in ring.tiles}
         self.begin, self.end = "0", "0"
@@ -268,7 +268,7 @@ class Consumer:
                 self.k.line(depth, word)
             self._work(step, depth + (len(self.p.steps) > 1))
 
-    def _work(self, step: Step, depth: int) -> None:
+    def _work(self, step: LoopStep, depth: int) -> None:
         """The elementwise work on one tile's fresh products, and the accumulators and operands that come of it, under one name."""
         k, last = self.k, self.p.last
         for s in step.loop.body:
@@ -279,7 +279,7 @@ class Consumer:
         for mine, common in zip(step.chained, last.chained):
             k.line(depth, f"{common.name}_operand = {k.expr.text(mine.left, (mine.rows, *mine.axes))}")
 
-    def _operands(self, step: Step, depth: int) -> None:
+    def _operands(self, step: LoopStep, depth: int) -> None:
         """Accumulators moved, and the left operands of the chained products as the matrix units take them."""
         k = self.k
         for s in step.moves:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from ...ir.layout import natural_order
+from ...ir.layout import preferred_dim_order
 from ...ir.nest import Axis, TileReduce
 from ..triton.expr import HELPERS, ExpressionPrinter
 
@@ -78,7 +78,7 @@ class GluonExpressions(ExpressionPrinter):
         return f"{text}[None, :]"
 
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
-        inner = tuple(sorted(natural_order(tile.arg), key=lambda a: a != self.rows))
+        inner = tuple(sorted(preferred_dim_order(tile.arg), key=lambda a: a != self.rows))
         text = self.text(tile.arg, inner)
         if tile.kind == "sum" or not tile.keeps_nan:
             text = f"gl.{tile.kind}({text}, {len(inner) - 1})"

@@ -9,7 +9,7 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...ir import nest
 from ...ir.nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
-from ...transforms.warp_specialize.plan import REGISTERS, Plan, Ring, ring_tiles
+from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, ring_tiles
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
 from ..triton.memory import LINE
@@ -19,7 +19,7 @@ from .expr import GluonExpressions, gluon_text
 INFIX = "_gluon"
 
 
-def print_gluon(plan: Plan, algorithm: Algorithm) -> KernelText:
+def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm) -> KernelText:
     """The Gluon text of a planned kernel: three functions and what a launch must pass."""
     return GluonPrinter(plan, algorithm).text()
 
@@ -27,7 +27,7 @@ def print_gluon(plan: Plan, algorithm: Algorithm) -> KernelText:
 class GluonPrinter(_KernelPrinter):
     """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
 
-    def __init__(self, plan: Plan, algorithm: Algorithm):
+    def __init__(self, plan: WarpSpecializedKernel, algorithm: Algorithm):
         super().__init__(plan.kernel, algorithm)
         self.plan = plan
         main = (*plan.last.fresh, *plan.last.chained, *plan.last.direct)[0].columns

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from ....lang.expr import COMPARISONS, DTYPES
 from ...ir import nest
-from ...ir.layout import natural_order
+from ...ir.layout import preferred_dim_order
 from ...ir.nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, ScaleFactor, Size, Start, Step, Tile, TileDot, TileReduce
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from . import exp2_emulation
@@ -195,7 +195,7 @@ class ExpressionPrinter:
         return f"tl.where({inside}, {self.text(guard.arg, order)}, {_constant(guard.neutral)[0]})", _ATOM
 
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
-        inner = natural_order(tile.arg)
+        inner = preferred_dim_order(tile.arg)
         text = self.text(tile.arg, inner)
         for axis in tile.axes:
             at = inner.index(axis)

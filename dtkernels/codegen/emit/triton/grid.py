@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from ...ir.loops import one_loop
+from ...ir.loops import is_single_reduction_loop
 from ...ir.nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
 
 
@@ -25,8 +25,8 @@ def grid_size(kernel: Kernel) -> str:
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
     blocks = block_count(kernel)
-    if pieces(kernel) > 1:
-        return f"(({blocks} - {BEFORE}) * {pieces(kernel)},)"
+    if programs_per_block(kernel) > 1:
+        return f"(({blocks} - {BEFORE}) * {programs_per_block(kernel)},)"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
     return f"(min({blocks}, {programs_held(kernel)}),)"
@@ -44,7 +44,7 @@ def block_count(kernel: Kernel) -> str:
     return " * ".join(counts) or "1"
 
 
-def pieces(kernel: Kernel) -> int:
+def programs_per_block(kernel: Kernel) -> int:
     """Programs that take one block of the kernel that a tail ends."""
     return math.prod(g.inside for g in kernel.grid)
 
@@ -76,7 +76,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
         lines.append(f"blocks_{label} = {_count(next(g for g in kernel.grid if g.label == label), names)}")
     if kernel.persistent:
         blocks = BEFORE if kernel.tail else " * ".join(f"blocks_{label}" for label in dict.fromkeys(counted))
-        flatten = ", flatten=True" if one_loop(kernel) else ""
+        flatten = ", flatten=True" if is_single_reduction_loop(kernel) else ""
         pairs = pairs and steps[-1].part == "all" and steps[-1].label in longer
         if pairs:
             lines.append(f"each = 2 if {blocks} > tl.num_programs(0) else 1  # a long one and a short one")
@@ -103,7 +103,7 @@ def _count(label: GridLabel, names: Names) -> str:
 
 def _inside(kernel: Kernel, names: Names) -> list[str]:
     """From the block that a program of a tail takes a piece of to that piece."""
-    lines, rest = [], pieces(kernel)
+    lines, rest = [], programs_per_block(kernel)
     for g in (g for g in kernel.grid if g.inside > 1):
         block, rest = names.block_index(g.label), rest // g.inside
         piece = f"tl.program_id(0) // {rest} % {g.inside}" if rest > 1 else f"tl.program_id(0) % {g.inside}"
@@ -132,8 +132,8 @@ def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
 
 
 def _program(kernel: Kernel) -> str:
-    if pieces(kernel) > 1:
-        return f"({BEFORE} + tl.program_id(0) // {pieces(kernel)}).to(INDEX)"
+    if programs_per_block(kernel) > 1:
+        return f"({BEFORE} + tl.program_id(0) // {programs_per_block(kernel)}).to(INDEX)"
     return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
 
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ...ir import nest
-from ...ir.layout import natural_order
+from ...ir.layout import preferred_dim_order
 from ...ir.nest import (
     Accumulator,
     Assign,
@@ -37,7 +37,7 @@ from ...ir.nest import (
     map_values,
     statements,
 )
-from ...ir.value_type import kind_of
+from ...ir.value_type import value_type
 from ...lower.schedule_options import KernelOptions
 
 _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
@@ -51,7 +51,7 @@ def eliminate_common_subexpressions(kernel: Kernel, options: KernelOptions) -> K
 
 def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:
     body = tuple(replace(s, body=_share(s.body, moving, taken)) if isinstance(s, Loop) else s for s in body)
-    known = {s.value: Local(s.name, s.axes, kind_of(s.value)) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
+    known = {s.value: Local(s.name, s.axes, value_type(s.value)) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
     body = _reuse(body, known)
     while True:
         counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _worth(n, moving))
@@ -65,8 +65,8 @@ def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tu
             count += 1
             name = f"{wish}_{count}"
         taken.add(name)
-        axes = natural_order(node)
-        local = Local(name, axes, kind_of(node))
+        axes = preferred_dim_order(node)
+        local = Local(name, axes, value_type(node))
         first = next(i for i, s in enumerate(body) if isinstance(s, (Let, Assign, Store)) and any(n == node for n in s.value.walk()))
         replaced = map_values(body[first:], _replacing(node, local))
         body = (*body[:first], Let(name, node, axes), *replaced)

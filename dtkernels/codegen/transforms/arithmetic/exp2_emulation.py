@@ -22,10 +22,10 @@ from ...lower.schedule_options import KernelOptions
 
 def emulate_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Mark the share of the exponentials that the schedule wants by polynomials."""
-    return replace(kernel, body=shared(kernel.body, options.exponentials()))
+    return replace(kernel, body=with_emulated_share(kernel.body, options.exponentials()))
 
 
-def shared(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[Statement, ...]:
+def with_emulated_share(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[Statement, ...]:
     """The body with ``share`` of its exponentials by polynomials: those over most axes, as other ones are few."""
     if share is None:
         return body

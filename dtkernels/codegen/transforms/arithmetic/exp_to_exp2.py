@@ -29,10 +29,10 @@ LOG2_E = Const(math.log2(math.e))
 
 def rewrite_exp_to_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Compute exponentials in base two, with one multiply-add for the argument."""
-    return replace(kernel, body=base_two(kernel.body))
+    return replace(kernel, body=in_base_two(kernel.body))
 
 
-def base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with ``exp(a - shift)`` as ``exp2`` of a multiply-add."""
     shifts = {s.name for s in statements(body) if isinstance(s, Let) and _is_shift(s.value)}
     nodes = [n for s in statements(body) for v in _tiles(s) for n in v.walk()]

@@ -48,10 +48,10 @@ from .exp_to_exp2 import LOG2_E
 
 def sink_scales(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Scale a maximum instead of the values it is taken of."""
-    return replace(kernel, body=scale_last(kernel.body))
+    return replace(kernel, body=with_scales_sunk(kernel.body))
 
 
-def scale_last(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def with_scales_sunk(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with products by a scalar put behind a maximum, where nothing but exponentials relative to it reads them too."""
     factors = _carriers(body)
     used = Counter(n.name for v in values(body) for n in v.walk() if isinstance(n, Local))

@@ -10,7 +10,7 @@ from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop
 TRUE, FALSE = Const(True), Const(False)
 
 
-def settle(tile: Tile) -> Tile:
+def simplified(tile: Tile) -> Tile:
     """``tile`` without the choices that constants have decided."""
     match tile:
         case Op("and", (a, b)):
@@ -24,7 +24,7 @@ def settle(tile: Tile) -> Tile:
     return tile
 
 
-def changes_nothing(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool:
+def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool:
     """Whether a step of ``body`` leaves every accumulator as it was, if ``assume`` rewrites what is known in that step.
 
     Exact in real arithmetic: 0 times anything is 0. A factor ``exp(x - where(x > -inf, x, 0))`` on an accumulator is 1,
@@ -54,7 +54,7 @@ def changes_nothing(body: tuple[Statement, ...], assume: Callable[[Tile], Tile])
 
 
 def _evaluate(tile: Tile) -> Tile:
-    tile = settle(tile)
+    tile = simplified(tile)
     match tile:
         case Guard(Const(value), _, neutral) if value == neutral:
             return tile.arg

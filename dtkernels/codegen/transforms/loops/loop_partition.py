@@ -44,15 +44,15 @@ from ...ir.nest import (
     statements,
 )
 from ...lower.schedule_options import KernelOptions
-from ..arithmetic.simplify import FALSE, TRUE, changes_nothing, settle
+from ..arithmetic.simplify import FALSE, TRUE, is_noop, simplified
 
 
 def partition_loops(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Turn masks into loop bounds, and peel masked and partial tiles."""
-    return replace(kernel, body=cut_ranges(kernel.body))
+    return replace(kernel, body=with_loops_partitioned(kernel.body))
 
 
-def cut_ranges(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
+def with_loops_partitioned(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
     """The body with every reduction loop cut by the conditions in it; ``outside`` are the axes around it."""
     return _cut(body, outside, nest.names_in(body))
 
@@ -132,7 +132,7 @@ class _Cut:
                 forms = inequalities(node) if node is not None else ()
                 if not forms or not all(self._usable(f) for f in forms):
                     continue
-                if changes_nothing(self.loop.body, _setting(comparison, FALSE if holds else TRUE)):
+                if is_noop(self.loop.body, _setting(comparison, FALSE if holds else TRUE)):
                     yield _Condition(comparison, holds, forms)
 
     def _usable(self, form: Affine) -> bool:
@@ -198,7 +198,7 @@ class _Cut:
             if isinstance(tile, Guard) and self.axis in tile.axes:
                 axes = tuple(a for a in tile.axes if a != self.axis)
                 return replace(tile, axes=axes) if axes else tile.arg
-            return settle(tile)
+            return simplified(tile)
 
         body = map_values(self.loop.body, lambda value: value.transform(change))
         body = without_aliases(swap_axis(body, self.axis, exact))
@@ -237,7 +237,7 @@ def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = Map
     for s in body:
         if isinstance(s, (Let, nest.Assign, nest.Store)):
             s = replace(s, value=s.value.transform(rename))
-            s = replace(s, value=s.value.transform(settle))
+            s = replace(s, value=s.value.transform(simplified))
         if isinstance(s, Loop):
             bounds = {side: bound.transform(rename) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
             s = replace(s, body=without_aliases(s.body, alias), **bounds)

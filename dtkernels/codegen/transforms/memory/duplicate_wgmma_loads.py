@@ -34,10 +34,10 @@ ROWS = 64  #: of a tile from which on products are of the kind that reads shared
 
 def duplicate_wgmma_loads(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Load twice what feeds both a product and registers."""
-    return replace(kernel, body=apart(kernel.body))
+    return replace(kernel, body=with_loads_duplicated(kernel.body))
 
 
-def apart(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def with_loads_duplicated(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with loads of their own for what products of a loop take, and others in it."""
     return tuple(_loop(s, names_in(body)) if isinstance(s, Loop) else s for s in body)
 

@@ -23,16 +23,16 @@ def add_eviction_hints(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Mark the loads of each tensor that the schedule says is read again."""
     body = kernel.body
     for tensor in (t for t, policy in options.evict().items() if policy == "reread"):
-        body = kept_until_last(body, tensor)
+        body = with_rereads_kept(body, tensor)
     return replace(kernel, body=body)
 
 
-def kept_until_last(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
+def with_rereads_kept(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
     """The body with the loads of ``buffer`` kept by all but the last loop that has any; by none where it is in no loop."""
     reading = [s for s in body if any(_loads(x, buffer) for x in statements((s,)))]
     loops = [s for s in reading if isinstance(s, Loop)]
     if loops and len(reading) == 1:
-        return tuple(replace(s, body=kept_until_last(s.body, buffer)) if s is loops[0] else s for s in body)
+        return tuple(replace(s, body=with_rereads_kept(s.body, buffer)) if s is loops[0] else s for s in body)
     return tuple(_marked(s, buffer, "first" if not loops or s is loops[-1] else "last") for s in body)
 
 

@@ -29,17 +29,17 @@ from ...lower.schedule_options import KernelOptions
 
 def schedule_dots(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Move work on one product behind the start of the next, so that both overlap."""
-    return replace(kernel, body=put_off(kernel.body))
+    return replace(kernel, body=with_dots_first(kernel.body))
 
 
-def put_off(body: tuple[Statement, ...], within: bool = False) -> tuple[Statement, ...]:
+def with_dots_first(body: tuple[Statement, ...], within: bool = False) -> tuple[Statement, ...]:
     """The body with each product that an inner loop sums placed behind the later products of its step that do not read the sum.
 
     ``within``: the body is a loop's.
     """
 
     def step(loop: Loop) -> tuple[Statement, ...]:
-        inner = put_off(loop.body, within=True)
+        inner = with_dots_first(loop.body, within=True)
         return _reordered(inner) if within else inner
 
     return tuple(replace(s, body=step(s)) if isinstance(s, Loop) else s for s in body)

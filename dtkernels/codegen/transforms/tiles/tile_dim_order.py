@@ -22,10 +22,10 @@ from ...lower.schedule_options import KernelOptions
 
 def order_tile_dims(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Order the dimensions of elementwise tiles; a descriptor's box keeps the order of its buffer."""
-    return kernel if options.descriptors() else replace(kernel, body=hold(kernel.body))
+    return kernel if options.descriptors() else replace(kernel, body=ordered_for_broadcasts(kernel.body))
 
 
-def hold(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def ordered_for_broadcasts(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with the dimensions of its tiles so ordered, where it computes element by element and each element once."""
     stores = [s for s in body if isinstance(s, Store)]
     wide = max((s.axes for s in stores), key=len, default=())

@@ -41,10 +41,10 @@ from ...lower.schedule_options import KernelOptions
 
 def orient_tiles(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Transpose two-dimensional tiles where most of what is done to them wants it."""
-    return replace(kernel, body=orient(kernel.body))
+    return replace(kernel, body=with_tiles_oriented(kernel.body))
 
 
-def orient(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """The body with computed tiles of two dimensions the way round that its products want."""
     lets = {
         (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))

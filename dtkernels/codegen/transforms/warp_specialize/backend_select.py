@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...ir.nest import Kernel, Loop, statements
 from ...target import Target
 from ..memory.tensor_descriptors import use_descriptors, without_warp_specialization
-from .plan import Plan, Refused
+from .plan import Refused, WarpSpecializedKernel
 from .planner import plan
 
 
@@ -17,7 +17,7 @@ def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
     return "gluon", f"{found.consumers} consumers of {found.share} rows of {found.rows.label}"
 
 
-def warp_specialized(kernel: Kernel, target: Target | None) -> Plan | str:
+def warp_specialized(kernel: Kernel, target: Target | None) -> WarpSpecializedKernel | str:
     """The plan of producer and consumer warps for a kernel with descriptors; why there is none."""
     if target is None or target.backend != "cuda" or target.arch != 90:
         return f"{target.name if target else 'no one GPU'}: Gluon is printed for compute capability 9.0"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from ...ir import nest
 from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Local, Op, Put, Store, Tile, TileReduce, axes_of
-from .plan import REGISTERS, SPARE, WIDEST, Plan, Refused, Step
+from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel
 
 
-def in_work(step: Step, name: str) -> bool:
+def in_work(step: LoopStep, name: str) -> bool:
     return any(isinstance(n, Local) and n.name == name for v in nest.values((*step.work, *step.moves)) for n in v.walk())
 
 
-def check_step(step: Step) -> None:
+def check_step(step: LoopStep) -> None:
     accumulators = {p.name for p in (*step.chained, *step.direct)}
     assigned = {s.name for s in step.work if isinstance(s, Assign)}
     for s in step.work:
@@ -29,7 +29,7 @@ def check_step(step: Step) -> None:
         raise Refused("a tile that is loaded through a descriptor is used outside of products")
 
 
-def check_plan(p: Plan) -> None:
+def check_plan(p: WarpSpecializedKernel) -> None:
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)
@@ -56,11 +56,11 @@ def check_plan(p: Plan) -> None:
     _check_loops(p)
 
 
-def _is_loaded(tile: Tile, p: Plan) -> bool:
+def _is_loaded(tile: Tile, p: WarpSpecializedKernel) -> bool:
     return isinstance(tile, Local) and tile.name in {s.name for s in p.resident} | {s.name for step in p.steps for s in step.fetches}
 
 
-def _check_loops(p: Plan) -> None:
+def _check_loops(p: WarpSpecializedKernel) -> None:
     """One walk over one extent, whose last loop is right anywhere in it."""
     last = p.last
     for step, following in zip(p.steps, p.steps[1:]):
@@ -77,7 +77,7 @@ def _check_loops(p: Plan) -> None:
             raise Refused("loops that move accumulators differently")
 
 
-def _loads(step: Step) -> tuple[list[str], ...]:
+def _loads(step: LoopStep) -> tuple[list[str], ...]:
     """What a step loads, and which products it makes of that."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
@@ -86,7 +86,7 @@ def _loads(step: Step) -> tuple[list[str], ...]:
     )
 
 
-def _conditions(step: Step) -> set[str]:
+def _conditions(step: LoopStep) -> set[str]:
     found = set()
     for tile in nest.values((*step.work, *step.moves)):
         for n in tile.walk():
@@ -100,7 +100,7 @@ def _conditions(step: Step) -> set[str]:
     return found
 
 
-def _bare(step: Step) -> list[str]:
+def _bare(step: LoopStep) -> list[str]:
     """What the step computes, without conditions and without names for parts."""
     named: dict[str, Tile] = {}
 
@@ -140,7 +140,7 @@ def _text(tile: Tile) -> str:
     return str(tile)
 
 
-def runs_behind(step: Step, consumers: int, share: int) -> bool:
+def runs_behind(step: LoopStep, consumers: int, share: int) -> bool:
     """Whether registers suffice to run chained products one step behind. Raises Refused where they do not suffice at all."""
 
     def each(columns: Axis, width: float = 1) -> float:

@@ -30,7 +30,7 @@ class Product:
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """The body of one loop, sorted: ``work`` on registers; ``moves``, what accumulators become before the chained products."""
 
     loop: Loop
@@ -53,7 +53,7 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class Plan:
+class WarpSpecializedKernel:
     """How a kernel is cut; ``kernel`` is its described form with rows first in every tile."""
 
     kernel: Kernel
@@ -61,7 +61,7 @@ class Plan:
     consumers: int
     before: tuple[Statement, ...]
     resident: tuple[Let, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[LoopStep, ...]
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
     stages: int
@@ -73,11 +73,11 @@ class Plan:
         return self.rows.tile // self.consumers
 
     @property
-    def last(self) -> Step:
+    def last(self) -> LoopStep:
         return self.steps[-1]
 
 
-def ring_tiles(p: Plan) -> Iterator[tuple[Ring, Let]]:
+def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, Let]]:
     """Every tile that goes through a ring, with its ring."""
     for ring in p.rings:
         for tile in ring.tiles:

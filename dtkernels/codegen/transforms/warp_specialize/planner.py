@@ -35,10 +35,10 @@ from ...ir.nest import (
     statements,
 )
 from .legality import check_plan, check_step, in_work, runs_behind
-from .plan import HALF, REGISTERS, Plan, Product, Refused, Ring, Step
+from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecializedKernel
 
 
-def plan(kernel: Kernel) -> Plan:
+def plan(kernel: Kernel) -> WarpSpecializedKernel:
     """The cut of a described kernel. Raises Refused."""
     loops = [s for s in kernel.body if isinstance(s, Loop)]
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
@@ -60,7 +60,7 @@ def plan(kernel: Kernel) -> Plan:
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
     resident = tuple(s for s in before if isinstance(s, Let) and isinstance(s.value, Fetch))
     behind = runs_behind(steps[-1], consumers, rows.tile // consumers)
-    found = Plan(
+    found = WarpSpecializedKernel(
         kernel,
         rows,
         consumers,
@@ -137,7 +137,7 @@ def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
 # -- one loop ---------------------------------------------------------------------------------------------------------
 
 
-def _step(loop: Loop, rows: Axis) -> Step:
+def _step(loop: Loop, rows: Axis) -> LoopStep:
     fetches = tuple(s for s in loop.body if isinstance(s, Let) and isinstance(s.value, Fetch))
     computed = {s.name for s in loop.body if isinstance(s, Let) and s not in fetches}
     fresh: list[Product] = []
@@ -161,7 +161,7 @@ def _step(loop: Loop, rows: Axis) -> Step:
                 work.append(replace(s, value=_hoist(s, rows, computed, fresh)))
             case _:
                 raise Refused(f"a {type(s).__name__.lower()} inside the loop")
-    step = Step(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct))
+    step = LoopStep(loop, fetches, tuple(fresh), tuple(work), tuple(moves), tuple(chained), tuple(direct))
     check_step(step)
     return step
 
@@ -195,7 +195,7 @@ def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Pro
     return Product(name, left, right, dot.axes, rows, next(a for a in axes_of(right) if a not in dot.axes))
 
 
-def _rings(step: Step) -> tuple[Ring, ...]:
+def _rings(step: LoopStep) -> tuple[Ring, ...]:
     """Tiles in rings: those that the same products read share one."""
     found: dict[tuple[frozenset[int], bool], list[Let]] = {}
     products = (*step.fresh, *step.chained, *step.direct)
