@@ -15,6 +15,8 @@ OLD := $(VENV)-oldest
 # Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
 TORCH_CPU ?= torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+# How long make fuzz goes on.
+SECONDS ?= 600
 # Files of tests over the cores, each in one process, in the order that conftest.py gives them. Not where pytest-xdist could not be installed.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
 SPREAD = $(shell $(BIN)/python -c 'import xdist' 2>/dev/null && echo "-n $(JOBS) --dist loadfile --no-loadscope-reorder")
@@ -51,6 +53,9 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # shipped kernels are built by this Triton: some are built anew and compared
 
+fuzz: $(STAMP) ## random programs in Triton's interpreter until SECONDS are over
+	@TRITON_INTERPRET=1 $(BIN)/python tests/fuzz.py --device interpreter --seconds $(SECONDS)
+
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py
 	@$(BIN)/python tools/write_manifests.py
@@ -59,6 +64,7 @@ lint: $(STAMP) ## ruff, types, and that the figures of the README are those of t
 	@$(BIN)/python -m ruff check .
 	@$(BIN)/python -m mypy
 	@$(BIN)/python tools/embed_benchmark_tables.py README.md --check
+	@$(BIN)/python tools/embed_benchmark_tables.py docs/benchmarks.md --check
 
 report: $(STAMP) ## draw every table's measurements: HTML and PNGs under docs/report
 	@$(BIN)/python tools/report.py

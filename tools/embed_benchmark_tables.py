@@ -3,8 +3,9 @@
     python tools/embed_benchmark_tables.py README.md            write every marked table of the page anew
     python tools/embed_benchmark_tables.py README.md --check    1 if one is not what its files say
 
-A table stands between ``<!-- figures: FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the root
-of the project, and REGEX is looked for in "op shape direction". What a later file times replaces what an earlier one has.
+A table stands between ``<!-- figures: [extremes] FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the
+root of the project, and REGEX is looked for in "op shape direction". What a later file times replaces what an earlier one has.
+``extremes`` keeps the best, the median and the worst speedup of each family of ops.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -23,25 +25,48 @@ REFERENCES = ("bare-product",)  #: do less than the op: no peers
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
-def table(paths: list[Path], only: str = "") -> str:
+#: family -> its ops
+FAMILIES = {"rows": ("relu", "softmax", "dyt"), "products": ("mmsigmoid", "two_mm"), "attention": ("attention",)}
+
+
+def table(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
     """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from.
+
+    Links are relative to ``folder``.
 
     Of files that time the same a later one counts: what was measured anew, or beside a peer more.
     """
     lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
-    sources = []
+    lines += [_line(*key, times) for key, times in _groups(paths, only).items() if OURS in times]
+    return "\n".join([*lines, "", *(_source(path, json.loads(path.read_text()), folder) for path in paths)]) + "\n"
+
+
+def extremes(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
+    """Markdown: the sizes of each family with the largest, the median and the smallest speedup over the best peer."""
+    lines = ["| family | of | | op | shape | dtkernels, us | best peer, us | speedup |", "|---|---|---|---|---|---|---|---|"]
+    groups = _groups(paths, only)
+    for family, ops in FAMILIES.items():
+        found = []
+        for (name, shape, dtype), times in groups.items():
+            peers = [t for who, t in times.items() if who not in (OURS, *REFERENCES)]
+            if OURS in times and peers and name.split(",")[0] in ops:
+                found.append((min(peers) / times[OURS], name, shape, dtype, times))
+        found.sort(key=lambda one: one[:4], reverse=True)
+        picked = (("best", found[0]), ("median", found[len(found) // 2]), ("worst", found[-1])) if found else ()
+        lines += [f"| {family} | {len(found)} | {place} {_line(*one[1:]).rpartition(' | ')[0]} |" for place, one in picked]
+    return "\n".join(lines) + "\n"
+
+
+def _groups(paths: list[Path], only: str) -> dict[tuple[str, str, str], dict[str, float]]:
+    """(op and direction, shape, dtype) -> who timed it -> microseconds."""
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in paths:
-        data = json.loads(path.read_text())
-        sources.append(_source(path, data))
-        for f in data["figures"]:
-            time = f["microseconds"]
-            way = f.get("direction", "forward")
+        for f in json.loads(path.read_text())["figures"]:
+            time, way = f["microseconds"], f.get("direction", "forward")
             if time is not None and math.isfinite(time) and re.search(only, f"{f['op']} {f['shape']} {way}"):
                 name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
                 groups.setdefault((name, f["shape"], f["dtype"]), {})[f["who"]] = time
-    lines += [_line(*key, times) for key, times in groups.items() if OURS in times]
-    return "\n".join([*lines, "", *sources]) + "\n"
+    return groups
 
 
 def _line(op: str, shape: str, dtype: str, times: dict[str, float]) -> str:
@@ -58,19 +83,21 @@ def _us(time: float) -> str:
     return f"{time:.0f}" if time >= 1000 else f"{time:.1f}"
 
 
-def _source(path: Path, data: dict) -> str:
+def _source(path: Path, data: dict, folder: Path) -> str:
     versions = ", ".join(f"{name} {data[name]}" for name in ("torch", "triton", "dtkernels") if name in data)
     command = re.sub(r"/\S+/(\S+\.json)", r"\1", data["command"])
     where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path.name
-    return f"- One {data['gpu']}, {versions}: `python {command}`; raw output in [{where}]({where})."
+    return f"- One {data['gpu']}, {versions}: `python {command}`; raw output in [{where}]({os.path.relpath(path, folder)})."
 
 
-def filled(text: str) -> str:
+def filled(text: str, folder: Path = ROOT) -> str:
     """The page with every marked table written anew. Raises FileNotFoundError, ValueError."""
 
     def one(m: re.Match) -> str:
-        names, _, only = m[2].partition(" only ")
-        return m[1] + table([ROOT / name for name in names.split()], only) + m[3]
+        listed, _, only = m[2].partition(" only ")
+        names = listed.split()
+        make = extremes if names[0] == "extremes" else table
+        return m[1] + make([ROOT / name for name in names if name != "extremes"], only, folder) + m[3]
 
     found, count = MARK.subn(one, text)
     if not count:
@@ -85,7 +112,7 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         before = options.page.read_text()
-        after = filled(before)
+        after = filled(before, options.page.resolve().parent)
     except (OSError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:  # a file that is none of tools/bench.py, say
         print(f"figures: {options.page}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

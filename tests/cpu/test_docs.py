@@ -10,7 +10,8 @@ from dtkernels.lang.schedule import PRIMITIVES
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_blocks_say_what_is(page, tmp_path):
-    assert Reader(tmp_path).read(page) == len(blocks(page)) > 0
+    assert Reader(tmp_path).read(page) == len(blocks(page))
+    assert blocks(page) or page.stem in ("glossary", "limits", "configuration")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
