@@ -101,7 +101,8 @@ def read(folder: Path, benches: list[Path]) -> Study:
     """The study of one table's folder. Raises OSError, and ValueError where a file is not what it should be."""
     by, matrices = read_matrices(folder / "measurements.safetensors")
     benchmarks = read_runs(benches)
-    kinds, rows = [], {}
+    kinds: list[Kind] = []
+    rows: dict[str, list[Row]] = {}
     for matrix in matrices:
         group = Group(*matrix.kind)
         rows[group.op] = rows[group.op] if group.op in rows else _rows(folder, group.op)
