@@ -1,4 +1,6 @@
-"""Draw a table's stored measurements: one HTML page that needs no network, and PNGs. Needs no GPU.
+"""Write a table's stored measurements as one HTML page that loads nothing, and its pictures as PNGs. Needs no GPU.
+
+The page begins with a table to search and sort: each measured call beside the best peer. Pictures of all schedules follow.
 
 python tools/report.py                                              every table under schedule_tables/
 python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json --out report/
@@ -34,8 +36,9 @@ def main(argv: list[str] | None = None) -> int:
     except ImportError as error:
         print(f"report: {error}; pip install 'dtkernels[report]'", file=sys.stderr)
         return 2
+    from reporting.benchmark_runs import measured_on
     from reporting.page import page
-    from reporting.study import measured_on, read
+    from reporting.study import read
 
     from dtkernels.runtime.tables.table import read_gpu
 
@@ -46,7 +49,7 @@ def main(argv: list[str] | None = None) -> int:
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # JSON that is not of tools/bench.py, say
             print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
             return 2
-        study.kinds = [k for k in study.kinds if k.group.dtype in options.dtypes]
+        study.show(options.dtypes)
         out = options.out or ROOT / "docs" / "report" / table.name
         if not study.kinds:
             print(f"report: {table}: nothing was measured for {', '.join(options.dtypes)}", file=sys.stderr)

@@ -12,8 +12,11 @@ import matplotlib
 matplotlib.use("agg")
 import matplotlib.pyplot as plt  # noqa: E402
 import numpy as np  # noqa: E402
+from matplotlib.patches import PathPatch  # noqa: E402
+from matplotlib.path import Path as Outline  # noqa: E402
+from PIL import Image  # noqa: E402
 
-from .study import Kind, Study  # noqa: E402
+from .study import Kind, Size, Study  # noqa: E402
 
 #: colours in the drawing -> the page's variables; in a PNG they are what they are
 COLOURS = {
@@ -42,47 +45,92 @@ class Drawn:
         self.name, self.title = name, title
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, bbox_inches="tight", metadata={"Date": None})
-        self._png = io.BytesIO()
-        figure.savefig(self._png, format="png", dpi=110, bbox_inches="tight", facecolor="white")
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=110, bbox_inches="tight", facecolor="white")
         plt.close(figure)
-        self.svg = self._themed(out.getvalue())
+        self._png = Image.open(png).convert("RGB").quantize(64)  # a third of the bytes, to the eye the same
+        self.svg = self._themed(_compact(out.getvalue()))
 
     def _themed(self, text: str) -> str:
-        text = text[text.index("<svg") :]
         for colour, variable in COLOURS.items():
             text = text.replace(colour, variable)
         text = re.sub(r'(<svg[^>]*?) width="[^"]*" height="[^"]*"', rf'\1 role="img" aria-label="{self.title}"', text, count=1)
-        text = re.sub(r'height="[\d.]+pt" ', "", re.sub(r' width="[\d.]+pt"', "", text, count=1), count=1)
-        text = re.sub(r"font: ([\d.]+)px 'sans-serif'([^\"]*)\"", r'font: \1px system-ui, sans-serif\2"', text)
         names = set(re.findall(r'id="([^"]+)"', text))
         return re.sub(r'(id="|href="#|url\(#)([^")]+)', lambda m: f"{m[1]}{self.name}-{m[2]}" if m[2] in names else m[0], text)
 
     def write(self, folder: Path) -> None:
-        (folder / f"{self.name}.png").write_bytes(self._png.getvalue())
+        self._png.save(folder / f"{self.name}.png", optimize=True)
+
+
+def _compact(text: str) -> str:
+    """Strip from matplotlib's SVG what does not show: comments, metadata, unused names, digits below a tenth of a point."""
+    text = text[text.index("<svg") :].replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
+    text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda m: m[0] if m[1] in used else "", text)
+    text = re.sub(r"-?\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), text)
+    text = re.sub(r"(?<= d=\")[^\"]+", _short_path, text)
+    text = re.sub(r"; (stroke-(?:linejoin|linecap|miterlimit): \w+|fill-opacity: 1)(?=[;\"])", "", text)
+    text = re.sub(r"font-family: [^;\"]+; |font-family: [^;\"]+| transform=\"rotate\(-0[^\"]*\"|<style.*?</style>", "", text, flags=re.DOTALL)  # the page's style has them
+    text = re.sub(r"(font: [\d.]+px) [^;\"]+", r"\1 system-ui, sans-serif", text)
+    return re.sub(r"\s*\n\s*", "\n", re.sub(r"<defs>\s*</defs>", "", _without_bare_groups(text)))
+
+
+def _without_bare_groups(text: str) -> str:
+    """Drop ``<g>`` and its ``</g>`` where it has no attributes."""
+    kept: list[bool] = []
+
+    def tag(found: re.Match) -> str:
+        if found[0] != "</g>":
+            kept.append(found[0] != "<g>")
+            return found[0] if kept[-1] else ""
+        return found[0] if kept.pop() else ""
+
+    return re.sub(r"</?g\b[^>]*>", tag, text)
+
+
+def _short_path(path: re.Match) -> str:
+    """Write lines along an axis as ``H`` and ``V``."""
+    found: list[str] = []
+    start = here = ("", "")
+    for command, arguments in re.findall(r"([A-Za-z])([^A-Za-z]*)", path[0]):
+        points = arguments.split()
+        if command == "L" and len(points) == 2:
+            x, y = points
+            found.append(f"V{y}" if x == here[0] else f"H{x}" if y == here[1] else f"L{x} {y}")
+        else:
+            found.append(command + " ".join(points))
+        here = (points[-2], points[-1]) if len(points) > 1 else start
+        start = here if command == "M" else start
+    return "".join(found)
+
+
+def _bars(size: Size, y: float) -> Outline:
+    """A histogram of the schedules' times over the best, on the line ``y``: one outline for all bars."""
+    counts, edges = np.histogram(np.log2(np.clip(size.times / size.best, 1, 64)), bins=48, range=(0, 6))
+    bottom, corners = y - 0.4, []
+    for count, left, right in zip(counts, 2 ** edges[:-1], 2 ** edges[1:]):
+        if count:
+            top = bottom + 0.1 + 0.68 * count / counts.max()  # a single schedule is seen too
+            corners += [(left, bottom), (left, top), (right, top), (right, bottom), (left, bottom)]  # the last is not drawn
+    codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * (len(corners) // 5)
+    return Outline(corners, codes)
 
 
 def distribution(kind: Kind, name: str) -> Drawn:
     """Each size a row: all schedules' times over the best, those of peers and of what a call runs."""
     sizes = kind.sizes
     figure, axes = plt.subplots(figsize=(7.2, 0.55 + 0.34 * len(sizes)))
-    for i, s in enumerate(sizes):
-        y = len(sizes) - 1 - i
-        ratios = s.times / s.best
-        counts, edges = np.histogram(np.log2(np.clip(ratios, 1, 64)), bins=48, range=(0, 6))
-        full = counts > 0
-        height = 0.1 + 0.68 * counts[full] / max(counts.max(), 1)  # a single schedule is seen too
-        axes.bar(
-            2 ** edges[:-1][full], height, width=np.diff(2**edges)[full], bottom=y - 0.4, align="edge", color=ONE, alpha=0.75, linewidth=0
-        )
-        for who, time in s.peers.items():
-            colour, line = WHOS.get(who, OTHER)
-            axes.plot([min(max(time / s.best, 0.4), 64)] * 2, [y - 0.42, y + 0.42], color=colour, linestyle=line, linewidth=1.4)
-        if s.runs:
-            axes.plot(s.runs / s.best, y - 0.4, marker="^", markersize=5, color=TWO, clip_on=False)
+    tops = np.arange(len(sizes))[::-1]
+    axes.add_patch(PathPatch(Outline.make_compound_path(*(_bars(s, y) for s, y in zip(sizes, tops))), color=ONE, alpha=0.75, linewidth=0))
     for who in dict.fromkeys(w for s in sizes for w in s.peers):
         colour, line = WHOS.get(who, OTHER)
-        axes.plot([], [], color=colour, linestyle=line, label=who)
-    axes.plot([], [], marker="^", linestyle="", color=TWO, label="what a call runs")
+        marks = [(min(max(s.peers[who] / s.best, 0.4), 64), y) for s, y in zip(sizes, tops) if who in s.peers]
+        across, up = np.array([((x, y - 0.42), (x, y + 0.42), (np.nan, np.nan)) for x, y in marks]).reshape(-1, 2).T
+        axes.plot(across, up, color=colour, linestyle=line, linewidth=1.4, label=who)
+    calls = [(s.runs / s.best, y - 0.4) for s, y in zip(sizes, tops) if s.runs]
+    axes.plot(*(zip(*calls) if calls else ([], [])), marker="^", markersize=5, linestyle="", color=TWO, clip_on=False, label="what a call runs")
+    axes.set_ylim(-0.7, len(sizes) - 0.3)
     axes.set_xscale("log", base=2)
     right = max(4.0, min(64.0, max(float(s.times[-1] / s.best) for s in sizes)))
     left = min([1.0, *(t / s.best for s in sizes for t in (*s.peers.values(), s.runs or s.best))])
@@ -121,6 +169,7 @@ def roofline(study: Study) -> Drawn:
                 label=op,
                 alpha=0.8,
                 linewidths=0,
+                clip_on=False,
             )
     if study.bandwidth:
         axes.axhline(study.bandwidth / 1e12, color=FAINT, linewidth=1, linestyle="--")
@@ -147,7 +196,7 @@ def regret(study: Study) -> Drawn:
             )
     axes.set_xlim(0.995, 1.3)
     axes.axvline(1.1, color=FAINT, linewidth=0.8, linestyle="--")
-    axes.set_xlabel("regret: time of what a call runs over that of the best schedule found"), axes.set_ylabel("% of sizes below")
+    axes.set_xlabel("regret: time of what a call runs over that of the best schedule measured"), axes.set_ylabel("% of sizes below")
     axes.legend(frameon=False, fontsize=8)
     return Drawn("regret", "regret of the dispatched schedules", figure)
 
@@ -176,6 +225,7 @@ def coverage(kinds: list[Kind], op: str) -> Drawn | None:
             markeredgecolor=colour,
             markeredgewidth=1.4,
             linestyle="",
+            clip_on=False,
         )
     axes.set_xlabel(f"log2 of {labels[0]}")
     axes.set_ylabel(f"log2 of {labels[1]}" if len(labels) > 1 else "")

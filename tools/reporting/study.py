@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
-import json
+import hashlib
 import math
 import re
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,10 @@ from dtkernels.lang.errors import DTError
 from dtkernels.runtime.aot_build import meta_tensors
 from dtkernels.runtime.tables.table import Row, read_rows
 
+from .benchmark_runs import Benchmarks, read_runs
+
 COMPETITIVE = 1.05  #: a schedule within 5% of the best peer is competitive; where no peer was timed, of the best schedule
+WHOLE = "*"  #: stands for all kernels of a schedule, timed together
 MOST = 4000  #: sums of kernels' times that a distribution is drawn from
 
 
@@ -39,7 +42,8 @@ class Size:
 
     @property
     def best(self) -> float:
-        return float(self.times[0])
+        """The fastest whole schedule's time, never more than what a call takes."""
+        return min(float(self.times[0]), self.runs or math.inf)
 
     @property
     def bar(self) -> float:
@@ -53,7 +57,7 @@ class Size:
 
     @property
     def regret(self) -> float | None:
-        return self.runs / min(self.best, self.runs) if self.runs else None
+        return self.runs / self.best if self.runs else None
 
     def title(self) -> str:
         return " ".join(f"{k}={v}" for k, v in self.work.sizes)
@@ -77,7 +81,13 @@ class Study:
     by: dict
     kinds: list[Kind]
     bandwidth: float
-    benches: list[dict]
+    benchmarks: Benchmarks
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")  #: that are shown
+
+    def show(self, dtypes: tuple[str, ...]) -> None:
+        """Leave out calls of other dtypes."""
+        self.dtypes = dtypes
+        self.kinds = [k for k in self.kinds if k.group.dtype in dtypes]
 
     def regrets(self, held_out: bool) -> dict[str, Regret]:
         """By op, of sizes that were held out of the choice or of those that were not."""
@@ -90,16 +100,16 @@ class Study:
 def read(folder: Path, benches: list[Path]) -> Study:
     """The study of one table's folder. Raises OSError, and ValueError where a file is not what it should be."""
     by, matrices = read_matrices(folder / "measurements.safetensors")
-    raw = [json.loads(path.read_text()) for path in benches]
-    peers = _peers(raw)
-    kinds = []
+    benchmarks = read_runs(benches)
+    kinds: list[Kind] = []
+    rows: dict[str, list[Row]] = {}
     for matrix in matrices:
         group = CallKind(*matrix.kind)
-        kind = _kind(group, matrix.about, matrix.cold, _rows(folder, group), peers)
+        rows[group.op] = rows[group.op] if group.op in rows else _rows(folder, group.op)
+        kind = _kind(group, matrix.about, matrix.cold, rows[group.op], benchmarks)
         kinds += [kind] if kind.sizes else []
     kinds.sort(key=lambda k: (k.group.op, k.group.direction != "forward", k.group.dtype, k.group.params, k.group.saved))
-    bandwidth = max((f["bytes_per_second"] for b in raw for f in [b] if "bytes_per_second" in b), default=_bandwidth(folder))
-    return Study(by, kinds, bandwidth, raw)
+    return Study(by, kinds, _bandwidth(folder), benchmarks)
 
 
 def _bandwidth(folder: Path) -> float:
@@ -108,12 +118,12 @@ def _bandwidth(folder: Path) -> float:
     return float(found[1]) if found else 0.0
 
 
-def _rows(folder: Path, group: CallKind) -> list[Row]:
-    path = folder / f"{Path(group.op).stem}.yaml"
+def _rows(folder: Path, op: str) -> list[Row]:
+    path = folder / f"{Path(op).stem}.yaml"
     return list(read_rows(path.read_text(), str(path))) if path.exists() else []
 
 
-def _kind(group: CallKind, told: dict, matrix: np.ndarray, rows: list[Row], peers: dict) -> Kind:
+def _kind(group: CallKind, told: dict, matrix: np.ndarray, rows: list[Row], benchmarks: Benchmarks) -> Kind:
     sizes = []
     needed = _needed(told["schedules"])
     for told_size, times in zip(told["works"], matrix):
@@ -122,47 +132,79 @@ def _kind(group: CallKind, told: dict, matrix: np.ndarray, rows: list[Row], peer
         plans = {p: float(t) for p, t in zip(told["schedules"], times) if math.isfinite(t)}
         found, count = _whole(plans, needed)
         if count:
-            size = Size(work, np.sort(found), count, _peers_at(peers, work))
+            call = benchmarks.at(group.op, group.direction, group.dtype, group.params, work.sizes)
+            size = Size(work, np.sort(found), count, call.peers if call else {})
             size.bytes, size.flops = _costs(work)
             size.runs = _runs(rows, work, plans)
             sizes.append(size)
     return Kind(group, sizes)
 
 
-def _split(plan: str) -> tuple[str, str]:
+def _split(plan: str) -> tuple[str, str, str]:
+    """(what is fused, the kernel, its statements); the kernel is ``*`` where all kernels were timed together."""
     fused, _, rest = plan.partition(HALF)
-    return fused, rest.partition("\n")[0]
+    return fused, *rest.partition("\n")[::2]
 
 
 def _needed(plans: list[str]) -> dict[str, set[str]]:
-    """The kernels of each way to fuse; ``*`` stands for all of them timed together."""
+    """The kernels of each way to fuse."""
     needed: dict[str, set[str]] = {}
     for plan in plans:
-        fused, root = _split(plan)
-        needed.setdefault(fused, set()).update({root} - {"*"})
+        fused, root, _ = _split(plan)
+        needed.setdefault(fused, set()).update({root} - {WHOLE})
     return needed
 
 
 def _whole(plans: dict[str, float], needed: dict[str, set[str]]) -> tuple[np.ndarray, int]:
-    """Times of whole schedules: one plan for each kernel of a way to fuse, added up; and how many there are."""
-    by: dict[str, dict[str, list[float]]] = {}
+    """Times of whole schedules, and how many there are.
+
+    A schedule whose kernels were timed together has that time. Any other has the sum of its kernels' times: one plan for each
+    kernel of a way to fuse.
+    """
+    parts: dict[str, dict[str, list[tuple[float, int]]]] = {}
+    together: dict[str, dict[int, float]] = {}
     for plan, time in plans.items():
-        fused, root = _split(plan)
-        if root != "*":
-            by.setdefault(fused, {}).setdefault(root, []).append(time)
-    found, count = [], 0
-    for fused, roots in by.items():
-        if set(roots) != needed[fused]:
+        fused, root, statements = _split(plan)
+        if root == WHOLE:
+            together.setdefault(fused, {})[_identity(statements)] = time
+        else:
+            parts.setdefault(fused, {}).setdefault(root, []).append((time, _identity(statements)))
+    found, count = [np.array([t for times in together.values() for t in times.values()])], 0
+    for fused in dict.fromkeys([*parts, *together]):
+        timed = together.get(fused, {})
+        lists = [sorted(t) for t in parts.get(fused, {}).values()]
+        if not lists or set(parts[fused]) != needed[fused]:
+            count += len(timed)
             continue
-        lists = [sorted(t) for t in roots.values()]
         here = math.prod(map(len, lists))
-        count += here
-        thinned = [
-            t if here <= MOST else [t[round(i)] for i in np.linspace(0, len(t) - 1, min(len(t), max(2, int(MOST ** (1 / len(lists))))))]
-            for t in lists
-        ]
-        found.append(np.array([sum(c) for c in itertools.product(*thinned)]))
-    return (np.concatenate(found) if found else np.array([])), count
+        times, names = _sums([_thinned(t, len(lists)) if here > MOST else t for t in lists])
+        kept = ~np.isin(names, np.array(list(timed), np.uint64))
+        found.append(times[kept])
+        # Where only a sample of the sums is drawn, those timed together are taken to be among them.
+        count += here if here > MOST else int(kept.sum()) + len(timed)
+    return np.concatenate(found), count
+
+
+@cache
+def _identity(statements: str) -> int:
+    """A number for a set of statements; that of several kernels together is the sum of theirs."""
+    lines = (line for line in statements.split("\n") if line)
+    return sum(int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "little") for line in lines) % 2**64
+
+
+def _thinned(times: list[tuple[float, int]], kernels: int) -> list[tuple[float, int]]:
+    """A sample of one kernel's times, sorted, that keeps the first and the last; few enough that all sums are about ``MOST``."""
+    wanted = min(len(times), max(2, int(MOST ** (1 / kernels))))
+    return [times[round(i)] for i in np.linspace(0, len(times) - 1, wanted)]
+
+
+def _sums(lists: list[list[tuple[float, int]]]) -> tuple[np.ndarray, np.ndarray]:
+    """(times, identities) of every choice of one entry from each list."""
+    times, names = np.zeros(1), np.zeros(1, np.uint64)
+    for entries in lists:
+        times = np.add.outer(times, np.array([t for t, _ in entries])).ravel()
+        names = np.add.outer(names, np.array([n for _, n in entries], np.uint64)).ravel()
+    return times, names
 
 
 def _runs(rows: list[Row], work: TuningProblem, plans: dict[str, float]) -> float | None:
@@ -196,67 +238,3 @@ def _costs(work: TuningProblem) -> tuple[float, float]:
                 flops += 2.0 * math.prod(extents[label] for label in labels)
     causal = dict(work.group.params).get("causal")
     return float(moved), flops / 2 if causal else flops
-
-
-# -- peers ------------------------------------------------------------------------------------------------------------
-
-
-def measured_on(gpu: str, folder: Path) -> list[Path]:
-    """What tools/bench.py wrote of this GPU into ``folder`` or one below, but for runs of its first form, which says no direction."""
-    found = []
-    for path in sorted(folder.rglob("*.json")):
-        data = json.loads(path.read_text())
-        if isinstance(data, dict) and data.get("gpu") == gpu and str(data.get("command", "")).startswith("tools/bench.py "):
-            found += [path] if data["figures"] and all("direction" in f for f in data["figures"]) else []
-    return found
-
-
-def _peers_at(peers: dict, work: TuningProblem) -> dict[str, float]:
-    """Peer -> microseconds, where a size of the benchmark is this one; a backward has labels of its own beside the benchmark's."""
-    g, extents = work.group, set(work.sizes)
-    of_kind = peers.get((g.op, g.direction, g.dtype, g.params), {})
-    return next((found for sizes, found in of_kind.items() if sizes <= extents), {})
-
-
-_DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
-
-
-def _peers(raw: list[dict]) -> dict[tuple, dict[frozenset, dict[str, float]]]:
-    """(op, direction, dtype, params) -> sizes -> peer -> microseconds, from the output of tools/bench.py."""
-    found: dict[tuple, dict[frozenset, dict[str, float]]] = {}
-    for f in (f for data in raw for f in data["figures"]):
-        time = f["microseconds"]
-        sizes = extents_of(f["op"], f["shape"])
-        if f["who"] == "dtkernels" or sizes is None or time is None or not math.isfinite(time):
-            continue
-        key = f["op"], f.get("direction", "forward"), _DTYPES.get(f["dtype"], f["dtype"]), params_of(f["op"], f["shape"])
-        found.setdefault(key, {}).setdefault(frozenset(sizes.items()), {})[f["who"]] = time
-    return found
-
-
-def params_of(op: str, shape: str) -> tuple[tuple[str, int | bool], ...]:
-    """The parameters of a call from the benchmark's name of a shape: those that are not the default."""
-    causal = (("causal", True),) if shape.endswith("causal") else ()
-    heads = re.search(r"H(\d+)/(\d+)", shape) if op == "attention" else None
-    return causal + ((("group", int(heads[1]) // int(heads[2])),) if heads else ())
-
-
-def extents_of(op: str, shape: str) -> dict[str, int] | None:
-    """The extents of an op's labels from the benchmark's name of a shape; None where it has another form."""
-    if op == "attention":
-        shape = re.sub(r"/\d+", "", shape)  # the heads of keys are a parameter's
-    numbers = [int(n) for n in re.findall(r"\d+", shape)]
-    if op == "rope" and len(numbers) == 5:
-        return dict(zip("bhgsd", numbers))
-    if op == "attention" and len(numbers) == 5:
-        b, h, m, s, d = numbers
-        return {"b": b, "h": h, "m": m, "l": s, "d": d, "n": d}
-    if op == "two_mm" and len(numbers) == 4:
-        return dict(zip("mnkl", numbers))
-    if op == "mmsigmoid" and len(numbers) == 3:
-        return dict(zip("xyk", numbers))
-    if op in ("relu", "swiglu", "geglu") and numbers:
-        return {"x": math.prod(numbers)}
-    if op in ("softmax", "dyt", "rmsnorm", "layernorm", "cross_entropy") and len(numbers) == 2:
-        return dict(zip("xy", numbers))
-    return None
