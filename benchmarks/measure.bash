@@ -20,7 +20,7 @@ models_train tools/bench_models.py --work train --variants sdpa,dtkernels,liger,
 models_generate tools/bench_models.py --work generate --variants sdpa,dtkernels,sdpa+compile,dtkernels+compile,dtkernels:attention+compile
 lora tools/lora_training.py --steps 200 --hidden 1024 --layers 8 --batch 8 --length 1024
 lora_1b tools/lora_training.py --steps 30 --hidden 2048 --layers 16 --batch 4 --length 2048
-host_time tools/host_time.py
+host_time tools/bench_host_overhead.py
 JOBS
 }
 gpus=$(nvidia-smi --list-gpus | wc -l)

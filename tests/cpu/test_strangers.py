@@ -205,7 +205,7 @@ def test_a_transformers_that_lacks_the_interface_is_told_of(monkeypatch):
 
     config = transformers.OPTConfig(vocab_size=64, hidden_size=32, ffn_dim=64, num_hidden_layers=1, num_attention_heads=2, word_embed_proj_dim=32)
     model = transformers.OPTModel(config)
-    monkeypatch.delattr(huggingface, "attention", raising=False)
+    monkeypatch.delattr(huggingface.attention, "attention_function", raising=False)
     monkeypatch.setitem(sys.modules, "dtkernels.integrations.huggingface.attention.attention_function", None)
     report = dtkernels.apply_to(model, "attention")
     assert report.rows and all(row.state == "skipped" and "this transformers lacks what is needed" in row.reason for row in report.rows)

@@ -21,8 +21,8 @@ SAME = """
 import random, sys, torch, dtkernels, stand_in_driver
 stand_in_driver.use()
 torch.cuda.get_device_properties = lambda device: type("", (), {"multi_processor_count": 132})
-from dtkernels.runtime import dispatch
-D, seen = dispatch.Dispatcher, {"forward": [0, 0], "backward": [0, 0]}
+from dtkernels.runtime.dispatch import dispatcher
+D, seen = dispatcher.Dispatcher, {"forward": [0, 0], "backward": [0, 0]}
 again = D._again
 
 def told(bound):

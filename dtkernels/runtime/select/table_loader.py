@@ -15,7 +15,7 @@ from ..tables.table import Gpu, Row, TableError, call_kind, call_kind_text, read
 from .row_ranking import Candidate, Near, agreeing, nearest_gpu
 
 _NEAR = 256  #: places among sizes that one table keeps
-_PACKAGE = Path(__file__).resolve().parent.parent
+_PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dtkernels.codegen.ir.nest import Kernel
-from dtkernels.codegen.pipeline import lower, lower_one
-from dtkernels.codegen.prelower.stage_aligned_copies import staged
+from dtkernels.codegen.pipeline import lower, lower_one, prelower
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import PRIMITIVES, Primitive, Program, Schedule
@@ -137,7 +136,7 @@ def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleC
     """The extents of labels that number the blocks which parts are made of."""
     if ".parts_at(" not in whole.fused:
         return {}
-    counted = staged(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
+    counted = prelower(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
     return {label: -(-sizes[other] // size) for label, other, size in counted}
 
 

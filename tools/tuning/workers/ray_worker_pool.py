@@ -11,7 +11,7 @@ from pathlib import Path
 
 from .worker_pool import START, Finished, answer, line_of, where_of
 
-SOURCES = (str(Path(__file__).resolve().parents[1]), str(Path(__file__).resolve().parents[2]))  #: of the tools and of the package
+SOURCES = (str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve().parents[3]))  #: of the tools and of the package
 
 
 class RayWorkerPool:
