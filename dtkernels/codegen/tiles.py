@@ -244,6 +244,11 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
     return frozenset().union(*(axes_of(c) for c in tile.children()))
 
 
+def in_order(axes: frozenset[Axis], wanted: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """``axes``, each once: first those in ``wanted``, in its order, then the others by name. A diagonal wants one axis twice."""
+    return tuple(dict.fromkeys(a for a in wanted if a in axes)) + tuple(sorted(axes - set(wanted), key=lambda a: a.name))
+
+
 def mask_axes(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
     """The axes whose masks an access of ``index`` carries: all that the index varies with and that may pass their extents.
 
