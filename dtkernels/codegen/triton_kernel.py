@@ -10,6 +10,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.expr import Label, accesses
 from . import exponentials, nest, scale_last
 from .dependent import Link
+from .kinds import outgrown
 from .nest import (
     WHOLE,
     Accumulator,
@@ -108,6 +109,8 @@ class _KernelPrinter:
         values = product_inputs(algorithm)  # of one dtype, where there are products
         made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
+        self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
+        self.outgrown = outgrown(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady_axes = steady_loads(kernel)
@@ -393,8 +396,8 @@ class _KernelPrinter:
             for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
-        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
+        widened = (n for n, load in loads.items() if n not in operands or load.buffer in made)
+        return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 
 
 __all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]
