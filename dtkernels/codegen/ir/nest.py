@@ -33,6 +33,8 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     TileDot,
     TileReduce,
     axes_of,
+    in_order,
+    mask_axes,
 )
 
 

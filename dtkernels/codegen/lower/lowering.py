@@ -7,6 +7,8 @@ accumulated by that loop (reductions.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
@@ -58,7 +60,7 @@ class _Lowering:
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
-        self.whole: dict[str, Axis] = {}
+        self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
         self.top = Scope(reserved=self.algorithm.scalars)
@@ -175,15 +177,21 @@ class _Lowering:
         said = (self.schedule.sizes(f, "tensorize") for f in chain)
         return next((sizes[label] for sizes in said if label in sizes), 1)
 
-    def whole_axis(self, label: str) -> Axis:
-        """The axis over the whole extent of ``label``; one for the kernel."""
-        if label not in self.whole:
-            axis = Axis(self.top.fresh(label, self.top), label, WHOLE)
-            self.whole[label] = axis
-            self.top.take(axis.name)
-            self.top.open(axis)
-            self.top.body.append(Index(axis, "whole"))
-        return self.whole[label]
+    def whole_axis(self, label: str, bound: Iterable[Tile] = ()) -> Axis:
+        """The axis over the whole extent of ``label``: one for the kernel, or another where ``bound`` indices have that one already.
+
+        In ``d[k] = s[k, k]`` of ``s[m, l] = rsum(A[m, k] * B[l, k], k)`` the two ``k`` are not the same.
+        """
+        taken = {a for tile in bound for a in nest.axes_of(tile)}
+        axes = self.whole.setdefault(label, [])
+        found = next((a for a in axes if a not in taken), None)
+        if found is None:
+            found = Axis(self.top.fresh(label, self.top), label, WHOLE)
+            axes.append(found)
+            self.top.take(found.name)
+            self.top.open(found)
+            self.top.body.append(Index(found, "whole"))
+        return found
 
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
@@ -245,10 +253,16 @@ class _Lowering:
         if not isinstance(value, Local):
             value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
         scope.know((definition.name, index), value)
-        if definition.name in self.outputs and definition.name not in self.stored:
+        if definition.name in self.outputs and definition.name not in self.stored and self._everywhere(definition, index):
             self.reducer.check_finished(definition)
             self._store(definition, dict(zip(definition.labels, index)), value, scope)
         return value
+
+    def _everywhere(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
+        """Whether values at ``index`` are all of the Func: each label runs by itself. ``f[x, x]`` is its diagonal, ``f[x + 1]`` lacks its first."""
+        axes = [i.axis for i in index if isinstance(i, Position)]
+        alone = all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index))
+        return alone and len(set(axes)) == len(axes)
 
     def _inside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Outside its extents a shifted Func reads 0, as an input does."""
@@ -280,7 +294,7 @@ class _Lowering:
     def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
         """Name ``value`` in ``scope``; dimensions in ``order`` as far as it says."""
         axes = nest.axes_of(value)
-        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        ordered = nest.in_order(axes, order)
         name = scope.fresh(wish)
         scope.take(name)
         scope.body.append(Let(name, value, ordered, origin))

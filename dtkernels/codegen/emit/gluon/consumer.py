@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ir.nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile
+from ...ir.nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
 from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
@@ -97,8 +97,8 @@ class Consumer:
 
     def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
         mask = self._mask(load.buffer, load.index, load.checked, axes)
-        other = 'float("-inf")' if load.other else "0.0"
-        tail = "" if load.buffer in self.k.spaces else ".to(gl.float32)"
+        other = "0" if load.whole else 'float("-inf")' if load.other else "0.0"
+        tail = ".to(gl.int64)" if name in self.k.outgrown else "" if load.whole or load.buffer in self.k.spaces else ".to(gl.float32)"
         self.k.line(
             depth,
             f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}",
@@ -113,10 +113,7 @@ class Consumer:
 
     def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
         k = self.k
-        involved = dict.fromkeys(
-            n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact and not n.axis.scalar
-        )
-        parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in involved]
+        parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in mask_axes(index) if not a.scalar]
         for d in checked:
             k.bounds[(buffer, d)] = None
             text = k.expr.text(index[d], axes)

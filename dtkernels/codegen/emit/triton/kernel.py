@@ -35,14 +35,16 @@ from ...ir.nest import (
     Tile,
     TileDot,
     any_product,
+    mask_axes,
     statements,
     values,
 )
+from ...ir.value_type import outgrown
 from . import exp2_emulation
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
 from .grid import BEFORE, grid_lines, grid_size, programs_per_block
-from .memory import LINE, MemoryPrinter, inexact
+from .memory import LINE, MemoryPrinter
 
 
 @dataclass
@@ -109,6 +111,8 @@ class _KernelPrinter:
         taken = product_inputs(algorithm)  # of one dtype, where there are products
         made = frozenset(t for t in kernel.reads if t not in taken) - operands_only(algorithm)
         self.upcast = self._arithmetic_only(loads, made)
+        self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
+        self.outgrown = outgrown(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
@@ -378,9 +382,9 @@ class _KernelPrinter:
     def _masked_axes(self) -> set[Axis]:
         found: set[Axis] = set()
         for n in self._nodes():
-            found |= set(n.axes) if isinstance(n, Guard) else inexact(n.index) if isinstance(n, Load) else set()
+            found |= set(n.axes if isinstance(n, Guard) else mask_axes(n.index) if isinstance(n, Load) else ())
         for s in statements(self.kernel.body):
-            found |= inexact(s.index) if isinstance(s, Store) else set()
+            found |= set(mask_axes(s.index)) if isinstance(s, Store) else set()
         return found
 
     def _started_axes(self) -> set[Axis]:
@@ -395,8 +399,8 @@ class _KernelPrinter:
             for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
-        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
+        widened = (n for n, load in loads.items() if n not in operands or load.buffer in made)
+        return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 
 
 def _hoisted_from(s: Statement) -> Axis | None:
