@@ -20,6 +20,7 @@ from .descriptors import described
 from .indices import arithmetic, inside_one, quotient
 from .kinds import kind_of, whole_quotient
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
+from .operand_types import OperandTypes
 from .options import Options
 from .passes import finish
 from .reduce import Reducer
@@ -69,6 +70,7 @@ class _Lowering:
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
+        self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
