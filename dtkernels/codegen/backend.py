@@ -9,7 +9,7 @@ from .gluon_form import Refused
 from .gluon_kernel import print_gluon
 from .gluon_plan import plan
 from .nest import Kernel, Loop, statements
-from .operand_types import Operands
+from .product_types import Operands
 from .target import Target
 from .triton_kernel import KernelText, print_kernel
 

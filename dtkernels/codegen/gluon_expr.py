@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable
 
 from .nest import Axis, TileReduce
-from .operand_types import Operands
 from .passes import natural_order
+from .product_types import Operands
 from .triton_expr import HELPERS, ExpressionPrinter
 
 IMPORTS = """from triton.experimental import gluon

@@ -12,6 +12,7 @@ from .gluon_consumer import Consumer
 from .gluon_expr import GluonExpressions, gluon_text
 from .gluon_form import REGISTERS, Plan, Ring, ring_tiles
 from .nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
+from .product_types import Operands
 from .triton_grid import grid_lines, grid_size
 from .triton_kernel import KernelText, _KernelPrinter, jit_function
 from .triton_memory import LINE

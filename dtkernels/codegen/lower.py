@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ..algebra.operand_types import OperandTypes
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
@@ -20,7 +21,6 @@ from .descriptors import described
 from .indices import arithmetic, inside_one, quotient
 from .kinds import kind_of, whole_quotient
 from .nest import WHOLE, Axis, GridLabel, GridStep, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, Workspace
-from .operand_types import OperandTypes
 from .options import Options
 from .passes import finish
 from .reduce import Reducer

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ..lang.expr import field_names
 
 if TYPE_CHECKING:
-    from .operand_types import OperandType
+    from ..algebra.operand_types import OperandType
 
 WHOLE = 0  #: tile size meaning the whole extent at once
 

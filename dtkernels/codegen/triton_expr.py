@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ..algebra.operand_types import OperandType
 from ..lang.expr import COMPARISONS, DTYPES
 from . import exponentials, nest, scale_last
 from .kinds import is_boolean, is_integer, never_negative
 from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
-from .operand_types import Operands, OperandType
 from .passes import natural_order
+from .product_types import Operands
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)

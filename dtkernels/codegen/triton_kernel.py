@@ -35,7 +35,7 @@ from .nest import (
     any_product,
     statements,
 )
-from .operand_types import Operands
+from .product_types import Operands
 from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter, inexact

@@ -9,7 +9,7 @@ from .descriptors import pointed
 from .gluon_expr import IMPORTS, helper
 from .lower import lower
 from .nest import Kernel
-from .operand_types import Operands
+from .product_types import Operands
 from .staged import staged
 from .target import Target
 from .triton_expr import HELPERS

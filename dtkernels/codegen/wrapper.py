@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import textwrap
 
+from ..algebra.operand_types import CAST
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Program
 from .nest import Kernel, any_product, unrolled_product
-from .operand_types import CAST, Operands, products_of
+from .product_types import Operands, products_of
 from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText
