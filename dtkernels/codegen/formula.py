@@ -49,8 +49,9 @@ def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
     """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
-    width = itemsize if isinstance(itemsize, int) else BYTES[itemsize.main(algorithm, sizes)]
-    f = _Fusion(Shape(algorithm, outputs, sizes, width, target))
+    types = None if isinstance(itemsize, int) else itemsize
+    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    f = _Fusion(Shape(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Primitive(o, "compile") for o in outputs)
