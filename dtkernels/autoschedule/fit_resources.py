@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, any_product
 from ..codegen.pipeline import lower
@@ -17,7 +18,7 @@ from ..lang.schedule import Primitive, Program, Schedule, Sized
 _NARROWEST = 16  #: of a tile of a product
 
 
-def fit_resources(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
     """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
 
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
@@ -35,10 +36,16 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int, target
     return program
 
 
-def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int) -> dict[str, int]:
-    """Bytes an element of each buffer whose elements take what the inputs' take; others between kernels are float32."""
-    copies = tuple(f"{t}_rows" for t in algorithm.inputs)  # see stage_aligned_copies.py
-    return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int | InputTypes) -> dict[str, int]:
+    """Bytes an element of each buffer that is not float32 anyway, for inputs of ``itemsize`` bytes an element, or of several dtypes."""
+    copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
+    if isinstance(itemsize, int):
+        return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+    typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
+    buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
+    inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
+    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers  # inputs as kernels get them
+    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]))
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:

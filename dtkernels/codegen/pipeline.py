@@ -99,11 +99,12 @@ def without(*names: str) -> Iterator[None]:
 
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
-    return _lower(program, _left_out.get())
+    return _lower(program, program.algorithm.stands_for, _left_out.get())
 
 
 @lru_cache(maxsize=16)  # the default schedule, the resource check and the printer each ask for the kernels of one program
-def _lower(program: Program, left_out: frozenset[str]) -> tuple[Kernel, ...]:
+def _lower(program: Program, stands_for: tuple, left_out: frozenset[str]) -> tuple[Kernel, ...]:
+    """``stands_for`` is that of the algorithm, which its equality leaves out."""
     program = prelower(program)
     return tuple(kernel for root in kernel_roots(program) for kernel in lower_root(program, root))
 

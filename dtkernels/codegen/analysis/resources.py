@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ...algebra.operand_types import CAST
 from ...lang.errors import DTError
 from ...lang.schedule_checks import MOST_ELEMENTS
 from ..ir import nest
@@ -38,6 +39,7 @@ from ..ir.nest import (
 from ..target import Target, triton_version
 from ..transforms.memory.tensor_descriptors import use_pointers
 from ..transforms.warp_specialize.backend_select import backend, descriptor_form
+from .product_types import BYTES, ElementBytes
 
 MOST_REGISTERS = 255  #: of one thread
 MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
@@ -158,7 +160,11 @@ class _Estimate:
         return self.itemsizes.get(buffer, 4)
 
     def operand_bytes(self, dot: TileDot) -> int:
-        """Bytes an element of what the matrix units take: those of the operand that is loaded."""
+        """Bytes an element of what the matrix units take: those of the product's type, else of the operand that is loaded."""
+        if dot.operands is not None and isinstance(self.itemsizes, ElementBytes):
+            return BYTES[self.itemsizes.types.operand(dot.operands)]
+        if dot.operands is not None and dot.operands.fixed:
+            return max(BYTES[s.removeprefix(CAST)] if s.startswith(CAST) else self.bytes_of(s) for s in dot.operands.sources)
         found = [self.bytes_of(self.loads[s.name].buffer) for s in (dot.left, dot.right) if isinstance(s, Local) and s.name in self.loads]
         return min(found, default=min((self.bytes_of(b) for b in self.kernel.reads), default=4))
 
@@ -257,10 +263,15 @@ class _Estimate:
         for n in s.value.walk() if hasattr(s, "value") else ():
             if isinstance(n, TileDot):
                 for side, first in ((n.left, True), (n.right, False)):
-                    computed = not (isinstance(side, Local) and side.name in self.loads)
+                    computed = not (isinstance(side, Local) and side.name in self.loads) or self._converted(side, n)
                     if computed and (self.units(n) == "plain" or not first):
                         total += self.elements(axes_of(side)) * self.operand_bytes(n)
         return total
+
+    def _converted(self, side: Local, dot: TileDot) -> bool:
+        """Whether what is loaded is no operand before it is converted."""
+        known = dot.operands is not None and (dot.operands.fixed or isinstance(self.itemsizes, ElementBytes))
+        return known and self.bytes_of(self.loads[side.name].buffer) != self.operand_bytes(dot)
 
     def _operand_names(self, dot: TileDot) -> set[str]:
         """Names that the operands of a product are made from: Triton loads ahead what reaches it through arithmetic too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...lang.algorithm import Algorithm
 from ...lang.schedule import Program
 from ..analysis.dtype_propagation import value_inputs
+from ..analysis.product_types import Operands
 from ..ir.nest import Kernel
 from ..pipeline import forms, lower, prelower
 from ..target import Target
@@ -17,23 +18,25 @@ from .triton.expr import HELPERS
 from .triton.kernel import KernelText, dimension_names, print_kernel
 
 
-def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
+def emit(program: Program, entry: str | None = None, target: Target | None = None, uniform: bool | None = None) -> str:
     """The file for a prepared program (algebra done, schedule complete).
 
     A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``,
     one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
-    (backend_select.py); the file runs elsewhere too, by pointers.
+    (backend_select.py); the file runs elsewhere too, by pointers. ``uniform``: inputs have one dtype, or are brought to it first, as in
+    prebuilt kernels; by default where there is an ``entry``. Otherwise each product has the dtype of its own operands.
     """
     program = prelower(program)
     kernels = lower(program)
     found = forms(kernels, target)
-    by_pointers = (print_kernel(f.pointers, program.algorithm) for f in found if f.pointers)
+    operands = Operands.of(program.algorithm, kernels, entry is not None if uniform is None else uniform)
+    by_pointers = (print_kernel(f.pointers, program.algorithm, operands) for f in found if f.pointers)
     texts = {k.name: text for k, text in zip(kernels, by_pointers)}
     reached = [one for k in kernels for one in (k, *k.tail)]
-    described_texts = {k.name: _print_form(f.descriptors, program.algorithm) for k, f in zip(reached, found) if f.descriptors}
+    described_texts = {k.name: _print_form(f.descriptors, program.algorithm, operands) for k, f in zip(reached, found) if f.descriptors}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
-        wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
+        wrappers = [Wrapper(program, kernels, operands, texts, described_texts, entry, program.outputs()).text()]
     else:
         hosts = {w: k.func for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
@@ -42,7 +45,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
         wrappers = [
             launch_comment(program, kernels, texts, outputs)
             if alone.issuperset(outputs)
-            else Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
+            else Wrapper(program, kernels, operands, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
             for root, outputs in groups.items()
         ]
     used = "\n".join(w for w in wrappers if not w.startswith("#"))
@@ -61,8 +64,9 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
 
 
-def _print_form(form: Kernel | WarpSpecializedKernel, algorithm: Algorithm) -> KernelText:
-    return print_gluon(form, algorithm) if isinstance(form, WarpSpecializedKernel) else print_kernel(form, algorithm)
+def _print_form(form: Kernel | WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
+    printer = print_gluon if isinstance(form, WarpSpecializedKernel) else print_kernel
+    return printer(form, algorithm, operands)  # type: ignore[arg-type]  # each takes its own form
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

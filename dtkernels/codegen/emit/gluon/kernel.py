@@ -7,6 +7,7 @@ import textwrap
 from dataclasses import replace
 
 from ....lang.algorithm import Algorithm
+from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, ring_tiles
@@ -19,19 +20,19 @@ from .expr import GluonExpressions, gluon_text
 INFIX = "_gluon"
 
 
-def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm) -> KernelText:
+def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
     """The Gluon text of a planned kernel: three functions and what a launch must pass."""
-    return GluonPrinter(plan, algorithm).text()
+    return GluonPrinter(plan, algorithm, operands).text()
 
 
 class GluonPrinter(_KernelPrinter):
     """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
 
-    def __init__(self, plan: WarpSpecializedKernel, algorithm: Algorithm):
-        super().__init__(plan.kernel, algorithm)
+    def __init__(self, plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands):
+        super().__init__(plan.kernel, algorithm, operands)
         self.plan = plan
         main = (*plan.last.fresh, *plan.last.chained, *plan.last.direct)[0].columns
-        self.expr = GluonExpressions(plan.rows, main, self.first, self.tile, self.size)
+        self.expr = GluonExpressions(plan.rows, main, operands, self.first, self.tile, self.size)
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, Fetch | Put] = {}

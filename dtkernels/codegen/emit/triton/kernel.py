@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ....lang.algorithm import Algorithm
 from ....lang.expr import Label, accesses
-from ...analysis.dtype_propagation import operands_only, product_inputs
+from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.nest import (
     WHOLE,
@@ -90,14 +90,14 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
     return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
 
 
-def print_kernel(kernel: Kernel, algorithm: Algorithm) -> KernelText:
+def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands) -> KernelText:
     """The Triton text of ``kernel``."""
-    return _KernelPrinter(kernel, algorithm).run()
+    return _KernelPrinter(kernel, algorithm, operands).run()
 
 
 class _KernelPrinter:
-    def __init__(self, kernel: Kernel, algorithm: Algorithm):
-        self.kernel, self.algorithm = kernel, algorithm
+    def __init__(self, kernel: Kernel, algorithm: Algorithm, operands: Operands):
+        self.kernel, self.algorithm, self.operands = kernel, algorithm, operands
         self.lines: list[str] = []
         self.blocks = {g.label: g.block for g in kernel.grid}
         self.sizes: dict[str, None] = {}
@@ -108,12 +108,10 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        taken = product_inputs(algorithm)  # of one dtype, where there are products
-        made = frozenset(t for t in kernel.reads if t not in taken) - operands_only(algorithm)
-        self.upcast = self._arithmetic_only(loads, made)
+        self.upcast = self._arithmetic_only(loads)
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = outgrown(self._nodes(), self.integers)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
@@ -196,6 +194,7 @@ class _KernelPrinter:
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
+        text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
     def _length(self, buffer: str, dim: int) -> str:
         """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
@@ -392,14 +391,15 @@ class _KernelPrinter:
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 
-    def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
-        """Loads widened to float32 at once: all but those that a matrix product takes as they are."""
+    def _arithmetic_only(self, loads: dict[str, Load]) -> frozenset[str]:
+        """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
         operands = set()
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        widened = (n for n, load in loads.items() if n not in operands or load.buffer in made)
+        kept = self.operands.held.keys() | self.operands.loose
+        widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 
 
