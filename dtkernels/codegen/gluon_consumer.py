@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from .gluon_form import Plan, Product, Ring, Step
 from .kinds import never_negative
-from .nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile
+from .nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
 from .triton_memory import LINE
 
 if TYPE_CHECKING:
@@ -113,10 +113,7 @@ class Consumer:
 
     def _mask(self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...]) -> str:
         k = self.k
-        involved = dict.fromkeys(
-            n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact and not n.axis.scalar
-        )
-        parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in involved]
+        parts = [k.expr.arrange(f"{a.name}_ok", (a,), axes) for a in mask_axes(index) if not a.scalar]
         for d in checked:
             k.bounds[(buffer, d)] = None
             text = k.expr.text(index[d], axes)

@@ -289,10 +289,16 @@ class _Lowering:
         if not isinstance(value, Local):
             value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
         scope.know((definition.name, index), value)
-        if definition.name in self.outputs and definition.name not in self.stored:
+        if definition.name in self.outputs and definition.name not in self.stored and self._everywhere(definition, index):
             self.reducer.check_finished(definition)
             self._store(definition, dict(zip(definition.labels, index)), value, scope)
         return value
+
+    def _everywhere(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
+        """Whether values at ``index`` are all of the Func: each label runs by itself. ``f[x, x]`` is its diagonal, ``f[x + 1]`` lacks its first."""
+        axes = [i.axis for i in index if isinstance(i, Position)]
+        alone = all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index))
+        return alone and len(set(axes)) == len(axes)
 
     def _inside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Outside its extents a shifted Func reads 0, as an input does."""
@@ -324,7 +330,7 @@ class _Lowering:
     def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
         """Name ``value`` in ``scope``; dimensions in ``order`` as far as it says."""
         axes = nest.axes_of(value)
-        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
+        ordered = nest.in_order(axes, order)
         name = scope.fresh(wish)
         scope.take(name)
         scope.body.append(Let(name, value, ordered, origin))

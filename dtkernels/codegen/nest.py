@@ -32,6 +32,8 @@ from .tiles import (  # noqa: F401 (the grammar is one: its expressions are impo
     TileDot,
     TileReduce,
     axes_of,
+    in_order,
+    mask_axes,
 )
 
 

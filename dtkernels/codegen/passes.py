@@ -29,6 +29,7 @@ from .nest import (
     TileDot,
     TileReduce,
     map_values,
+    mask_axes,
     statements,
 )
 from .orient import orient
@@ -115,15 +116,17 @@ def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str
         case Local(name, _):
             value = lets.get(name)
             if isinstance(value, Load):
-                touches = any(axis in nest.axes_of(i) for i in value.index)
-                return (0.0 if value.checked else loads[name]) if touches else None
+                masked = axis in mask_axes(value.index)
+                return (0.0 if value.checked else loads[name]) if masked else None
             return _outside(value, axis, lets, loads) if value is not None else None
         case Guard(arg, axes, neutral):
             return neutral if axis in axes else _outside(arg, axis, lets, loads)
         case Op("+" | "-" as fn, (a, b)) if (left := _outside(a, axis, lets, loads)) is not None and math.isinf(left):
             right = _outside(b, axis, lets, loads)
             cancels = left if fn == "-" else -left  # inf - inf is NaN
-            return left if right not in (None, cancels) or right is None and _avoids(b, cancels, lets) else None
+            if right is None:  # past the extent an operand that varies along the axis may be NaN: sqrt(0 - 1)
+                return left if axis not in nest.axes_of(b) and _avoids(b, cancels, lets) else None
+            return left if right != cancels else None
         case Op(fn, args):
             return _operate(fn, [_outside(a, axis, lets, loads) for a in args])
     return None
@@ -173,7 +176,7 @@ def _operate(fn: str, args: list[float | None]) -> float | None:
             return 0.0
         case ("where", [_, a, b]) if a == b:
             return a
-        case (cast, [a]) if cast.startswith("cast:"):
+        case (cast, [a]) if cast.startswith("cast:") and (a == 0 or a is not None and math.isinf(a)):  # others are rounded
             return a
         case ("maximum", [a, b]) if a is not None and b is not None:
             return max(a, b)

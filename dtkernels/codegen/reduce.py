@@ -289,8 +289,7 @@ class _Step:
         wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
         axes = nest.axes_of(terms)
         order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
-        ordered = tuple(a for a in order if a in axes) + tuple(sorted(axes - set(order), key=lambda a: a.name))
-        ordered = natural_order(terms) if partial else ordered  # as the terms come, so that no step rearranges them
+        ordered = natural_order(terms) if partial else nest.in_order(axes, order)  # as the terms come, so that no step rearranges them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
         self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))

@@ -242,3 +242,19 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
         case TileDot(left, right, axes):
             return (axes_of(left) | axes_of(right)) - frozenset(axes)
     return frozenset().union(*(axes_of(c) for c in tile.children()))
+
+
+def in_order(axes: frozenset[Axis], wanted: tuple[Axis, ...]) -> tuple[Axis, ...]:
+    """``axes``, each once: first those in ``wanted``, in its order, then the others by name. A diagonal wants one axis twice."""
+    return tuple(dict.fromkeys(a for a in wanted if a in axes)) + tuple(sorted(axes - set(wanted), key=lambda a: a.name))
+
+
+def mask_axes(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
+    """The axes whose masks an access of ``index`` carries: all that the index varies with and that may pass their extents.
+
+    An axis may stand in a named part of the index alone, as ``s`` in ``W[t, c]`` after ``t = t[s]``. Where one of these axes is past
+    its extent, a load gives ``other`` and reads nothing.
+    """
+    nodes = (n for i in index for n in i.walk())
+    axes = (a for n in nodes for a in ((n.axis,) if isinstance(n, Position) else n.axes if isinstance(n, Local) else ()))
+    return tuple(dict.fromkeys(a for a in axes if not a.exact))

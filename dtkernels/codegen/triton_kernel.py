@@ -33,11 +33,12 @@ from .nest import (
     Tile,
     TileDot,
     any_product,
+    mask_axes,
     statements,
 )
 from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
-from .triton_memory import LINE, MemoryPrinter, inexact
+from .triton_memory import LINE, MemoryPrinter
 from .triton_offsets import steady_loads
 from .value_inputs import operands_only, product_inputs
 from .whole_blocks import in_two_forms
@@ -375,9 +376,9 @@ class _KernelPrinter:
     def _masked_axes(self) -> set[Axis]:
         found: set[Axis] = set()
         for n in self._nodes():
-            found |= set(n.axes) if isinstance(n, Guard) else inexact(n.index) if isinstance(n, Load) else set()
+            found |= set(n.axes if isinstance(n, Guard) else mask_axes(n.index) if isinstance(n, Load) else ())
         for s in statements(self.kernel.body):
-            found |= inexact(s.index) if isinstance(s, Store) else set()
+            found |= set(mask_axes(s.index)) if isinstance(s, Store) else set()
         return found
 
     def _started_axes(self) -> set[Axis]:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import nest
 from .kinds import never_negative
-from .nest import Axis, Fetch, Load, Position, Put, Store, Tile
+from .nest import Axis, Fetch, Load, Position, Put, Store, Tile, mask_axes
 from .triton_expr import arrange
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class MemoryPrinter:
     def _mask(
         self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...], filled: dict[Axis, str] | None = None
     ) -> str:
-        involved = dict.fromkeys(n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact)
+        involved = mask_axes(index)
         tiles = [arrange((filled or {}).get(a, f"{a.name}_ok"), (a,), axes) for a in involved if not a.scalar]
         single = [f"{a.name}_ok" for a in involved if a.scalar]
         for d in checked:
@@ -169,7 +169,3 @@ class MemoryPrinter:
             self.k.line(depth + 1, f"{a},")
         return self.k.line(depth, f"){tail}")
 
-
-def inexact(index: tuple[Tile, ...]) -> set[Axis]:
-    """Axes in an index that may pass their extents."""
-    return {n.axis for i in index for n in i.walk() if isinstance(n, Position) and not n.axis.exact}
