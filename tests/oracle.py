@@ -47,16 +47,17 @@ def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], siz
 
 def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
              params: dict[str, int | bool] | None = None, operands: str = "float32", dtypes: dict[str, str] | None = None,
-             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0) -> dict[str, Value]:  # fmt: skip
+             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None) -> dict[str, Value]:  # fmt: skip
     """Every Func of the program.
 
     ``operands``: the inputs' dtype, to which computed operands of rdot are rounded. With ``dtypes``, those of the
     floating-point inputs by name: the coarsest among the inputs that enter the product. ``errors``: how far elements of
-    inputs may be off. ``approximate``: the relative error of exp, exp2, sigmoid and tanh by a schedule that asks for one.
+    inputs may be off. ``approximate``: the relative error of exp, exp2, sigmoid and tanh by a schedule that asks for one. ``stored``: Funcs
+    that others may read back as they were stored in this dtype.
     """
     algorithm = parse(text).algorithm if isinstance(text, str) else text
     with np.errstate(all="ignore"):
-        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate).run()
+        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}).run()
 
 
 def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
@@ -97,9 +98,9 @@ def compared(want: Value) -> int:
 class _Evaluation:
     def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
                  params: dict[str, int | bool], operands: str, dtypes: dict[str, str] | None = None,
-                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0):  # fmt: skip
+                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
-        self.dtypes, self.errors, self.approximate = dtypes, errors or {}, approximate
+        self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate, stored or {}
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
         self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()})
@@ -108,6 +109,8 @@ class _Evaluation:
     def run(self) -> dict[str, Value]:
         for d in self.algorithm.definitions:
             value = self.value(d.expr).to(d.labels, self.sizes)
+            if d.name in self.stored:
+                value = self._cast(value, self.stored[d.name])
             self.done[d.name] = Value(d.labels, value.v.astype(np.float64), value.e)
         return self.done
 

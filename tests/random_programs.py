@@ -14,7 +14,7 @@ from dtkernels.lang import Algorithm, Definition
 from dtkernels.lang import expr as ex
 
 LABELS = ("x", "y", "z", "k", "l")
-ELEMENTS = 4000  #: at most so many points in the space of all labels; tl.reduce is interpreted element by element
+ELEMENTS = 800  #: at most so many points in the space of all labels; tl.reduce is interpreted element by element
 CONSTANTS = [0, 1, 2, 3, 0.5, 0.25, 1e-3]
 SIZES = [3, 5, 8, 2, 9, 13, 16, 17, 20, 4, 6, 7, 11, 15, 1, 1]  #: of labels
 FLOATS = [torch.float32, torch.float16, torch.bfloat16]
@@ -76,6 +76,10 @@ class Builder:
             {"product": self.product_form, "parts": self.parts_form}[self.form]()
         else:
             self.free_form()
+            last = self.funcs[next(reversed(self.funcs))]
+            if not any(a.tensor in self.inputs for d in self.funcs.values() for a in ex.accesses(d.expr)):
+                reads = self.plain(last.labels, "number") if last.labels else ex.Reduce("sum", self.plain(self.labels[:1], "number"), self.labels[:1])
+                self.funcs[last.name] = replace(last, expr=ex.Binary("+", last.expr, reads))
         definitions = tuple(self.funcs.values())
         nodes = [n for d in definitions for n in d.expr.walk()]
         reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}

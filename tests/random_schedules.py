@@ -12,7 +12,7 @@ from dtkernels.lang import Algorithm, Primitive, Schedule
 from dtkernels.lang import expr as ex
 from dtkernels.lang.schedule import Grouped, Named, Share, Sized
 
-STEPS = 120  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
+STEPS = 60  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
 
 
 class Scheduler:
@@ -46,8 +46,8 @@ class Scheduler:
         if len(needed) > 1 and self.chance(4):  # several results
             more = self.several(needed[:-1], 1, 2)
             statements += [Primitive(f, "compile") for f in self.permuted([output, *more])]
-        elif self.chance(16):
-            statements.append(Primitive(output, "compile"))
+        elif self.chance(16):  # the kernel alone is no call; with both there is a wrapper
+            statements += [Primitive(output, "compile"), Primitive(output, "compile_to_kernel")]
         statements += [Primitive(f, "store") for f in fused if self.chance(8)]
         return Schedule(tuple(self.permuted(statements)))
 
