@@ -97,8 +97,8 @@ class Consumer:
 
     def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
         mask = self._mask(load.buffer, load.index, load.checked, axes)
-        other = 'float("-inf")' if load.other else "0.0"
-        tail = "" if load.buffer in self.k.spaces else ".to(gl.float32)"
+        other = "0" if load.whole else 'float("-inf")' if load.other else "0.0"
+        tail = "" if load.whole or load.buffer in self.k.spaces else ".to(gl.float32)"
         self.k.line(
             depth,
             f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}",

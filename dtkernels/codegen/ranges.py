@@ -23,7 +23,9 @@ from types import MappingProxyType
 
 from . import nest
 from .affine import Affine, extreme, inequalities
+from .kinds import kind_of
 from .nest import Axis, Const, Guard, Index, Let, Local, Loop, Op, Position, Size, Statement, Step, Tile, TileDot, map_values, statements
+from .terms import repeated
 from .vanish import FALSE, TRUE, changes_nothing, settle
 
 
@@ -175,9 +177,58 @@ class _Cut:
                 return replace(tile, axes=axes) if axes else tile.arg
             return settle(tile)
 
-        body = map_values(self.loop.body, lambda value: value.transform(change))
+        body = _Decided(change).body(self.loop.body)
         body = without_aliases(swap_axis(body, self.axis, exact))
         return replace(self.loop, axis=exact, body=body, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+
+
+class _Decided:
+    """Rewrites a body by decisions that may leave a tile with fewer axes; products and reductions keep theirs.
+
+    Before: ``dot(where(l <= m, a, 0), B, l)``  Decided: ``dot(a, B, l)``, where ``a[m]`` lacks ``l``  After: ``dot(where(l >= 0, a, 0), B, l)``
+    """
+
+    def __init__(self, change: Callable[[Tile], Tile]):
+        self.change = change
+        self.left: dict[str, frozenset[Axis]] = {}  #: named value -> the axes that it still varies with
+
+    def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(self._statement(s) for s in body)
+
+    def _statement(self, s: Statement) -> Statement:
+        if isinstance(s, Loop):
+            return replace(s, body=self.body(s.body))
+        if not isinstance(s, (Let, nest.Assign, nest.Store, nest.Put)):
+            return s
+        value = self._tile(s.value)
+        if isinstance(s, Let):
+            self.left[s.name] = frozenset(s.axes) if isinstance(value, nest.Load) else self._axes(value)
+            if not self.left[s.name]:
+                return replace(s, value=value, axes=())  # a single number has no dimension to broadcast along
+        return replace(s, value=value)
+
+    def _tile(self, tile: Tile) -> Tile:
+        new = self.change(tile.rebuild(self._tile))
+        match tile, new:
+            case Local(name), Local() if self.left.get(name) == frozenset():
+                return replace(new, axes=())
+            case TileDot(left, right), TileDot():
+                return replace(new, left=self._over(new.left, left), right=self._over(new.right, right))
+            case nest.TileReduce(_, arg), nest.TileReduce():
+                return replace(new, arg=self._over(new.arg, arg))
+        if kind_of(new) == "integer" and kind_of(tile) == "number":  # where(l <= m, 2, -inf) is a float, decided or not
+            return Const(float(new.value)) if isinstance(new, Const) else Op("*", (new, Const(1.0)))
+        return new
+
+    def _over(self, new: Tile, old: Tile) -> Tile:
+        """``new`` over the axes of ``old``."""
+        lost = nest.axes_of(old) - self._axes(new)
+        return repeated(new, tuple(sorted(lost, key=lambda a: a.name)), 0.0)
+
+    def _axes(self, tile: Tile) -> frozenset[Axis]:
+        """The axes that a rewritten tile varies with."""
+        named = tile.transform(lambda n: replace(n, axes=tuple(self.left[n.name])) if isinstance(n, Local) and n.name in self.left else n)
+        return nest.axes_of(named)
 
 
 def _one_kind_of_warps(loop: Loop) -> tuple[tuple[str, int | bool], ...]:

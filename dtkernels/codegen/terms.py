@@ -13,8 +13,13 @@ MIN_DOT = 16  #: smallest side of a tile that the matrix units take
 
 def spread(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
     """``terms`` over all of ``axes``: a Func may have a label that its value does not vary with."""
+    return repeated(terms, tuple(a for a in axes if a not in nest.axes_of(terms)), neutral)
+
+
+def repeated(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
+    """``terms``, the same for every index of ``axes``, as a tile that has these axes."""
     for axis in axes:
-        if not axis.scalar and axis not in nest.axes_of(terms):
+        if not axis.scalar:
             terms = Op("where", (Op(">=", (Position(axis), nest.Const(0))), terms, nest.Const(neutral)))
     return terms
 
