@@ -25,6 +25,7 @@ _EXPLAIN = "Say which schedule an op gets at a shape, why, and what its kernels 
 _DOCTOR = "One line each: OK, or WARN and what to do."
 _SHAPE = f"""extents: the output's labels, then the other labels in order of declaration; the last one repeats.
 Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
+_DTYPE = f"of the inputs: {', '.join(show.DTYPES)}; bf16,slopes=fp32 where an input differs. Default: bf16"
 _VALUE = "a compile-time parameter (causal=true) or a scalar input; may be repeated"
 
 
@@ -209,7 +210,7 @@ def _about(parser: argparse.ArgumentParser) -> None:
 
 def _sizes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
-    parser.add_argument("--dtype", choices=show.DTYPES, default="bf16", help="of the inputs; default: bf16")
+    parser.add_argument("--dtype", type=_dtype, default="bf16", metavar="bf16,A=fp32", help=_DTYPE)
 
 
 def _gpu(parser: argparse.ArgumentParser) -> None:
@@ -218,6 +219,13 @@ def _gpu(parser: argparse.ArgumentParser) -> None:
 
 def _param(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--param", type=_assignment, action="append", default=[], metavar="NAME=VALUE", help=_VALUE)
+
+
+def _dtype(text: str) -> str:
+    usual, *others = text.split(",")
+    if usual not in show.DTYPES or not all(other.partition("=")[2] for other in others):
+        raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(show.DTYPES)}; bf16,A=fp32 where an input differs)")
+    return text
 
 
 def _known_gpu(name: str) -> str:

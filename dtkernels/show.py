@@ -11,11 +11,13 @@ from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
 from .algebra.gradient import gradient
 from .algebra.kept import kept_products
+from .algebra.operand_types import products
 from .algebra.products import chained_products
 from .codegen.fit import element_bytes
 from .codegen.formula import formula
 from .codegen.lower import lower
 from .codegen.nest import Kernel, nest_text
+from .codegen.product_types import BYTES, InputTypes
 from .codegen.resources import Resources, check_resources, resources, whole_labels
 from .codegen.target import Target, target
 from .codegen.triton_module import emit, plain_labels, value_inputs
@@ -82,8 +84,12 @@ class Subject:
         given: dict[str, object] | None = None,
         wanted: tuple[str, ...] | None = None,
     ):
-        """``wanted``: show the backward instead, with respect to these inputs and scalars; () for every input with elements."""
-        self.written, self.name, self.dtype = written, written.name, dtype
+        """``dtype``: of all inputs, "bf16", and of those that differ, "bf16,slopes=fp32".
+
+        ``wanted``: show the backward instead, with respect to these inputs and scalars; () for every input with elements.
+        """
+        self.written, self.name = written, written.name
+        self.dtype, self.named = _dtypes(dtype, written.program.algorithm)
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
         params, self.scalars = _parted(written.program.algorithm, given or {})
@@ -99,7 +105,7 @@ class Subject:
             self.inline = None  # type: ignore[assignment]
             algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
-            self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, DTYPES[dtype], self.target))
+            self.program = Program(algorithm, formula(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
     def _differentiate(self, shape: tuple[int, ...] | None, wanted: tuple[str, ...]) -> None:
         """Put the derived backward in the place of what is shown."""
@@ -113,6 +119,9 @@ class Subject:
         found = gradient(form, self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))), kept)
         if not found.grads:
             raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
+        result = self.types(form)
+        made = self.dtype if isinstance(result, int) else result.result(form)
+        self.named |= {t: made for t in found.backward.inputs if t not in a.inputs} if self.named else {}
         self.name, self.outputs = f"{self.name} backward", tuple(found.grads.values())
         self.bound = Program(found.backward)
 
@@ -144,9 +153,21 @@ class Subject:
         """The loop nests, in the order they run."""
         return lower(self.program)
 
+    def types(self, algorithm: Algorithm) -> int | InputTypes:
+        """Bytes an element of the inputs; the dtype of each where they differ."""
+        return self.every_type(algorithm) if self.named else DTYPES[self.dtype]
+
+    def every_type(self, algorithm: Algorithm) -> InputTypes:
+        """The dtype of each input: masks and integers have their own, others the one that is asked for."""
+        nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
+        cast = {n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
+        usual = {t: "int64" if t in algorithm.integer_inputs() else "bool" for t in algorithm.inputs}
+        usual |= dict.fromkeys([*value_inputs(algorithm, list(algorithm.inputs)), *(t for t in algorithm.inputs if t in cast)], self.dtype)
+        return InputTypes(tuple((t, self.named.get(t, usual[t])) for t in algorithm.inputs))
+
     def itemsizes(self) -> dict[str, int]:
         """Bytes an element of every buffer that is not float32 anyway."""
-        return element_bytes(self.algorithm, self.outputs, DTYPES[self.dtype])
+        return element_bytes(self.algorithm, self.outputs, self.types(self.algorithm))
 
     def check(self, every: bool = True) -> None:
         """Raise DTError where the GPU has no room for a kernel; if not ``every``, of those alone that take the same at any size."""
@@ -161,7 +182,8 @@ class Subject:
     def title(self) -> str:
         """Name, sizes, element type and GPU on one line."""
         sizes = ", ".join(f"{label} {size}" for label, size in self.sizes.items())
-        return f"{self.name}: {sizes}; {self.dtype}; {self.target.name}"
+        dtypes = ", ".join([self.dtype, *(f"{t} {dtype}" for t, dtype in self.named.items())])
+        return f"{self.name}: {sizes}; {dtypes}; {self.target.name}"
 
     def text(self, stage: str) -> str:
         """The program at ``stage``, one of STAGES."""
@@ -187,8 +209,29 @@ class Subject:
 
     def _schedule(self) -> str:
         if self.scheduled:
-            return str(self.program.schedule) or "# no statement: one program that loops over single elements"
-        return f"# by formula for {self.title()}\n{self.program.schedule}"
+            said = str(self.program.schedule) or "# no statement: one program that loops over single elements"
+        else:
+            said = f"# by formula for {self.title()}\n{self.program.schedule}"
+        return "\n".join([said, *self._products()])
+
+    def _products(self) -> list[str]:
+        """A line for each matrix product: the dtype of its operands, and of what adds them up."""
+        types = self.every_type(self.algorithm)
+        return [f"# in {func}: {dot} multiplies {types.operand(wanted)}, adds in fp32" for func, dot, wanted in products(self.algorithm)]
+
+
+def _dtypes(text: str, algorithm: Algorithm) -> tuple[str, dict[str, str]]:
+    """The dtype of inputs, and of those named: "bf16,slopes=fp32". Raises DTError."""
+    usual, *others = text.split(",")
+    named = {name: dtype for name, _, dtype in (other.partition("=") for other in others)}
+    if usual not in DTYPES:
+        raise DTError("the dtype of inputs", found=repr(usual), allowed=", ".join(DTYPES))
+    for name, dtype in named.items():
+        if name not in algorithm.inputs:
+            raise DTError("a dtype is that of an input", found=repr(name), allowed=", ".join(algorithm.inputs))
+        if dtype not in BYTES:
+            raise DTError(f"the dtype of {name}", found=repr(dtype), allowed=", ".join(BYTES))
+    return usual, named
 
 
 def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
@@ -209,14 +252,9 @@ def arguments(subject: Subject) -> tuple:
 
     a = subject.algorithm
     scalars = scalar_values(a, subject.scalars)
-    element = getattr(torch, ex.DTYPES[subject.dtype])
-    nodes = [n for d in a.definitions for n in d.expr.walk()]
-    cast = {n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
-    values = {*value_inputs(a, list(a.inputs)), *cast}  # the rest are masks and integers
     shapes = input_shapes(a, subject.sizes, scalars)
-    other = {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
-    tensors = [torch.empty(shapes[t], dtype=element if t in values else other[t], device="meta") for t in a.inputs]
-    return (*tensors, *scalars.values())
+    dtypes = {t: getattr(torch, ex.DTYPES.get(dtype, dtype)) for t, dtype in subject.every_type(a).of}
+    return (*(torch.empty(shapes[t], dtype=dtypes[t], device="meta") for t in a.inputs), *scalars.values())
 
 
 def scalar_values(algorithm: Algorithm, given: dict[str, Any]) -> dict[str, int | float]:

@@ -405,10 +405,12 @@ def outputs_of(compiled, *args, **kwargs) -> dict[str, object]:
     return results
 
 
-def check(text: str, *args, params: dict[str, int | bool] | None = None, dtype: str | None = None) -> dict[str, object]:
+def check(
+    text: str, *args, params: dict[str, int | bool] | None = None, dtype: str | None = None, operands: str | None = None
+) -> dict[str, object]:
     """Compile ``text``, run it on ``args`` (inputs, then scalars, as the wrapper takes them), compare every output.
 
-    ``dtype`` is that of the results, if it is not the inputs' common one. Returns the outputs.
+    ``dtype`` is that of the results, if it is not the inputs' common one; ``operands`` that of products. Returns the outputs.
     """
     import dtkernels
 
@@ -417,7 +419,7 @@ def check(text: str, *args, params: dict[str, int | bool] | None = None, dtype: 
     given = dict(zip(algorithm.inputs + algorithm.scalars, args, strict=True))
     inputs = {name: as_numpy(given[name]) for name in algorithm.inputs}
     scalars = {name: s.item() if hasattr(s := given[name], "item") else s for name in algorithm.scalars}
-    operands = dtype or dtype_name(args[0])
+    operands = operands or dtype or dtype_name(args[0])
     want = evaluate(text, inputs, scalars, params=params, operands=operands if operands in STEP else "float32")
     left = compiled.program.algorithm  # parameters bound: what only another variant reads is no argument
     results = outputs_of(compiled, *(given[name] for name in given if name in left.inputs + left.scalars))

@@ -17,6 +17,7 @@ from .derivative import Contribution, contributions
 from .inverse import Inverse, solve, unknown
 from .moments import cancel_deviations
 from .normalize import fresh_name, rename_bound
+from .operand_types import CAST, products, typed_as
 from .operands import share_operands
 from .saved import Saved, choose_saved
 from .share_equal import share_equal
@@ -55,7 +56,38 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
     backward = share_operands(share_equal(backward, tuple(grads.values())))
+    backward = _unrounded(algorithm, outputs, backward, grads)
+    backward = replace(backward, stands_for=_stand_ins(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
+
+
+def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
+    """Return gradients of inputs that feed no product in float32, where results are cast to 16 bits.
+
+    The adjoint then has 16 bits, and a float32 bias that is only added would else get a gradient rounded as that.
+
+    Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
+    """
+    if not any(isinstance(e := forward[o].expr, ex.Cast) and e.dtype != "fp32" for o in outputs):
+        return backward
+    feeding = {s for _, _, wanted in products(forward) for s in (*wanted.sources, *wanted.otherwise)}
+    kept = {func for name, func in grads.items() if name in forward.inputs and name not in feeding}
+
+    def change(d: Definition) -> Definition:
+        return replace(d, expr=ex.Cast(d.expr, "fp32")) if d.name in kept and not isinstance(d.expr, ex.Cast) else d
+
+    return backward.with_definitions(tuple(map(change, backward.definitions)))
+
+
+def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The inputs of ``backward`` that are computed values, adjoints and what forward hands over, each with what feeds it there.
+
+    A product that is differentiated has gradients that are products of its own type, whatever dtype the results were returned in.
+    """
+    of = {adjoint: func for func, adjoint in adjoints.items()} | {name: name for name in forward.funcs}
+    computed = [name for name in backward.inputs if name in of]
+    known = frozenset(backward.inputs) - frozenset(computed)
+    return tuple((n, tuple(sorted(s for s in typed_as(forward, of[n]) if s in known or s.startswith(CAST)))) for n in computed)
 
 
 def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:

@@ -9,6 +9,7 @@ from .gluon_form import Refused
 from .gluon_kernel import print_gluon
 from .gluon_plan import plan
 from .nest import Kernel, Loop, statements
+from .product_types import Operands
 from .target import Target
 from .triton_kernel import KernelText, print_kernel
 
@@ -24,11 +25,11 @@ def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
     return "gluon", f"{found.consumers} consumers of {found.share} rows of {found.rows.label}"
 
 
-def print_described(kernel: Kernel, algorithm: Algorithm, target: Target | None, link: Link | None = None) -> KernelText:
+def print_described(kernel: Kernel, algorithm: Algorithm, operands: Operands, target: Target | None, link: Link | None = None) -> KernelText:
     """The text of the form with descriptors, by the backend that ``backend`` names; for ``link`` see ``print_kernel``."""
     if backend(kernel, target)[0] == "gluon":
-        return print_gluon(plan(described(kernel)), algorithm)
-    return print_kernel(plain(described(kernel)), algorithm, link)
+        return print_gluon(plan(described(kernel)), algorithm, operands)
+    return print_kernel(plain(described(kernel)), algorithm, operands, link)
 
 
 def plain(kernel: Kernel) -> Kernel:

@@ -10,6 +10,7 @@ from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program, Schedule, Sized
 from .lower import lower
 from .nest import Kernel, any_product
+from .product_types import BYTES, ElementBytes, InputTypes, typed_buffers
 from .resources import check_resources
 from .target import Target
 from .value_inputs import operands_only
@@ -17,7 +18,7 @@ from .value_inputs import operands_only
 _NARROWEST = 16  #: of a tile of a product
 
 
-def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+def fitted(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
     """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
 
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
@@ -35,10 +36,15 @@ def fitted(program: Program, sizes: dict[str, int], itemsize: int, target: Targe
     return program
 
 
-def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int) -> dict[str, int]:
-    """Bytes an element of each buffer whose elements take what the inputs' take; others between kernels are float32."""
-    copies = tuple(f"{t}_rows" for t in algorithm.inputs)  # see staged.py
-    return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int | InputTypes) -> dict[str, int]:
+    """Bytes an element of each buffer that is not float32 anyway, for inputs of ``itemsize`` bytes an element, or of several dtypes."""
+    copies = {f"{t}_rows": t for t in algorithm.inputs}  # see staged.py
+    if isinstance(itemsize, int):
+        return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+    buffers = {f: BYTES[itemsize.operand(t)] for f, t in typed_buffers(algorithm).items()}
+    inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
+    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers
+    return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]))
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:

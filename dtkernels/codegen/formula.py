@@ -26,6 +26,7 @@ from .formula_streams import pass_tiles, passes
 from .formula_swept import sweeps_again, swept, swept_tiles
 from .formula_warpgroups import warpgroup_tiles
 from .lower import lower
+from .product_types import BYTES, InputTypes
 from .target import Target
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -34,17 +35,23 @@ STORED = 512  #: terms of a product from which on to write and read it takes les
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
 
 
-def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Schedule:
+def formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
     """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
+
+    Where inputs have several dtypes, tiles suit the operands of the product with the most work.
 
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
     """
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
 
 
-def schedules(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Iterator[Schedule]:
+def schedules(
+    algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
+) -> Iterator[Schedule]:
     """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
-    f = _Fusion(Shape(algorithm, outputs, sizes, itemsize, target))
+    types = None if isinstance(itemsize, int) else itemsize
+    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    f = _Fusion(Shape(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Primitive(o, "compile") for o in outputs)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..algebra.operand_types import OperandTypes
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Grouped, Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
+from .product_types import BYTES, InputTypes
 from .target import Target
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
@@ -20,13 +22,25 @@ CUT_SIDE = 64  #: what is held of the output's side where blocks of rows are few
 
 @dataclass
 class Shape:
-    """An algorithm with the extents of its labels, the bytes of an element, and the GPU."""
+    """An algorithm with the extents of its labels, the bytes of an element, and the GPU.
+
+    ``types``: of inputs that differ in dtype; ``itemsize`` is then that of the operands of the product with the most work.
+    """
 
     algorithm: Algorithm
     outputs: tuple[str, ...]
     sizes: dict[str, int]
     itemsize: int
     target: Target
+    types: InputTypes | None = None
+
+    def operand_bytes(self, dot: ex.Dot) -> int:
+        """Bytes an element of what a product multiplies."""
+        return BYTES[self.types.operand(OperandTypes(self.algorithm).of(dot))] if self.types else self.itemsize
+
+    def result_bytes(self) -> int:
+        """Bytes an element of the outputs."""
+        return BYTES[self.types.result(self.algorithm)] if self.types else self.itemsize
 
     def dots(self, func: str) -> list[ex.Dot]:
         """The matrix products in the definition of ``func``."""

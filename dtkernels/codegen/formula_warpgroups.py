@@ -25,6 +25,8 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     dots = [d for m in members for d in shape.dots(m)]
     if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
         return ()
+    if any(shape.operand_bytes(d) != 2 for d in dots):
+        return ()
     (loop,) = looped
     own = [d for d in shape.dots(root) if loop in d.labels]
     rows = _rows(shape, root, own[0], labels) if own else None
@@ -50,7 +52,7 @@ def warpgroup_tiles(shape: Shape, root: str, members: list[str]) -> tuple[Primit
     step = _step(shape, dots, members, {rows, loop}, widest)
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
-    written = written if widest <= 128 else []  # no room to gather what is stored
+    written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
     return (
         Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())),
         Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from .nest import Axis, TileReduce
 from .passes import natural_order
+from .product_types import Operands
 from .triton_expr import HELPERS, ExpressionPrinter
 
 IMPORTS = """from triton.experimental import gluon
@@ -50,9 +51,15 @@ class GluonExpressions(ExpressionPrinter):
     """Prints the tiles that consumers compute. ``main`` are the columns whose products give rows their layout."""
 
     def __init__(
-        self, rows: Axis, main: Axis, start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str]
+        self,
+        rows: Axis,
+        main: Axis,
+        operands: Operands,
+        start_of: Callable[[Axis], str],
+        step_of: Callable[[Axis], str],
+        size_of: Callable[[str], str],
     ):
-        super().__init__(frozenset(), {}, frozenset(), start_of, step_of, size_of)
+        super().__init__(frozenset(), {}, operands, start_of, step_of, size_of)
         self.rows, self.main = rows, main
 
     def columns(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> Axis | None:

@@ -12,6 +12,7 @@ from .gluon_consumer import Consumer
 from .gluon_expr import GluonExpressions, gluon_text
 from .gluon_form import REGISTERS, Plan, Ring, ring_tiles
 from .nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
+from .product_types import Operands
 from .triton_grid import grid_lines, grid_size
 from .triton_kernel import KernelText, _KernelPrinter, jit_function
 from .triton_memory import LINE
@@ -19,19 +20,19 @@ from .triton_memory import LINE
 INFIX = "_gluon"
 
 
-def print_gluon(plan: Plan, algorithm: Algorithm) -> KernelText:
+def print_gluon(plan: Plan, algorithm: Algorithm, operands: Operands) -> KernelText:
     """The Gluon text of a planned kernel: three functions and what a launch must pass."""
-    return GluonPrinter(plan, algorithm).text()
+    return GluonPrinter(plan, algorithm, operands).text()
 
 
 class GluonPrinter(_KernelPrinter):
     """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
 
-    def __init__(self, plan: Plan, algorithm: Algorithm):
-        super().__init__(plan.kernel, algorithm)
+    def __init__(self, plan: Plan, algorithm: Algorithm, operands: Operands):
+        super().__init__(plan.kernel, algorithm, operands)
         self.plan = plan
         main = (*plan.last.fresh, *plan.last.chained, *plan.last.direct)[0].columns
-        self.expr = GluonExpressions(plan.rows, main, self.first, self.tile, self.size)
+        self.expr = GluonExpressions(plan.rows, main, operands, self.first, self.tile, self.size)
         self.started = self.started | {plan.rows}
         self.boxes: dict[str, tuple[str, ...]] = {}  #: descriptor -> its box
         self.accesses: dict[str, Fetch | Put] = {}

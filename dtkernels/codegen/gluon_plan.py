@@ -82,6 +82,8 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
     dots = [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
     if not dots:
         raise Refused("no matrix product in the loop")
+    if any(d.operands is not None and d.operands.fixed for d in dots):
+        raise Refused("an operand that a cast gives its dtype")
     kept = [
         a
         for a in blocks

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from ..algebra.operand_types import OperandTypes
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
@@ -33,11 +34,19 @@ from .walk import grid_order
 from .waves import ended
 
 
-@lru_cache(maxsize=16)  # the formula, the fit and the printer each ask for the kernels of one program
 def lower(program: Program) -> tuple[Kernel, ...]:
     """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
+    return _lower(program, program.algorithm.stands_for)
+
+
+@lru_cache(maxsize=16)  # the formula, the fit and the printer each ask for the kernels of one program
+def _lower(program: Program, stands_for: tuple) -> tuple[Kernel, ...]:
+    """``stands_for``: that of the algorithm, which its text, and so its equality, leaves out."""
     program = staged(program)
     return tuple(kernel for root in kernel_roots(program) for kernel in _kernels(program, root))
+
+
+lower.cache_info, lower.cache_clear = _lower.cache_info, _lower.cache_clear  # type: ignore[attr-defined]
 
 
 def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
@@ -69,6 +78,7 @@ class _Lowering:
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
         self.blocks = self.schedule.sizes(root, "block")
+        self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}

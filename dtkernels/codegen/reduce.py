@@ -122,7 +122,8 @@ class Reducer:
         if isinstance(node, ex.Dot):
             left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
             if fits_matrix_units(left, right, axes):
-                return TileDot(guarded(left, axes, 0.0), guarded(right, axes, 0.0), tuple(a for a in axes if not a.scalar))
+                over = tuple(a for a in axes if not a.scalar)
+                return TileDot(guarded(left, axes, 0.0), guarded(right, axes, 0.0), over, self.l.operand_types.of(node))
             return guarded(spread(Op("*", (left, right)), axes, 0.0), axes, 0.0)
         assert isinstance(node, ex.Reduce)
         neutral = NEUTRAL[node.kind]

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+from ..algebra.operand_types import CAST
 from ..lang.errors import DTError
 from ..lang.schedule_checks import MOST_ELEMENTS
 from . import nest
@@ -36,6 +37,7 @@ from .nest import (
     unrolled_product,
     values,
 )
+from .product_types import BYTES, ElementBytes
 from .target import Target, triton_version
 from .triton_grid import one_loop
 
@@ -158,7 +160,11 @@ class _Estimate:
         return self.itemsizes.get(buffer, 4)
 
     def operand_bytes(self, dot: TileDot) -> int:
-        """Bytes an element of what the matrix units take: those of the operand that is loaded."""
+        """Bytes an element of what the matrix units take: those of the product's type, else of the operand that is loaded."""
+        if dot.operands is not None and isinstance(self.itemsizes, ElementBytes):
+            return BYTES[self.itemsizes.types.operand(dot.operands)]
+        if dot.operands is not None and dot.operands.fixed:
+            return max(BYTES[s.removeprefix(CAST)] if s.startswith(CAST) else self.bytes_of(s) for s in dot.operands.sources)
         found = [self.bytes_of(self.loads[s.name].buffer) for s in (dot.left, dot.right) if isinstance(s, Local) and s.name in self.loads]
         return min(found, default=min((self.bytes_of(b) for b in self.kernel.reads), default=4))
 

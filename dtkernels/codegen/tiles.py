@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 from ..lang.expr import field_names
+
+if TYPE_CHECKING:
+    from ..algebra.operand_types import OperandType
 
 WHOLE = 0  #: tile size meaning the whole extent at once
 
@@ -218,11 +222,12 @@ class TileReduce(Tile):
 
 @dataclass(frozen=True)
 class TileDot(Tile):
-    """Matrix product of two tiles over ``axes``, for the matrix units."""
+    """Matrix product of two tiles over ``axes``, for the matrix units. ``operands``: their type, None for the results'."""
 
     left: Tile
     right: Tile
     axes: tuple[Axis, ...]
+    operands: OperandType | None = None
 
     def __str__(self) -> str:
         return f"dot({self.left}, {self.right}, {', '.join(a.name for a in self.axes)})"

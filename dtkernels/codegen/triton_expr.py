@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ..algebra.operand_types import OperandType
 from ..lang.expr import COMPARISONS, DTYPES
 from . import exponentials, nest, scale_last
 from .kinds import is_boolean, is_integer, never_negative
 from .nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileDot, TileReduce
 from .passes import natural_order
+from .product_types import Operands
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
@@ -83,14 +85,14 @@ def nan_min(a, b):
 
 
 class ExpressionPrinter:
-    """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype, ``made`` buffers that may
-    have another dtype than the inputs have in common: what we wrote, and inputs that are cast wherever they are read."""
+    """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype."""
 
-    def __init__(self, raw: frozenset[str], loads: dict[str, Load], made: frozenset[str],
+    def __init__(self, raw: frozenset[str], loads: dict[str, Load], operands: Operands,
                  start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],
                  approximate: tuple[str, ...] = ()):  # fmt: skip
         self.approximate = approximate
-        self.raw, self.loads, self.made = raw, loads, made
+        self.raw, self.loads, self.operands = raw, loads, operands
+        self.types: dict[OperandType | None, None] = {}  #: types of operands that the kernel is passed
         self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
         self.helpers: set[str] = set()
 
@@ -218,7 +220,8 @@ class ExpressionPrinter:
         own = tuple(a for a in order if a in rows + columns)
         if own == columns + rows:  # the transposed product comes out in the order that is wanted
             left, right, rows, columns = right, left, columns, rows
-        parts = [self._operand(left, right, rows + dot.axes), self._operand(right, left, dot.axes + columns)]
+        kind = self.operands.type_of(dot)
+        parts = [self._operand(left, right, kind, rows + dot.axes), self._operand(right, left, kind, dot.axes + columns)]
         if older is not None:
             parts.append(self.text(older, rows + columns))
         return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
@@ -227,20 +230,25 @@ class ExpressionPrinter:
         """``older + dot`` as one matrix instruction."""
         return self._dot(dot, order, older)
 
-    def _operand(self, tile: Tile, other: Tile, order: tuple[Axis, ...]) -> str:
-        """An operand in the dtype of the inputs; a computed one is rounded to it."""
-        if self._is_input(tile):
+    def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
+        """An operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
+        if self._as_it_is(tile, kind):
             return self.arrange(tile.name, tile.axes, order)  # type: ignore[attr-defined]
-        dtype = f"{other.name}.dtype" if self._is_input(other) else self._input_dtype(tile, other)  # type: ignore[attr-defined]
+        dtype = f"{other.name}.dtype" if self._as_it_is(other, kind) else self._type(kind)  # type: ignore[attr-defined]
+        if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
+            return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
-    def _is_input(self, tile: Tile) -> bool:
-        return isinstance(tile, Local) and tile.name in self.loads and self.loads[tile.name].buffer not in self.made
+    def _as_it_is(self, tile: Tile, kind: OperandType | None) -> bool:
+        return isinstance(tile, Local) and tile.name in self.loads and self.operands.as_it_is(self.loads[tile.name].buffer, kind)
 
-    def _input_dtype(self, *tiles: Tile) -> str:
-        del tiles  # inputs of a program with a matrix product share one dtype (the wrapper promotes them)
-        buffers = [load.buffer for load in self.loads.values() if load.buffer not in self.made]
-        return f"{buffers[0]}_ptr.dtype.element_ty" if buffers else "tl.float32"
+    def _type(self, kind: OperandType | None) -> str:
+        """A product's type where neither operand is loaded in it: that of a pointer of such elements, else what the wrapper passes."""
+        held = (load.buffer for load in self.loads.values() if self.operands.as_it_is(load.buffer, kind))
+        if (buffer := next(held, None)) is not None:
+            return f"{buffer}_ptr.dtype.element_ty"
+        self.types[kind] = None
+        return self.operands.constant(kind)
 
 
 def arrange(text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:

@@ -36,11 +36,11 @@ from .nest import (
     mask_axes,
     statements,
 )
+from .product_types import Operands
 from .triton_expr import ExpressionPrinter
 from .triton_grid import BEFORE, grid_lines, grid_size, pieces
 from .triton_memory import LINE, MemoryPrinter
 from .triton_offsets import steady_loads
-from .value_inputs import operands_only, product_inputs
 from .whole_blocks import in_two_forms
 
 
@@ -87,14 +87,14 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
     return "\n".join([f"@{language}.jit", f"def {name}(", signature.replace(glue, " ") + ",", "):", *lines]) + "\n"
 
 
-def print_kernel(kernel: Kernel, algorithm: Algorithm, link: Link | None = None) -> KernelText:
+def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands, link: Link | None = None) -> KernelText:
     """The Triton text of ``kernel``, with its ``link`` to others of a call that overlap."""
-    return _KernelPrinter(kernel, algorithm).run(link)
+    return _KernelPrinter(kernel, algorithm, operands).run(link)
 
 
 class _KernelPrinter:
-    def __init__(self, kernel: Kernel, algorithm: Algorithm):
-        self.kernel, self.algorithm = kernel, algorithm
+    def __init__(self, kernel: Kernel, algorithm: Algorithm, operands: Operands):
+        self.kernel, self.algorithm, self.operands = kernel, algorithm, operands
         self.lines: list[str] = []
         self.blocks = {g.label: g.block for g in kernel.grid}
         self.sizes: dict[str, None] = {}
@@ -105,10 +105,8 @@ class _KernelPrinter:
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
-        values = product_inputs(algorithm)  # of one dtype, where there are products
-        made = frozenset(t for t in kernel.reads if t not in values) - operands_only(algorithm)
-        self.upcast = self._arithmetic_only(loads, made)
-        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, made, self.first, self.tile, self.size, kernel.approximate)
+        self.upcast = self._arithmetic_only(loads)
+        self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady_axes = steady_loads(kernel)
         self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
@@ -190,6 +188,7 @@ class _KernelPrinter:
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
         if any_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
+        text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
     def _length(self, buffer: str, dim: int) -> str:
         """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
@@ -386,15 +385,16 @@ class _KernelPrinter:
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 
-    def _arithmetic_only(self, loads: dict[str, Load], made: frozenset[str]) -> frozenset[str]:
-        """Loads widened to float32 at once: all but those that a matrix product takes as they are."""
+    def _arithmetic_only(self, loads: dict[str, Load]) -> frozenset[str]:
+        """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
         operands = set()
         for s in statements(self.kernel.body):
             for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
         whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
-        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer in made))
+        kept = self.operands.held.keys() | self.operands.loose
+        return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer not in kept))
 
 
 __all__ = ["KernelText", "dimension_names", "nest", "print_kernel"]

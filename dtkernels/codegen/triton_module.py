@@ -9,6 +9,7 @@ from .descriptors import pointed
 from .gluon_expr import IMPORTS, helper
 from .lower import lower
 from .nest import Kernel
+from .product_types import Operands
 from .staged import staged
 from .target import Target
 from .triton_expr import HELPERS
@@ -18,22 +19,24 @@ from .value_inputs import value_inputs
 from .wrapper import Wrapper, launch_comment, plain_labels
 
 
-def emit(program: Program, entry: str | None = None, target: Target | None = None) -> str:
+def emit(program: Program, entry: str | None = None, target: Target | None = None, uniform: bool | None = None) -> str:
     """The file for a prepared program (algebra done, schedule complete).
 
     A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``,
     one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
-    (backend.py); the file runs elsewhere too, by pointers.
+    (backend.py); the file runs elsewhere too, by pointers. ``uniform``: inputs have one dtype, or are brought to it first, as in
+    prebuilt kernels; by default where there is an ``entry``. Otherwise each product has the dtype of its own operands.
     """
     program = staged(program)
     kernels = lower(program)
     linked = links([one for k in kernels for one in (k, *k.tail)]) if target is not None and target.has_dependent_launch else {}
-    texts = {k.name: print_kernel(pointed(k), program.algorithm, linked.get(k.name)) for k in kernels}
+    operands = Operands.of(program.algorithm, kernels, entry is not None if uniform is None else uniform)
+    texts = {k.name: print_kernel(pointed(k), program.algorithm, operands, linked.get(k.name)) for k in kernels}
     reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
-    described_texts = {k.name: print_described(k, program.algorithm, target, linked.get(k.name)) for k in reached}
+    described_texts = {k.name: print_described(k, program.algorithm, operands, target, linked.get(k.name)) for k in reached}
     everything = (*texts.values(), *described_texts.values())
     if entry is not None:
-        wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
+        wrappers = [Wrapper(program, kernels, operands, texts, described_texts, entry, program.outputs()).text()]
     else:
         hosts = {w: k.func for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
@@ -42,7 +45,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
         wrappers = [
             launch_comment(program, kernels, texts, outputs)
             if alone.issuperset(outputs)
-            else Wrapper(program, kernels, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
+            else Wrapper(program, kernels, operands, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
             for root, outputs in groups.items()
         ]
     used = "\n".join(w for w in wrappers if not w.startswith("#"))

@@ -36,6 +36,23 @@ def dot_precision():
     """float32 products follow torch's TF32 setting."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 ''',
+    "operand_dtype": '''
+def operand_dtype(*choices):
+    """The dtype of a product's operands: promoted from the first choice that has a floating-point tensor or dtype; else float32."""
+    for choice in choices:
+        kinds = [c.dtype if isinstance(c, torch.Tensor) else c for c in choice]
+        floats = [k for k in kinds if k.is_floating_point]
+        for k in floats[1:]:
+            floats[0] = torch.promote_types(floats[0], k)
+        if floats:
+            return floats[0]
+    return torch.float32
+''',
+    "language_type": '''
+def language_type(dtype):
+    """Triton's name of a dtype."""
+    return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
+''',
     "programs": '''
 def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import textwrap
 
+from ..algebra.operand_types import CAST
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Program
 from .nest import Kernel, any_product, unrolled_product
+from .product_types import Operands, products_of
 from .resources import MOST_UNROLLED
 from .triton_grid import BEFORE, block_count, programs_held
 from .triton_kernel import KernelText
 from .triton_memory import ROW
-from .value_inputs import operands_only, product_inputs, value_inputs
+from .value_inputs import product_inputs, value_inputs
 
 
 class Wrapper:
@@ -23,6 +25,7 @@ class Wrapper:
         self,
         program: Program,
         kernels: tuple[Kernel, ...],
+        operands: Operands,
         texts: dict[str, KernelText],
         described: dict[str, KernelText],
         name: str,
@@ -33,7 +36,7 @@ class Wrapper:
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.name, self.outputs, self.several = name, outputs, several
-        self.texts, self.described = texts, described
+        self.operands, self.texts, self.described = operands, texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
         needed = self.algorithm.needed_by(outputs + hosts)
         while more := {k.func for k in kernels if set(k.writes) & set(needed)} - set(needed):  # they store what another kernel reads
@@ -162,19 +165,44 @@ class Wrapper:
         return lines
 
     def _promotions(self) -> list[str]:
-        """The dtype of the results; inputs of a matrix product are brought to it, others unless they are whole numbers, which it may not hold."""
+        """The dtype of the results and of products. Inputs of products are brought to theirs."""
         floats = value_inputs(self.algorithm, self.reads)
         lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
         lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
-        if len(floats) > 1 and any("tl.dot" in self.texts[k.name].source for k in self.kernels):
-            taken = product_inputs(self.algorithm)
-            values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
-            lines += [f"    {', '.join(floats)} = {', '.join(values)}"]
-        return lines
+        multiplied = any("tl.dot" in self.texts[k.name].source for k in self.kernels)
+        return lines + (self._operand_types() + (self._brought(floats) if self.operands.uniform else self._each_brought()) if multiplied else [])
+
+    def _brought(self, floats: list[str]) -> list[str]:
+        """All inputs in the results' dtype, unless they are whole numbers that no product takes, which it may not hold."""
+        taken = product_inputs(self.algorithm)
+        values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
+        return [f"    {', '.join(floats)} = {', '.join(values)}"] if len(floats) > 1 else []
+
+    def _each_brought(self) -> list[str]:
+        """Inputs in the dtype of the products that take them; those of several types become floating-point at least."""
+        values = {t: f"{t}.to({self.operands.variable(self.operands.held[t])})" for t in self.reads if t in self.operands.held}
+        values |= {t: f"{t} if {t}.is_floating_point() else {t}.float()" for t in self.reads if t in self.operands.loose}
+        return [f"    {', '.join(values)} = {', '.join(values.values())}"] if values else []
+
+    def _operand_types(self) -> list[str]:
+        """A variable for each type of products that is not the results'."""
+        wanted = [self.operands.type_of(dot) for k in self.kernels for one in (k, *k.tail) for dot in products_of(one)]
+        moved = [*(() if self.operands.uniform else self.reads), *(w for k in self.kernels for w in k.writes)]
+        wanted += [self.operands.held[t] for t in moved if t in self.operands.held]
+        found = []
+        for t in (t for t in dict.fromkeys(wanted) if t is not None):
+            sides = [self._promoted(sources) for sources in (t.sources, t.otherwise)]
+            found.append(f"    {self.operands.variable(t)} = operand_dtype({', '.join(s for s in sides if s)})")
+        return found
+
+    def _promoted(self, sources: tuple[str, ...]) -> str:
+        """A list of tensors and dtypes in the wrapper; "" for none."""
+        values = [s if s in self.reads else f"torch.{ex.DTYPES[s.removeprefix(CAST)]}" for s in sources if s in self.reads or s.startswith(CAST)]
+        return f"[{', '.join(values)}]" if values else ""
 
     def _allocate(self, kernel: Kernel) -> list[str]:
-        lines, operands = [], operands_only(self.algorithm)
+        lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
             shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
@@ -188,7 +216,9 @@ class Wrapper:
                 f"torch.{ex.DTYPES[d.expr.dtype]}"
                 if isinstance(d.expr, ex.Cast)
                 else "dtype"
-                if w in self.outputs or w in operands
+                if w in self.outputs
+                else self.operands.variable(held[w])
+                if w in held
                 else "torch.float32"
             )
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
@@ -251,6 +281,7 @@ _SAID = {
     "whole": "a power of two >= ",
     "index_type": "tl.int64 if an offset passes 2**31, else tl.int32",
     "dot_precision": "'ieee' or 'tf32'",
+    "language_type": "the tl dtype of",
 }
 
 

@@ -39,6 +39,8 @@ class Algorithm:
     definitions: tuple[Definition, ...] = ()
     #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
+    #: (input, what fed it in the forward): inputs of a derived backward that are computed values, see algebra/operand_types.py
+    stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: labels that schedules or sizes of the spec name, which keep their names
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
 

@@ -12,6 +12,7 @@ from .library import OpTable, op_table
 from .table import Gpu
 
 if TYPE_CHECKING:
+    from ..codegen.product_types import InputTypes
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
@@ -95,7 +96,7 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
     return program
 
 
-def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> None:
+def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> None:
     """Raise DTError where the GPU does not have what the kernels of a program take."""
     from ..codegen.fit import element_bytes
     from ..codegen.lower import lower
@@ -106,7 +107,7 @@ def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], 
         check_resources(kernel, sizes, itemsizes, target)
 
 
-def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int, target: Target) -> Program:
+def by_formula(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
     """The algorithm with the formula's schedule for just these sizes."""
     from ..codegen.formula import formula
     from ..lang.schedule import Program

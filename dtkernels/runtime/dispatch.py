@@ -23,11 +23,12 @@ from .paths import in_turn
 from .precision import allows_tf32
 from .programs import Planned, Programs
 from .recent import keep
-from .signature import Signature
+from .signature import Signature, input_types
 from .store import Entry, Store, StoreError, digest
 from .traced import Allocating, Template, kind_of, stand_ins, traceable
 
 if TYPE_CHECKING:
+    from ..codegen.product_types import InputTypes
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
@@ -103,17 +104,25 @@ class Dispatcher:
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
-        """The rows for these tensors."""
+        """The rows for these tensors; where their dtypes differ, those for the dtype of the product with the most work."""
+        types = self.types(tensors)
         dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
+        if not isinstance(types, int):
+            dtype = types.main(self.algorithm(), self.signature.extents(tensors))
         target = self.device_target(next(iter(tensors.values())).device)
         return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
 
+    def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
+        """Bytes an element of the inputs, or the dtype of each where products have dtypes of their own."""
+        return input_types(tensors) if self.signature.mixed(tensors) else self.signature.result_dtype(tensors).itemsize
+
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
-        if on_gpu and self._templates and (route := self._again(tensors, scalars)) is not None:
+        stored = on_gpu and not self.signature.mixed(tensors)  # prebuilt kernels are for inputs of one dtype
+        if stored and self._templates and (route := self._again(tensors, scalars)) is not None:
             return route
         choice = self.choose(tensors)
-        route = self._stored(choice, tensors, scalars, coarse=False) if on_gpu else None
+        route = self._stored(choice, tensors, scalars, coarse=False) if stored else None
         if route is not None:
             return route
         try:
@@ -121,7 +130,7 @@ class Dispatcher:
         except (torch.OutOfMemoryError, MemoryError):  # says nothing about compiling
             raise
         except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
-            route = self._stored(choice, tensors, scalars, coarse=True) if on_gpu else None
+            route = self._stored(choice, tensors, scalars, coarse=True) if stored else None
             if route is None:
                 raise
             warn_once(f"{self.subject.op} {self.subject.direction}: a kernel for any layout runs, since none can be compiled: {type(error).__name__}")
@@ -216,8 +225,8 @@ class Dispatcher:
 
     def _by_triton(self, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         gpu = self.device_target(next(iter(tensors.values())).device)
-        itemsize = self.signature.result_dtype(tensors).itemsize
-        planned = self.programs.plan(choice, itemsize, gpu)
+        types = self.types(tensors)
+        planned = self.programs.plan(choice, types, gpu)
         if (candidate := planned.candidate) is not None:
             try:
                 return self._compile(planned, choice, tensors, scalars, on_gpu)
@@ -225,14 +234,15 @@ class Dispatcher:
                 raise
             except Exception as error:  # too large for this GPU, say: the formula fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-                planned = self.programs.formula(choice, itemsize, gpu)
+                planned = self.programs.formula(choice, types, gpu)
         return self._compile(planned, choice, tensors, scalars, on_gpu)
 
     def _compile(self, planned: Planned, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
         from .cache import load_module
 
         candidate = planned.candidate
-        source = self._source(planned.program, self.device_target(next(iter(tensors.values())).device) if on_gpu else None)
+        target = self.device_target(next(iter(tensors.values())).device) if on_gpu else None
+        source = self._source(planned.program, target, not self.signature.mixed(tensors))
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
             self._compiled.add(source)
@@ -276,15 +286,15 @@ class Dispatcher:
             log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
             return None
 
-    def _source(self, program: Program, target: Target | None) -> str:
+    def _source(self, program: Program, target: Target | None, uniform: bool) -> str:
         """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""
         from ..codegen.triton_module import emit
 
-        key = program.schedule, program.counted, target
+        key = program.schedule, program.counted, target, uniform
         if key not in self._emitted:
             if len(self._emitted) >= REMEMBERED:
                 self._emitted.clear()
-            self._emitted[key] = emit(program, "call", target)
+            self._emitted[key] = emit(program, "call", target, uniform)
         return self._emitted[key]
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> Bound | None:

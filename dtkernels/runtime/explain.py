@@ -93,11 +93,11 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) 
     choice: Choice = variant.dispatch.choose(tensors)
     known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if path == "gpu" and not any(t.is_meta for t in tensors.values()) else None
     target = device_target(next(t.device for t in tensors.values()))
-    planned = variant.dispatch.programs.plan(choice, dtype.itemsize, target)
+    planned = variant.dispatch.programs.plan(choice, variant.dispatch.types(tensors), target)
     candidate = planned.candidate
     if known is not None:
         if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row could not be compiled
-            planned = variant.dispatch.programs.formula(choice, dtype.itemsize, target)
+            planned = variant.dispatch.programs.formula(choice, variant.dispatch.types(tensors), target)
         candidate, kind = known.candidate, known.kind
     else:
         kind = "interpreter" if path == "interpreter" else "prebuilt if a binary fits" if candidate and candidate.row.binaries and candidate.exact else "compiled when first called"

@@ -183,8 +183,9 @@ class Fit:
         if key in self.seen:
             return
         if len(sizes) == len(self.places):
-            widest = max(t.element_size() for t in tensors.values())
-            itemsizes = element_bytes(self.algorithm, self.outputs, widest) | {n: t.element_size() for n, t in tensors.items()}
+            from .signature import input_types
+
+            itemsizes = element_bytes(self.algorithm, self.outputs, input_types(tensors))
             for kernel in self.kernels:
                 check_resources(kernel, sizes | self.constants, itemsizes, target, tf32)  # type: ignore[arg-type]
         self.seen.add(key)

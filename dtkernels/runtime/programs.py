@@ -19,6 +19,7 @@ from .decide import Choice, by_formula, room_for, scheduled
 from .notes import log, warn_once
 
 if TYPE_CHECKING:
+    from ..codegen.product_types import InputTypes
     from ..lang.algorithm import Algorithm
     from ..lang.schedule import Program
 
@@ -54,7 +55,7 @@ class Programs:
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
         self._of_row, self._by_formula, self._fits = (lru_cache(REMEMBERED)(f) for f in (self._read, self._ask, self._checked))
 
-    def plan(self, choice: Choice, itemsize: int, target: Target) -> Planned:
+    def plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> Planned:
         """The program of the nearest row that fits, else that of the formula."""
         for candidate in choice.usable:
             try:
@@ -68,14 +69,14 @@ class Programs:
                 return Planned(found, candidate)
         return self.formula(choice, itemsize, target)
 
-    def formula(self, choice: Choice, itemsize: int, target: Target) -> Planned:
+    def formula(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> Planned:
         """The formula's program: that of the sizes' anchor where it is legal at the sizes themselves, else of just these sizes."""
         near = {label: n if label in self.fixed else anchor(n) for label, n in choice.sizes.items()}
         if near != choice.sizes and not self._fits(tuple(near.items()), _powers(choice.sizes), itemsize, target):
             near = dict(choice.sizes)
         return Planned(self._by_formula(tuple(near.items()), itemsize, target), None, near)
 
-    def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> Program | DTError:
+    def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program | DTError:
         """The program of a row's schedule, or why it does not fit."""
         try:
             program = scheduled(self.algorithm(), text)
@@ -84,10 +85,10 @@ class Programs:
             return error.with_traceback(None)
         return program
 
-    def _ask(self, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> Program:
+    def _ask(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program:
         return by_formula(self.algorithm(), self.outputs, dict(sizes), itemsize, target)
 
-    def _checked(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> bool:
+    def _checked(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
         """Whether what the formula says at sizes ``asked`` is legal at sizes of these powers of two."""
         try:
             room_for(self._by_formula(asked, itemsize, target), self.outputs, dict(powers), itemsize, target)

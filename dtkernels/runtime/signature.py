@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+
 if TYPE_CHECKING:
     from ..algebra.gradient import Gradient
+    from ..codegen.product_types import InputTypes
     from ..lang.algorithm import Algorithm
 
 
@@ -51,6 +54,10 @@ class Signature:
         """The promoted dtype of the inputs whose values enter the results."""
         return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])
 
+    def mixed(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether there are products, and inputs whose values enter the results differ in dtype."""
+        return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1
+
 
 class Halves(NamedTuple):
     """Of one gradient: what forward gives to backward, and how the two call it. See ``algebra.gradient.Gradient``."""
@@ -88,6 +95,13 @@ def check_whole(op: str, name: str, value: object) -> None:
     if not whole:
         found = value.dtype if isinstance(value, torch.Tensor) else value
         raise TypeError(f"{op}: {name} is {found}; allowed: a whole number, as it stands in an index")
+
+
+def input_types(tensors: dict[str, torch.Tensor]) -> InputTypes:
+    """The dtypes of these inputs as the compiler names them."""
+    from ..codegen.product_types import InputTypes
+
+    return InputTypes(tuple((name, _NAMES.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:

@@ -30,7 +30,7 @@ def test_what_two_sums_share_is_read_by_one_kernel():
 def test_parts_are_float32_between_kernels():
     text = dtkernels.compile(CHAIN + "g.parts_at(f, n);" + BOTH).source
     assert "g_parts_out = torch.empty((size_n_part, size_m, size_l), dtype=torch.float32" in text
-    assert "g_out = torch.empty((size_m, size_l), dtype=dtype" in text
+    assert "g_out = torch.empty((size_m, size_l), dtype=B_dtype" in text, "that of the product that takes it"
 
 
 @pytest.mark.parametrize("kind", ["rsum", "rmax", "rmin"])

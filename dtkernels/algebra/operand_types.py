@@ -1,0 +1,154 @@
+"""The dtype of a matrix product's operands: a property of the product, not of the program.
+
+The rule, on the algorithm as it is lowered:
+
+1. An operand is *plain* if it is an element of an input, its negation, a ``where`` that chooses between plain values and
+   constants, or a ``cast``. Its type is the input's dtype, or the one that the cast names. Any other operand is *computed*.
+2. Two plain operands: the promoted type of the two.
+3. A computed operand beside a plain one: the plain one's type. The computed one is rounded to it.
+4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is fed by those products;
+   any other value is fed by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
+
+Integers and truth values have no type of their own: they take that of the rest, float32 where there is no rest. Inputs of a
+derived backward that stand for computed values (``Algorithm.stands_for``) are computed, and fed by what fed those.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm
+
+CAST = "cast:"  #: before the name of a dtype among sources; the others are inputs
+
+
+@dataclass(frozen=True)
+class OperandType:
+    """The promoted dtype of ``sources``, inputs and casts ("cast:bf16"); that of ``otherwise`` where all sources hold integers."""
+
+    sources: tuple[str, ...] = ()
+    otherwise: tuple[str, ...] = ()
+
+    @property
+    def fixed(self) -> bool:
+        """Whether a cast has a say in it."""
+        return any(s.startswith(CAST) for s in self.sources)
+
+
+def _type(sources: Iterable[str], otherwise: Iterable[str] = ()) -> OperandType:
+    return OperandType(tuple(sorted(sources)), tuple(sorted(set(otherwise) - set(sources))))
+
+
+@dataclass(frozen=True)
+class _Fed:
+    """What feeds a value: its matrix products, and its inputs and casts."""
+
+    products: frozenset[str] = frozenset()
+    inputs: frozenset[str] = frozenset()
+
+    @property
+    def sources(self) -> frozenset[str]:
+        return self.products or self.inputs
+
+    def __or__(self, other: _Fed) -> _Fed:
+        return _Fed(self.products | other.products, self.inputs | other.inputs)
+
+
+class OperandTypes:
+    """The types of the products of one algorithm."""
+
+    def __init__(self, algorithm: Algorithm):
+        self.algorithm = algorithm
+        self.stands_for = dict(algorithm.stands_for)
+        self.integers = algorithm.integer_inputs()
+        self._plain: dict[str, frozenset[str] | None] = {}
+        self._fed: dict[str, _Fed] = {}
+
+    def of(self, dot: ex.Dot) -> OperandType:
+        """The type of the operands of ``dot``."""
+        left, right = self.plain(dot.left), self.plain(dot.right)
+        if left is not None and right is not None:
+            return _type(left | right)
+        if left is None and right is None:
+            return _type(self.fed(dot.left).sources | self.fed(dot.right).sources)
+        plain, computed = (left, dot.right) if right is None else (right, dot.left)
+        return _type(plain or (), self.fed(computed).sources)
+
+    def plain(self, e: ex.Expr) -> frozenset[str] | None:
+        """What gives a plain value its type; None of a computed one."""
+        match e:
+            case ex.Cast(ex.Access(tensor, _), _) if tensor in self.stands_for:
+                return None
+            case ex.Cast(_, dtype):
+                return frozenset({CAST + dtype})
+            case ex.Access(tensor, _) if tensor in self.algorithm:
+                if tensor not in self._plain:
+                    self._plain[tensor] = self.plain(self.algorithm[tensor].expr)
+                return self._plain[tensor]
+            case ex.Access(tensor, _):
+                return None if tensor in self.stands_for else frozenset({tensor} - self.integers)
+            case ex.Unary("-", arg):
+                return self.plain(arg)
+            case ex.Call("where", (_, a, b)):
+                sides = [self.plain(side) for side in (a, b) if not _constant(side)]
+                known = [side for side in sides if side is not None]
+                return frozenset().union(*known) if known and len(known) == len(sides) else None
+        return None
+
+    def fed(self, e: ex.Expr) -> _Fed:
+        """What feeds ``e``."""
+        match e:
+            case ex.Access(tensor, _) if tensor in self.stands_for:
+                return _Fed(inputs=frozenset(self.stands_for[tensor] or (tensor,)))
+            case ex.Access(tensor, _) if tensor in self.algorithm:
+                if tensor not in self._fed:
+                    self._fed[tensor] = self.fed(self.algorithm[tensor].expr)
+                return self._fed[tensor]
+            case ex.Access(tensor, _):
+                return _Fed(inputs=frozenset({tensor} - self.integers))
+            case ex.Cast(ex.Access(tensor, _) as arg, _) if tensor in self.stands_for:
+                return self.fed(arg)
+            case ex.Cast(arg, dtype):
+                said = frozenset({CAST + dtype})
+                return _Fed(products=said) if self.fed(arg).products else _Fed(inputs=said)
+            case ex.Dot():
+                found = self.of(e)
+                return _Fed(products=frozenset((*found.sources, *found.otherwise)))
+            case ex.Call("where", (_, a, b)):
+                return self.fed(a) | self.fed(b)
+            case ex.Binary(op, _, _) if op in ex.COMPARISONS or op in ("and", "or"):
+                return _Fed()
+            case ex.Unary("not", _):
+                return _Fed()
+        found = _Fed()
+        for child in e.children():
+            found |= self.fed(child)
+        return found
+
+
+def _constant(e: ex.Expr) -> bool:
+    return isinstance(e, ex.Const) or isinstance(e, ex.Unary) and e.op == "-" and isinstance(e.arg, ex.Const)
+
+
+def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:
+    """What feeds ``func``, for a backward in which an input stands for it; a cast of all of it is how it is returned, and left out."""
+    types, e = OperandTypes(algorithm), algorithm[func].expr
+    e = e.arg if isinstance(e, ex.Cast) else e
+    plain = types.plain(e)
+    return types.fed(e).sources if plain is None else plain
+
+
+def products(algorithm: Algorithm) -> list[tuple[str, ex.Dot, OperandType]]:
+    """(Func, product, type of its operands), in order of definition."""
+    types = OperandTypes(algorithm)
+    return [(d.name, n, types.of(n)) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
+
+
+def work(dot: ex.Dot, sizes: Mapping[str, int]) -> int:
+    """Multiplications of a product."""
+    count = 1
+    for label in ex.free_labels(dot) | set(dot.labels):
+        count *= sizes.get(label, 1)
+    return count
