@@ -7,7 +7,6 @@ accumulated by that loop (reduce.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -81,7 +80,7 @@ class _Lowering:
         self.blocks = self.schedule.sizes(root, "block")
         self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
-        self.whole: dict[str, list[Axis]] = {}
+        self.whole: dict[str, Axis] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
         self.top = Scope(reserved=self.algorithm.scalars)
@@ -230,21 +229,15 @@ class _Lowering:
         said = (self.schedule.sizes(f, "tensorize") for f in chain)
         return next((sizes[label] for sizes in said if label in sizes), 1)
 
-    def whole_axis(self, label: str, beside: Iterable[Tile] = ()) -> Axis:
-        """The axis over the whole extent of ``label``: one for the kernel, another where one of ``beside`` varies along that one.
-
-        In ``g[z] = rsum(A[z, k], k); f[k] = g[k];`` the ``z`` of ``g`` is the ``k`` of ``f``, and the ``k`` of the sum another.
-        """
-        taken = {n.axis for tile in beside for n in tile.walk() if isinstance(n, Position)}
-        known = self.whole.setdefault(label, [])
-        free = next((axis for axis in known if axis not in taken), None)
-        if free is None:
-            free = Axis(self.top.fresh(label, self.top), label, WHOLE)
-            known.append(free)
-            self.top.take(free.name)
-            self.top.open(free)
-            self.top.body.append(Index(free, "whole"))
-        return free
+    def whole_axis(self, label: str) -> Axis:
+        """The axis over the whole extent of ``label``; one for the kernel."""
+        if label not in self.whole:
+            axis = Axis(self.top.fresh(label, self.top), label, WHOLE)
+            self.whole[label] = axis
+            self.top.take(axis.name)
+            self.top.open(axis)
+            self.top.body.append(Index(axis, "whole"))
+        return self.whole[label]
 
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
@@ -279,7 +272,7 @@ class _Lowering:
             elif (number := self._block_number(label)) is not None:
                 index.append(number)
             elif self.tile_size(d.name, label) == WHOLE:
-                index.append(Position(self.whole_axis(label, (*env.values(), *index))))
+                index.append(Position(self.whole_axis(label)))
             else:
                 return None
         return tuple(index)

@@ -393,8 +393,6 @@ class _KernelPrinter:
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
         whole = {n for n, load in loads.items() if isinstance(load, Load) and load.whole}
-        reckoned = {a.name for n in self._nodes() if isinstance(n, Op) and n.fn in "+-*//%" for a in n.args if isinstance(a, Local)}
-        self.reckoned = frozenset(whole & reckoned)  # whole numbers that are added and the like
         kept = self.operands.held.keys() | self.operands.loose
         return frozenset(n for n, load in loads.items() if n not in whole and (n not in operands or load.buffer not in kept))
 

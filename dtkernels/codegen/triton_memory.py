@@ -36,8 +36,6 @@ class MemoryPrinter:
     def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
         """``name = ...``, widened to float32 if asked."""
         tail = ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
-        if name in self.k.reckoned:  # int8 and uint8 become int32: arithmetic in 8 bits wraps around
-            tail = " + tl.full([], 0, tl.int32)"
         if isinstance(load, Fetch):
             shape = self._shape(load.box)
             reshape = f".reshape({shape})" if None in load.box else ""
