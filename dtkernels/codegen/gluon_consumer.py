@@ -98,7 +98,7 @@ class Consumer:
     def _load(self, name: str, load: Load, axes: tuple[Axis, ...], depth: int) -> None:
         mask = self._mask(load.buffer, load.index, load.checked, axes)
         other = "0" if load.whole else 'float("-inf")' if load.other else "0.0"
-        tail = "" if load.whole or load.buffer in self.k.spaces else ".to(gl.float32)"
+        tail = ".to(gl.int64)" if name in self.k.outgrown else "" if load.whole or load.buffer in self.k.spaces else ".to(gl.float32)"
         self.k.line(
             depth,
             f"{name} = gl.load({self._pointer(load.buffer, load.index, axes)}{f', mask={mask}, other={other}' if mask else ''}){tail}",

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from ..lang.expr import COMPARISONS
-from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile
+from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce
+
+_ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "neg", "abs", "maximum", "minimum", "min", "max"})
 
 
 def kind_of(tile: Tile) -> str:
@@ -71,3 +75,22 @@ def never_negative(tile: Tile) -> bool:
         case Op("//", (a, b)):
             return never_negative(a) and (isinstance(b, Scalar) or never_negative(b))
     return False
+
+
+def outgrown(nodes: Iterable[Tile], integers: frozenset[str]) -> frozenset[str]:
+    """Those of the loaded ``integers`` whose own type may not hold what is computed with them.
+
+    Triton computes in the type of the tensor: ``2 * t`` of an int8 wraps around, and ``t - 1`` of a uint8 is 255 for 0.
+    """
+    found: set[str] = set()
+    for n in nodes:
+        match n:
+            case Op(fn, args) if fn in _ARITHMETIC or fn in COMPARISONS and any(_wide(a) for a in args):
+                found |= {a.name for a in args if isinstance(a, Local)}
+            case TileReduce("sum", Local(name), _):
+                found.add(name)
+    return integers & found
+
+
+def _wide(tile: Tile) -> bool:
+    return isinstance(tile, Const) and not -128 <= tile.value <= 127

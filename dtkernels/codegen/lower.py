@@ -7,6 +7,7 @@ accumulated by that loop (reduce.py).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 
@@ -80,7 +81,7 @@ class _Lowering:
         self.blocks = self.schedule.sizes(root, "block")
         self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
-        self.whole: dict[str, Axis] = {}
+        self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
         self.top = Scope(reserved=self.algorithm.scalars)
@@ -229,15 +230,21 @@ class _Lowering:
         said = (self.schedule.sizes(f, "tensorize") for f in chain)
         return next((sizes[label] for sizes in said if label in sizes), 1)
 
-    def whole_axis(self, label: str) -> Axis:
-        """The axis over the whole extent of ``label``; one for the kernel."""
-        if label not in self.whole:
-            axis = Axis(self.top.fresh(label, self.top), label, WHOLE)
-            self.whole[label] = axis
-            self.top.take(axis.name)
-            self.top.open(axis)
-            self.top.body.append(Index(axis, "whole"))
-        return self.whole[label]
+    def whole_axis(self, label: str, bound: Iterable[Tile] = ()) -> Axis:
+        """The axis over the whole extent of ``label``: one for the kernel, or another where ``bound`` indices have that one already.
+
+        In ``d[k] = s[k, k]`` of ``s[m, l] = rsum(A[m, k] * B[l, k], k)`` the two ``k`` are not the same.
+        """
+        taken = {a for tile in bound for a in nest.axes_of(tile)}
+        axes = self.whole.setdefault(label, [])
+        found = next((a for a in axes if a not in taken), None)
+        if found is None:
+            found = Axis(self.top.fresh(label, self.top), label, WHOLE)
+            axes.append(found)
+            self.top.take(found.name)
+            self.top.open(found)
+            self.top.body.append(Index(found, "whole"))
+        return found
 
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""

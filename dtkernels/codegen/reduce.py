@@ -93,7 +93,7 @@ class Reducer:
             if part := self._own_block(d, labels):
                 results |= self._at_once(d, (part,), nodes, env, scope)
             elif all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
-                results |= self._at_once(d, tuple(self.l.whole_axis(label) for label in labels), nodes, env, scope)
+                results |= self._at_once(d, tuple(self.l.whole_axis(label, env.values()) for label in labels), nodes, env, scope)
             else:
                 results |= self._by_loop(d, labels, tuple(nodes), env, scope)
         return results
@@ -145,7 +145,8 @@ class Reducer:
     ) -> dict[ex.Expr, Tile]:
         members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
         asked = self.l.schedule.names(d.name, "reorder")
-        scopes, axes = self._open(d, tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked))), scope)
+        ordered = tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked)))
+        scopes, axes = self._open(d, ordered, env, scope)
         inner = scopes[-1]
         bound = {a.label: Position(a) for a in axes}
         step = _Step(self, members, axes, scope, inner, bound)
@@ -165,13 +166,13 @@ class Reducer:
                 self.l.keep(member.definition, member.index, value, scope)
         return results
 
-    def _open(self, d: Definition, labels: tuple[str, ...], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
+    def _open(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
         """A scope for each loop, outermost first, and the axes of all labels (whole ones have no loop)."""
         scopes, axes = [], []
         for label in labels:
             tile = self.l.tile_size(d.name, label)
             if tile == WHOLE:
-                axes.append(self.l.whole_axis(label))
+                axes.append(self.l.whole_axis(label, env.values()))
                 continue
             inner = (scopes[-1] if scopes else scope).child()
             axis = Axis(inner.fresh(label), label, tile, exact=tile == 1)

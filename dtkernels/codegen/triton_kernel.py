@@ -10,6 +10,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.expr import Label, accesses
 from . import exponentials, nest, scale_last
 from .dependent import Link
+from .kinds import outgrown
 from .nest import (
     WHOLE,
     Accumulator,
@@ -106,6 +107,8 @@ class _KernelPrinter:
         self.masked = self._masked_axes()
         loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
         self.upcast = self._arithmetic_only(loads)
+        self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
+        self.outgrown = outgrown(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady_axes = steady_loads(kernel)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import nest
 from .kinds import never_negative
-from .nest import Axis, Fetch, Load, Position, Put, Store, Tile, mask_axes
+from .nest import Axis, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
 from .triton_expr import arrange
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class MemoryPrinter:
 
     def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
         """``name = ...``, widened to float32 if asked."""
-        tail = ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
+        tail = ".to(tl.int64)" if name in self.k.outgrown else ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
         if isinstance(load, Fetch):
             shape = self._shape(load.box)
             reshape = f".reshape({shape})" if None in load.box else ""
@@ -125,12 +125,18 @@ class MemoryPrinter:
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
         """How far an element is from the first; ``known`` names what to print for some indices."""
         parts = []
-        for i, d in zip(index, self.k.dimensions(buffer)):
-            text = (known or {}).get(i) or self.k.expr.text(i, axes)
+        for n, (i, d) in enumerate(zip(index, self.k.dimensions(buffer)), 1):
+            text = (known or {}).get(i) or self._index(i, axes, n == len(index))
             text = f"{text} * {buffer}_stride_{d}" if isinstance(i, Position) else f"({text}) * {buffer}_stride_{d}"
             single = isinstance(i, Position) and i.axis.scalar
             parts.append(f"tl.multiple_of({text}, {ROW})" if single and buffer in self.aligned else text)
         return " + ".join(parts)
+
+    def _index(self, index: Tile, axes: tuple[Axis, ...], last: bool) -> str:
+        """One index; loaded integers of 32 bits may not hold the offset of the row that they number."""
+        if isinstance(index, Local) and not last and index.name in self.k.integers - self.k.outgrown:
+            return arrange(f"{index.name}.to(INDEX)", index.axes, axes)
+        return self.k.expr.text(index, axes)
 
     def steady_offsets(self, load: Load, axes: tuple[Axis, ...], axis: Axis, tile: str) -> str:
         """Offsets of a load in the first step of the loop over ``axis``, of which ``tile`` is the index in a step."""
