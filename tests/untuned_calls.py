@@ -39,7 +39,8 @@ def tensors(program: Untuned, sizes: Sizes, dtype: torch.dtype, device: str) -> 
             made.append(torch.randint(-127, 128, shape, device=device, dtype=torch.int8))
         else:
             x = torch.randn(shape, device=device)
-            made.append((x.abs() if kind == "positive" else x * 0.05 if kind == "small" else x).to(dtype))
+            x = x.abs() if kind == "positive" else x * 0.05 if kind in ("small", "fp32") else x
+            made.append(x.to(torch.float32 if kind == "fp32" else dtype))
     return tuple(made)
 
 

@@ -22,7 +22,8 @@ class Untuned:
 
     ``inputs`` has a label for each dimension; ``sizes`` are timed, ``checked`` run on a GPU, ``small`` in the interpreter. ``grad``
     are the inputs that gradients are asked for. ``kinds`` of inputs: ``index:v`` counts below v, ``int8``, ``positive``, ``small``,
-    ``table``, of which no more is read than is picked. ``products`` counts their operations; a backward has ``backward`` times as many.
+    ``fp32``, small and float32 whatever the others are, ``table``, of which no more is read than is picked. ``products`` counts their
+    operations; a backward has ``backward`` times as many.
     """
 
     text: str
@@ -257,6 +258,10 @@ ATTENTIONS = {
         attention(", slope; SIn scale", f"where(l <= m, {DOT} + slope[b] * (l - m), -inf)"),
         forms.alibi, QKV | {"slope": "b"}, **HEADS | dict(products=lambda s: of_attention(s) / 2), scalars=(0.0883,), grad=("Q", "K", "V"),
         kinds={"slope": "small"}, backward=2.5, sdpa=forms.alibi_sdpa),
+    "att_alibi_fp32": Untuned(
+        attention(", slope; SIn scale", f"where(l <= m, {DOT} + slope[b] * (l - m), -inf)"),
+        forms.alibi, QKV | {"slope": "b"}, **HEADS | dict(products=lambda s: of_attention(s) / 2), scalars=(0.0883,), grad=("Q", "K", "V", "slope"),
+        kinds={"slope": "fp32"}, backward=2.5, sdpa=lambda q, k, v, slope, scale: forms.alibi_sdpa(q, k, v, slope.to(q.dtype), scale)),
     "att_relative": Untuned(
         attention(", R; SIn scale", DOT + " + R[b, l - m + len(m) - 1]"),
         forms.relative, QKV | {"R": "br"}, (dict(b=16, m=2048, l=2048, d=64, n=64, r=4095),),

@@ -10,7 +10,7 @@ from ..lang.errors import DTError
 from ..lang.schedule import Primitive, Program, Schedule, Sized
 from .lower import lower
 from .nest import Kernel, any_product
-from .product_types import BYTES, ElementBytes, InputTypes, typed_buffers
+from .product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
 from .resources import check_resources
 from .target import Target
 from .value_inputs import operands_only
@@ -41,9 +41,10 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see staged.py
     if isinstance(itemsize, int):
         return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
-    buffers = {f: BYTES[itemsize.operand(t)] for f, t in typed_buffers(algorithm).items()}
+    typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
+    buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}
-    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers
+    made = {copy: inputs.get(t, 4) for copy, t in copies.items()} | inputs | buffers  # inputs as kernels get them
     return ElementBytes(itemsize, made | dict.fromkeys(outputs, BYTES[itemsize.result(algorithm)]))
 
 

@@ -26,13 +26,23 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "uint8": 1, "bool": 1, "int
 
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
     """Funcs that products of one type alone take, as they are: between kernels they are stored in that type."""
+    only = operands_only(algorithm)
+    return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in only}
+
+
+def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
+    """Inputs that products of one type alone take as they are: the wrapper brings them to it."""
+    return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in algorithm.inputs and not wanted.fixed}
+
+
+def _taken_directly(algorithm: Algorithm) -> dict[str, OperandType]:
+    """Tensors whose elements are operands of products of one type."""
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
         for side in (dot.left, dot.right):
             if isinstance(side, ex.Access):
                 found.setdefault(side.tensor, set()).add(wanted)
-    return {f: next(iter(found[f])) for f in sorted(operands_only(algorithm)) if len(found[f]) == 1}
-
+    return {t: next(iter(wanted)) for t, wanted in sorted(found.items()) if len(wanted) == 1}
 
 
 @dataclass

@@ -263,10 +263,15 @@ class _Estimate:
         for n in s.value.walk() if hasattr(s, "value") else ():
             if isinstance(n, TileDot):
                 for side, first in ((n.left, True), (n.right, False)):
-                    computed = not (isinstance(side, Local) and side.name in self.loads)
+                    computed = not (isinstance(side, Local) and side.name in self.loads) or self._converted(side, n)
                     if computed and (self.units(n) == "plain" or not first):
                         total += self.elements(axes_of(side)) * self.operand_bytes(n)
         return total
+
+    def _converted(self, side: Local, dot: TileDot) -> bool:
+        """Whether what is loaded is no operand before it is converted."""
+        known = dot.operands is not None and (dot.operands.fixed or isinstance(self.itemsizes, ElementBytes))
+        return known and self.bytes_of(self.loads[side.name].buffer) != self.operand_bytes(dot)
 
     def _operand_names(self, dot: TileDot) -> set[str]:
         """Names that the operands of a product are made from: Triton loads ahead what reaches it through arithmetic too."""

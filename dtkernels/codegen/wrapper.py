@@ -288,7 +288,7 @@ _SAID = {
     "whole": "a power of two >= ",
     "index_type": "tl.int64 if an offset passes 2**31, else tl.int32",
     "dot_precision": "'ieee' or 'tf32'",
-    "language_type": "the tl dtype of",
+    "language_type": "the tl dtype of ",
 }
 
 
@@ -307,7 +307,7 @@ def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[st
 
 def _said(value: str) -> str:
     fn, _, rest = value.partition("(")
-    return (_SAID[fn] + (rest[:-1] if fn == "whole" else "")) if fn in _SAID else value
+    return (_SAID[fn] + (rest[:-1] if fn in ("whole", "language_type") else "")) if fn in _SAID else value
 
 
 def plain_labels(algorithm: Algorithm, tensor: str) -> tuple[str | None, ...]:
