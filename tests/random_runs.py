@@ -107,7 +107,7 @@ def expected_of(case: Case, approximate: float = 0.0) -> dict[str, Value]:
     dtypes, outputs = _dtypes(case), case.program.outputs()
     coarsest = max(dtypes.values(), key=STEP.__getitem__, default="float32")
     stored = dict.fromkeys(outputs, coarsest) if len(outputs) > 1 and coarsest != "float32" else {}
-    return evaluate(str(case.program), arrays, SCALARS, params=case.params, dtypes=dtypes, approximate=approximate, stored=stored)
+    return evaluate(str(case.program), arrays, SCALARS, params=case.params, dtypes=dtypes, approximate=approximate, stored=stored, underflow=True)
 
 
 # -- as an op -------------------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def _bounds_of_gradients(case: Case, derived, results: dict[str, torch.Tensor], 
     arrays = {n: as_numpy(t) for n, t in case.tensors().items()}
     dtypes = _dtypes(case)
     halves, forward, backward = derived.gradient, derived.forward.plain, derived.backward.plain
-    saved = evaluate(forward, {n: arrays[n] for n in forward.inputs}, SCALARS, dtypes=dtypes)
+    saved = evaluate(forward, {n: arrays[n] for n in forward.inputs}, SCALARS, dtypes=dtypes, underflow=True)
     errors = {}
     for name in halves.outputs:
         if name in backward.inputs:
@@ -196,5 +196,5 @@ def _bounds_of_gradients(case: Case, derived, results: dict[str, torch.Tensor], 
     read = backward.inputs
     if not halves.grads:
         return {}
-    back = evaluate(backward, {n: arrays[n] for n in read}, SCALARS, dtypes={n: d for n, d in dtypes.items() if n in read}, errors=errors)
+    back = evaluate(backward, {n: arrays[n] for n in read}, SCALARS, dtypes={n: d for n, d in dtypes.items() if n in read}, errors=errors, underflow=True)
     return {name: back[func].e for name, func in halves.grads.items()}
