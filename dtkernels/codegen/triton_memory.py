@@ -174,4 +174,3 @@ class MemoryPrinter:
         for a in args:
             self.k.line(depth + 1, f"{a},")
         return self.k.line(depth, f"){tail}")
-
