@@ -114,8 +114,8 @@ class OperandTypes:
                 said = frozenset({CAST + dtype})
                 return _Fed(products=said) if self.fed(arg).products else _Fed(inputs=said)
             case ex.Dot():
-                found = self.of(e)
-                return _Fed(products=frozenset((*found.sources, *found.otherwise)))
+                own = self.of(e)
+                return _Fed(products=frozenset((*own.sources, *own.otherwise)))
             case ex.Call("where", (_, a, b)):
                 return self.fed(a) | self.fed(b)
             case ex.Binary(op, _, _) if op in ex.COMPARISONS or op in ("and", "or"):

@@ -258,11 +258,11 @@ def test_inside_of_a_group_before_the_group_is_refused():
         source("Func f; In A; Var x, y; f[x, y] = A[x, y]; f.block(x:4, y:8); f.map(x1, x:x1/4, y);")
 
 
-def test_what_only_products_consume_is_kept_in_the_dtype_of_the_inputs():
+def test_what_only_products_consume_is_kept_in_the_dtype_of_the_product():
     text = "Func mm, f; In A, B, C; Var m, n; RVar k, l; mm[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = {}; "
     text += "mm.block(m:16, l:16); mm.tensorize(m:16, l:16, k:16); f.block(m:16, n:16); f.tensorize(m:16, n:16, l:16);"
     product, other = text.format("rdot(mm[m, l], C[l, n], l)"), text.format("rdot(mm[m, l] + 1, C[l, n], l)")
-    assert "mm_out = torch.empty((size_m, size_l), dtype=dtype" in source(product) and "dtype=torch.float32" in source(other)
+    assert "mm_out = torch.empty((size_m, size_l), dtype=C_dtype" in source(product) and "dtype=torch.float32" in source(other)
     args = [t.half() for t in random((20, 30), (30, 40), (40, 50))]
     for program in (product, other):
         check(program, *args)
