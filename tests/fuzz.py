@@ -113,7 +113,7 @@ class Summary:
     def __str__(self) -> str:
         k, total = self.kinds, sum(self.kinds.values())
         lines = [
-            f"{total} programs: {k['right']} compared, {k['nothing to compare']} with nothing to compare, {k['refused']} refused,"
+            f"{total} programs: {k['right']} compared, {k['nothing to compare']} with nothing to compare, {k['refused']} refused, {k['too long']} too long,"
             f" {k['unexpected refusal']} refused unexpectedly, {k['wrong']} wrong, {k['error']} errors;"
             f" {sum(self.ops.values())} run as ops too, gradients among them"
         ]
