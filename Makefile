@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .ONESHELL:
 .DEFAULT_GOAL := help
-.PHONY: help env demo test oldest lint clean report
+.PHONY: help env demo test fuzz oldest lint clean report
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -15,7 +15,9 @@ OLD := $(VENV)-oldest
 # Where there is no GPU: one version, so that a CPU build of it that pip is set up to find is the one taken.
 TORCH_CPU ?= torch==2.13.0
 TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
-# How long make fuzz goes on.
+# What make fuzz runs.
+DEVICE ?= interpreter
+SEED ?= 0
 SECONDS ?= 600
 # Files of tests over the cores, each in one process, in the order that conftest.py gives them. Not where pytest-xdist could not be installed.
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); echo $$((n < 8 ? n : 8)))
@@ -53,8 +55,8 @@ oldest: $(STAMP) ## the tests of generated kernels again, and the tables' kernel
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python -m pytest -q $(SPREAD) tests/compile/test_targets.py
 	PYTHONPATH=$(CURDIR) $(OLD)/bin/python tools/check_tables.py  # shipped kernels are built by this Triton: some are built anew and compared
 
-fuzz: $(STAMP) ## random programs in Triton's interpreter until SECONDS are over
-	@TRITON_INTERPRET=1 $(BIN)/python tests/fuzz.py --device interpreter --seconds $(SECONDS)
+fuzz: $(STAMP) ## random programs against float64 for SECONDS on DEVICE (interpreter or cuda), cases of SEED
+	@$(BIN)/python tests/fuzz.py --device $(DEVICE) --seed $(SEED) --seconds $(SECONDS)
 
 tables: $(STAMP) ## build the kernels of every schedule table; needs no GPU
 	@$(BIN)/python tools/build.py

@@ -14,6 +14,11 @@ class OutOfBounds(AssertionError):
     """A kernel reads or writes outside the tensors it was given."""
 
 
+class TooManySteps(Exception):
+    """A program takes longer in the interpreter than its caller waits."""
+
+
+steps_left: float = float("inf")  #: loads and stores that kernels may still do; a caller that wants an end sets it
 _ranges: list[tuple[int, int]] = []  #: of the running kernel: first byte, byte after the last
 
 
@@ -23,6 +28,10 @@ def _bytes_of(tensor) -> tuple[int, int]:
 
 
 def _checked(what: str, ptrs, mask) -> None:
+    global steps_left
+    steps_left -= 1
+    if steps_left < 0:
+        raise TooManySteps(f"{what} is one too many")
     size = interpreter._get_np_dtype(ptrs.get_element_ty()).itemsize
     at = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].astype(np.int64)
     inside = np.zeros(at.shape, dtype=bool)

@@ -45,12 +45,20 @@ def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], siz
     return array if sizes is None else np.broadcast_to(array, tuple(sizes[label] for label in want))
 
 
-def evaluate(text: str, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
-             params: dict[str, int | bool] | None = None, operands: str = "float32") -> dict[str, Value]:  # fmt: skip
-    """Every Func of the program. ``operands``: the inputs' dtype, to which computed operands of rdot are rounded."""
-    algorithm = parse(text).algorithm
+def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
+             params: dict[str, int | bool] | None = None, operands: str = "float32", dtypes: dict[str, str] | None = None,
+             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False) -> dict[str, Value]:  # fmt: skip
+    """Every Func of the program.
+
+    ``operands``: the inputs' dtype, to which computed operands of rdot are rounded. With ``dtypes``, those of the
+    floating-point inputs by name: the coarsest among the inputs that enter the product. ``errors``: how far elements of
+    inputs may be off. ``approximate``: the relative error of exp, exp2, sigmoid and tanh by a schedule that asks for one. ``stored``: Funcs
+    that others may read back as they were stored in this dtype. ``underflow``: exponentials too small for float32 may be 0,
+    as they are where nothing has the compiler shift them.
+    """
+    algorithm = parse(text).algorithm if isinstance(text, str) else text
     with np.errstate(all="ignore"):
-        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands).run()
+        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}, underflow).run()
 
 
 def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
@@ -90,8 +98,11 @@ def compared(want: Value) -> int:
 
 class _Evaluation:
     def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
-                 params: dict[str, int | bool], operands: str):  # fmt: skip
+                 params: dict[str, int | bool], operands: str, dtypes: dict[str, str] | None = None,
+                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
+        self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate, stored or {}
+        self.underflow = underflow
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
         self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()})
@@ -100,6 +111,8 @@ class _Evaluation:
     def run(self) -> dict[str, Value]:
         for d in self.algorithm.definitions:
             value = self.value(d.expr).to(d.labels, self.sizes)
+            if d.name in self.stored:
+                value = self._cast(value, self.stored[d.name])
             self.done[d.name] = Value(d.labels, value.v.astype(np.float64), value.e)
         return self.done
 
@@ -132,18 +145,39 @@ class _Evaluation:
             case ex.Binary(op, left, right):
                 return _elementwise(op, [self.value(left), self.value(right)])
             case ex.Call(fn, args):
-                return _elementwise(fn, [self.value(a) for a in args])
+                return self._approximated(fn, _elementwise(fn, [self.value(a) for a in args]))
             case ex.Reduce(kind, arg, labels):
                 return self._reduce(kind, self.value(arg), labels)
             case ex.Dot(left, right, labels):
-                sides = [self._operand(side) for side in (left, right)]
+                dtype = self._precision(expr)
+                sides = [self._operand(side, dtype) for side in (left, right)]
                 return self._reduce("sum", _elementwise("*", sides), labels)
         raise TypeError(type(expr).__name__)
 
-    def _operand(self, side: ex.Expr) -> Value:
+    def _approximated(self, fn: str, value: Value) -> Value:
+        if self.underflow and fn in ("exp", "exp2"):
+            value = Value(value.labels, value.v, np.where(np.abs(value.v) < SMALLEST["float32"], np.maximum(value.e, np.abs(value.v)), value.e))
+        if not self.approximate or fn not in ("exp", "exp2", "sigmoid", "tanh"):
+            return value
+        return Value(value.labels, value.v, value.e + self.approximate * np.where(np.isfinite(value.v), np.abs(value.v), 0) + 1e-37)
+
+    def _precision(self, dot: ex.Dot) -> str:
+        """The coarsest dtype that a computed operand of ``dot`` may be rounded to."""
+        if self.dtypes is None:
+            return self.operands
+        entering, todo = set(), [dot]
+        while todo:
+            for access in ex.accesses(todo.pop()):
+                if access.tensor not in entering:
+                    entering.add(access.tensor)
+                    todo += [self.algorithm[access.tensor].expr] if access.tensor in self.algorithm else []
+        found = [self.dtypes[name] for name in entering if name in self.dtypes] or list(self.dtypes.values()) or ["float32"]
+        return max(found, key=STEP.__getitem__)
+
+    def _operand(self, side: ex.Expr, dtype: str) -> Value:
         value = self.value(side)
         plain = isinstance(side, ex.Access) and side.tensor in self.inputs
-        return value if plain or self.operands == "float32" else self._cast(value, self.operands)
+        return value if plain or dtype == "float32" else self._cast(value, dtype)
 
     def _cast(self, a: Value, dtype: str) -> Value:
         v = _number(a.v)
@@ -151,7 +185,7 @@ class _Evaluation:
         return Value(a.labels, v, np.where(np.isfinite(v) & (np.abs(v) + e > LARGEST[dtype]), np.inf, np.where(np.isfinite(v), e, a.e)))
 
     def _access(self, tensor: str, index: tuple[ex.Expr, ...]) -> Value:
-        source = self.done.get(tensor) or Value((), self.inputs[tensor], np.zeros(self.inputs[tensor].shape))
+        source = self.done.get(tensor) or Value((), self.inputs[tensor], self.errors.get(tensor, np.zeros(self.inputs[tensor].shape)))
         where = [self._index(i) for i in index]
         labels = tuple(dict.fromkeys(label for i in where for label in i.labels))
         at = [i.to(labels, self.sizes).v for i in where]

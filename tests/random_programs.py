@@ -1,123 +1,150 @@
 # ruff: noqa: E501 (lists of choices read best on one line)
-"""Random programs: algorithms of every form the language has, under schedules of every primitive.
-
-Programs are built as values, every choice drawn, so that hypothesis can shrink them.
-"""
+"""Random programs: algorithms of every form the language has. random_schedules.py draws their schedules."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import torch
-from hypothesis import strategies as st
-from oracle import host
+from random_cases import LAYOUTS, Input
+from random_draws import Draws
 
-from dtkernels.lang import Algorithm, Definition, Primitive, Program, Schedule
+from dtkernels.lang import Algorithm, Definition
 from dtkernels.lang import expr as ex
-from dtkernels.lang.schedule import Grouped, Named, Sized
 
 LABELS = ("x", "y", "z", "k", "l")
-ELEMENTS = 4000  #: at most so many points in the space of all labels; tl.reduce is interpreted element by element
-STEPS = 120  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
+ELEMENTS = 800  #: at most so many points in the space of all labels; tl.reduce is interpreted element by element
 CONSTANTS = [0, 1, 2, 3, 0.5, 0.25, 1e-3]
-SCALARS = {"s": 0.75, "t": -1.25, "o": 2}  #: o is an integer: it stands in indices and masks
-LAYOUTS = ("contiguous", "contiguous", "transposed", "sliced", "expanded")
+SIZES = [3, 5, 8, 2, 9, 13, 16, 17, 20, 4, 6, 7, 11, 15, 1, 1]  #: of labels
+FLOATS = [torch.float32, torch.float16, torch.bfloat16]
+INDEX_DTYPES = [torch.int64, torch.int32, torch.int8, torch.uint8]
+NEG_INF = ex.Unary("-", ex.Const(math.inf))
 
 
 @dataclass(frozen=True)
-class Case:
-    """A program and what to call it with."""
+class Declared:
+    """An input: the size of each dimension, what it holds (numbers, masks, whole numbers, or indices below ``bound``)."""
 
-    program: Program
-    shapes: dict[str, tuple[int, ...]]
-    masks: tuple[str, ...]
-    dtype: torch.dtype
-    layout: str
-    scalars_on_device: bool
-    params: dict[str, int | bool] = field(default_factory=dict)
-    seed: int = 0
-
-    def __repr__(self) -> str:
-        more = ", ".join([str(self.dtype), self.layout, *(f"{m} a mask" for m in self.masks), *(["scalars as tensors"] if self.scalars_on_device else [])])
-        return f"\n{self.program}# {self.shapes} {more}, params {self.params}, seed {self.seed}\n"
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        """An input for each name, laid out as the case says."""
-        torch.manual_seed(self.seed)
-        return {name: self._mask(shape) if name in self.masks else self._laid_out(shape) for name, shape in self.shapes.items()}
-
-    def scalars(self) -> dict[str, float | int | torch.Tensor]:
-        return {n: torch.tensor([v] if self.seed % 2 else v) if self.scalars_on_device else v for n, v in SCALARS.items()}
-
-    def _mask(self, shape: tuple[int, ...]) -> torch.Tensor:
-        drawn = torch.rand(shape) < 0.6
-        return drawn if self.seed % 2 else drawn.to(torch.int32 if self.seed else torch.uint8)
-
-    def _laid_out(self, shape: tuple[int, ...]) -> torch.Tensor:
-        def drawn(*s: int) -> torch.Tensor:
-            return (torch.rand(s) * 3 - 1.5).to(self.dtype)
-
-        match self.layout:
-            case "transposed":
-                return drawn(*reversed(shape)).permute(*reversed(range(len(shape))))
-            case "sliced":  # steps of 2 and a start that is not the storage's
-                return drawn(*(2 * n + 1 for n in shape))[tuple(slice(1, None, 2) for _ in shape)]
-            case "expanded":
-                return drawn(1, *shape[1:]).expand(shape)
-        return drawn(*shape)
+    sizes: tuple[int, ...]
+    kind: str = "number"
+    bound: int = 0
 
 
 class Builder:
-    """One random program."""
+    """One random algorithm. ``form``: ``free``, or a form that a primitive drawn too rarely otherwise wants."""
 
-    def __init__(self, draw):
-        self.draw = draw
-        self.labels = LABELS[: draw(st.integers(2, len(LABELS)))]
-        self.sizes = {label: draw(st.integers(1, 20)) for label in self.labels}
+    def __init__(self, draws: Draws):
+        self.pick, self.chance, self.several, self.permuted, self.between = draws.pick, draws.chance, draws.several, draws.permuted, draws.between
+        self.form = self.pick(["free"] * 14 + ["product", "parts"])
+        self.labels = LABELS[: self.between(2, len(LABELS))]
+        self.sizes = {label: self.pick(SIZES) for label in self.labels}
         while math.prod(self.sizes.values()) > ELEMENTS:
             self.sizes[max(self.sizes, key=self.sizes.get)] //= 2
         if self.chance(6):  # square: any label may index any dimension
             self.sizes = dict.fromkeys(self.labels, min(self.sizes.values()))
         elif self.chance(16):
             self.sizes[self.pick(self.labels)] = 0
-        self.square = len(set(self.sizes.values())) == 1
-        self.inputs: dict[str, tuple[str, ...]] = {}
-        self.masks: dict[str, tuple[str, ...]] = {}
+        self.float = self.pick([torch.float32] * 6 + FLOATS[1:])
+        self.mixed = self.chance(5)  #: floating-point inputs of several dtypes
+        self.inputs: dict[str, Declared] = {}
         self.funcs: dict[str, Definition] = {}
 
-    def pick(self, options):
-        return self.draw(st.sampled_from(list(options)))
-
-    def chance(self, one_in: int) -> bool:
-        return self.draw(st.integers(1, one_in)) == one_in
+    def input_of(self, name: str) -> Input:
+        """The tensor that a declared input is drawn as."""
+        d = self.inputs[name]
+        layout = self.pick(LAYOUTS) if self.form == "free" else self.pick(["contiguous"] * 4 + ["transposed", "padded"])
+        match d.kind:
+            case "mask":
+                return Input(d.sizes, self.pick([torch.bool, torch.bool, torch.uint8, torch.int32, torch.int8]), layout, 0, 1)
+            case "index":
+                dtype = self.pick(INDEX_DTYPES)
+                out = self.chance(3)  # of range
+                return Input(d.sizes, dtype, layout, -3 if out and dtype != torch.uint8 else 0, max(d.bound - 1, 0) + 3 * out)
+            case "whole":
+                dtype = self.pick([torch.int32, torch.int64, torch.int8, torch.uint8, torch.bool])
+                return Input(d.sizes, dtype, layout, 0 if dtype == torch.uint8 else -3, self.pick([4, 1, 25]))
+        most = self.pick([1.5] * 9 + [30.0])
+        return Input(d.sizes, self.pick(FLOATS) if self.mixed else self.float, layout, -most, most)
 
     # -- algorithm --------------------------------------------------------------------------------------------------
 
     def algorithm(self) -> Algorithm:
+        if self.form != "free":
+            self.sizes = {label: self.pick([16, 20, 33, 36, 5, 24, 40, 1]) for label in LABELS}
+            self.labels = LABELS
+            {"product": self.product_form, "parts": self.parts_form}[self.form]()
+        else:
+            self.free_form()
+            last = self.funcs[next(reversed(self.funcs))]
+            if not any(a.tensor in self.inputs for d in self.funcs.values() for a in ex.accesses(d.expr)):
+                reads = self.plain(last.labels, "number") if last.labels else ex.Reduce("sum", self.plain(self.labels[:1], "number"), self.labels[:1])
+                self.funcs[last.name] = replace(last, expr=ex.Binary("+", last.expr, reads))
+        definitions = tuple(self.funcs.values())
+        nodes = [n for d in definitions for n in d.expr.walk()]
+        reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+        used = reduced | {label for d in definitions for label in d.labels} | {n.name for n in nodes if isinstance(n, ex.Label)}
+        used |= {n.label for n in nodes if isinstance(n, ex.Len)}
+        read = {n.tensor for n in nodes if isinstance(n, ex.Access)}
+        named = {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Param))}
+        algorithm = Algorithm(
+            funcs=tuple(self.funcs), inputs=tuple(t for t in self.inputs if t in read), scalars=tuple(s for s in "sto" if s in named),
+            params=tuple((p, v) for p, v in (("flag", self.chance(2)), ("span", self.pick([2, 3, 5]))) if p in named),  # not 1: x * 1 is x by itself
+            vars=tuple(label for label in LABELS if label in used - reduced), rvars=tuple(label for label in LABELS if label in reduced),
+            definitions=definitions,
+        )  # fmt: skip
+        return self.with_extents(algorithm)
+
+    def with_extents(self, algorithm: Algorithm) -> Algorithm:
+        """``algorithm`` with an ``Extent`` for each label that no input shows by itself."""
+        for label in algorithm.labels:
+            if algorithm.extent_source(label) is None and algorithm.constant_extent(label) is None:
+                size = self.sizes[label]
+                shown = [(name, dim) for name in algorithm.inputs for dim, n in enumerate(self.inputs[name].sizes) if n == size]
+                # constants are positive
+                told = (label, *self.pick(shown)) if shown and (size == 0 or self.chance(2)) else (label, "", size)
+                algorithm = replace(algorithm, extents=(*algorithm.extents, told))
+        return algorithm
+
+    def free_form(self) -> None:
         waiting: list[Definition] = []
         for i in range(self.pick([1, 2, 2, 3, 3, 4])):
-            used = self.draw(st.lists(st.sampled_from(waiting), min_size=1, max_size=2, unique=True)) if waiting else []
+            used = self.several(waiting, 1, 2) if waiting else []
             kept = {label for d in used for label in d.labels if not self.chance(3)}
-            own = tuple(self.draw(st.permutations(self.some(kept or self.labels, 1, 4))))
+            own = tuple(self.permuted(self.some(kept or self.labels, 1, 4)))
+            if self.chance(20):
+                own = ()
             expr = self.number(own, 1 if used else 3)
             for d in used:
                 expr = ex.Binary(self.pick("+*-"), self.use(d, own), expr)
             expr = self.covering(expr, own)
             self.funcs[f"f{i}"] = Definition(f"f{i}", own, ex.Cast(expr, self.pick(["fp32", "fp16", "bf16"])) if self.chance(10) else expr)
             waiting = [d for d in waiting if d not in used] + [self.funcs[f"f{i}"]]
-        definitions = tuple(self.funcs.values())
-        nodes = [n for d in definitions for n in d.expr.walk()]
-        reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
-        used = reduced | {label for d in definitions for label in d.labels}
-        read = {n.tensor for n in nodes if isinstance(n, ex.Access)}
-        named = {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Param))}
-        return Algorithm(
-            funcs=tuple(self.funcs), inputs=tuple(t for t in (*self.inputs, *self.masks) if t in read), scalars=tuple(s for s in SCALARS if s in named),
-            params=tuple((p, v) for p, v in (("flag", self.chance(2)), ("span", self.pick([1, 2, 5]))) if p in named),
-            vars=tuple(label for label in LABELS if label in used - reduced), rvars=tuple(label for label in LABELS if label in reduced),
-            definitions=definitions,
-        )  # fmt: skip
+
+    def product_form(self) -> None:
+        """A matrix product, perhaps of a batch, of what another kernel makes, or with more around it."""
+        batch = ("z",) if self.chance(4) else ()
+        left, right = (self.plain((*batch, "x", "k"), "number"), self.plain((*batch, "k", "y") if self.chance(2) else ("k", "y"), "number"))
+        if self.chance(2):
+            left = self.func("a", (*batch, "x", "k"), self.pick([ex.Binary("*", left, self.plain(("k",), "number")), ex.Call("exp", (left,)), ex.Binary("+", left, ex.Const(1))]))
+        product: ex.Expr = ex.Dot(left, right, ("k",))
+        if self.chance(2):
+            product = ex.Binary(self.pick("+*-"), product, self.number((*batch, "x", "y"), 1))
+        self.funcs["f"] = Definition("f", (*batch, "x", "y"), product)
+
+    def parts_form(self) -> None:
+        """Two sums that read one matrix, cut along different labels of it; the first feeds a third Func, or is an output."""
+        shared = self.plain(("x", "y"), "number")
+        kind = self.pick(["dot", "sum", "max", "min"])
+        if kind == "dot":
+            self.funcs["g"] = Definition("g", ("x", "l"), ex.Dot(shared, self.operand(("l",), ("y",), 1), ("y",)))
+            self.funcs["f"] = Definition("f", ("l", "y"), ex.Dot(self.plain(("x", "l"), "number"), shared, ("x",)))
+        else:
+            self.funcs["g"] = Definition("g", ("x",), ex.Reduce(kind, self.pick([shared, ex.Binary("*", shared, self.number(("x", "y"), 1))]), ("y",)))
+            self.funcs["f"] = Definition("f", ("y",), ex.Reduce("sum", ex.Binary(self.pick("*+"), shared, self.number(("y",), 0)), ("x",)))
+        if self.chance(2):
+            g = self.funcs["g"]
+            self.funcs["h"] = Definition("h", g.labels, ex.Binary("*", ex.Access("g", tuple(map(ex.Label, g.labels))), self.number(g.labels, 0)))
 
     def func(self, name: str, labels: tuple[str, ...], expr: ex.Expr) -> ex.Expr:
         """Define a Func; its element."""
@@ -126,6 +153,8 @@ class Builder:
 
     def use(self, d: Definition, labels: tuple[str, ...]) -> ex.Expr:
         """An expression over ``labels`` in which ``d`` occurs, what else it has reduced."""
+        if labels and self.chance(6):
+            return self.func_element(d, labels)
         access: ex.Expr = ex.Access(d.name, tuple(map(ex.Label, d.labels)))
         over = tuple(label for label in d.labels if label not in labels)
         if self.chance(3):
@@ -143,7 +172,7 @@ class Builder:
                 left = tuple(label for label in d.labels if label in labels)
                 logits = self.covering(access, over)
                 if left and self.chance(2):
-                    logits = ex.Call("where", (self.range(left, over), logits, ex.Unary("-", ex.Const(math.inf))))
+                    logits = ex.Call("where", (self.range(left, over), logits, NEG_INF))
                 weight = self.func(f"e{len(self.funcs)}", left + over, ex.Call("exp", (logits,)))
                 total = self.func(f"d{len(self.funcs)}", left, ex.Reduce("sum", weight, over))
                 value = self.operand(labels, over, 0)
@@ -151,39 +180,131 @@ class Builder:
         raise AssertionError
 
     def range(self, labels: tuple[str, ...], over: tuple[str, ...]) -> ex.Expr:
-        """Causal and window masks, and their like."""
+        """Causal and window masks, rows of different lengths, and their like."""
         at, along = ex.Label(self.pick(labels)), ex.Label(self.pick(over))
         width = self.pick([ex.Param("span"), ex.Scalar("o"), ex.Const(3)])
         causal = ex.Binary("<=", along, ex.Binary("+", at, width) if self.chance(2) else at)
-        match self.pick(["causal", "after", "window", "optional"]):
+        match self.pick(["causal", "after", "window", "optional", "ragged"]):
             case "causal":
                 return causal
             case "after":
                 return ex.Binary(self.pick([">", ">="]), along, at)
             case "window":
                 return ex.Binary("and", ex.Binary("<", ex.Binary("-", at, along), width), causal)
+            case "ragged":
+                return ex.Binary("<", along, self.plain((at.name,), "whole"))
         return ex.Binary("or", ex.Unary("not", ex.Param("flag")), causal)
 
     def some(self, options, least: int, most: int) -> tuple[str, ...]:
-        chosen = self.draw(st.lists(st.sampled_from(sorted(options)), min_size=least, max_size=most, unique=True))
+        chosen = self.several(sorted(options), least, most)
         return tuple(label for label in LABELS if label in chosen)
 
     def covering(self, expr: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """``expr``, and an input over those of ``labels`` whose extent it does not tell."""
+        """``expr``, and an input over those of ``labels`` whose extent it does not tell; now and then an Extent tells it."""
         told = {i.name for a in ex.accesses(expr) if a.tensor in self.inputs for i in a.index if isinstance(i, ex.Label)}
         missing = tuple(label for label in labels if label not in told)
-        return ex.Binary(self.pick("+*-"), expr, self.input(missing)) if missing else expr
+        if not missing or self.chance(8):
+            return expr
+        return ex.Binary(self.pick("+*-"), expr, self.plain(missing, "number"))
 
-    def input(self, labels: tuple[str, ...]) -> ex.Access:
-        """An input over just ``labels``."""
-        for name, own in self.inputs.items():
-            if set(own) == set(labels) and self.chance(2):
-                return ex.Access(name, tuple(map(ex.Label, own)))
-            if self.square and len(own) == len(labels) and self.chance(2):
-                return ex.Access(name, tuple(map(ex.Label, labels)))
-        name = f"A{len(self.inputs)}"
-        self.inputs[name] = tuple(self.draw(st.permutations(labels)))
-        return ex.Access(name, tuple(map(ex.Label, self.inputs[name])))
+    # -- elements ---------------------------------------------------------------------------------------------------
+
+    def declare(self, declared: Declared) -> str:
+        name = {"number": "A", "mask": "M", "index": "T", "whole": "N"}[declared.kind] + str(len(self.inputs))
+        self.inputs[name] = declared
+        return name
+
+    def plain(self, labels: tuple[str, ...], kind: str, bound: int = 0) -> ex.Access:
+        """An element of an input over just ``labels``, each by itself; of an input known already where one fits."""
+        order = self.permuted(labels)
+        sizes = tuple(self.sizes[label] for label in order)
+        fits = [name for name, d in self.inputs.items() if d.sizes == sizes and d.kind == kind]
+        name = self.pick(fits) if fits and self.chance(3) else self.declare(Declared(sizes, kind, bound))
+        return ex.Access(name, tuple(map(ex.Label, order)))
+
+    def element(self, labels: tuple[str, ...], kind: str = "number") -> ex.Access:
+        """An element of an input over some of ``labels``, by indices of every form."""
+        known = [name for name, d in self.inputs.items() if d.kind == kind]
+        if known and self.chance(3):
+            name = self.pick(known)
+            return ex.Access(name, self.indices(labels, self.inputs[name].sizes))
+        found: list[ex.Expr] = []
+        sizes: list[int] = []
+        for label in self.permuted(self.some(labels, 1, 3)):
+            if self.chance(3):
+                sizes.append(0 if self.chance(24) else self.pick([1, 3, 5, 8, *self.sizes.values()]))
+                found.append(self.index(labels, sizes[-1]))
+            else:
+                sizes.append(self.sizes[label])
+                found.append(ex.Label(label))
+        if self.chance(5):  # a diagonal, or an index of another form twice
+            found.append(found[0])
+            sizes.append(sizes[0])
+        return ex.Access(self.declare(Declared(tuple(sizes), kind)), tuple(found))
+
+    def func_element(self, d: Definition, labels: tuple[str, ...]) -> ex.Access:
+        """An element of a Func: as it is defined, or by other indices, its diagonal among them."""
+        if set(d.labels) <= set(labels) and not self.chance(5):
+            return ex.Access(d.name, tuple(map(ex.Label, d.labels)))
+        return ex.Access(d.name, self.indices(labels, tuple(self.sizes[label] for label in d.labels)))
+
+    def indices(self, labels: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[ex.Expr, ...]:
+        """Indices into a tensor of ``sizes``: labels of the same extent by themselves, or anything."""
+        found: list[ex.Expr] = []
+        for size in sizes:
+            alike = [label for label in labels if self.sizes[label] == size]
+            if found and sizes[len(found) - 1] == size and self.chance(4):
+                found.append(found[-1])
+            else:
+                found.append(ex.Label(self.pick(alike)) if alike and not self.chance(3) else self.index(labels, size))
+        return tuple(found)
+
+    def index(self, labels: tuple[str, ...], size: int) -> ex.Expr:
+        """Index arithmetic over ``labels``, for a dimension of ``size``."""
+        if not labels:
+            return ex.Const(self.between(0, max(size - 1, 0)))
+        at = ex.Label(self.pick(labels))
+        by = self.pick([ex.Const(self.between(2, 3)), ex.Scalar("o"), ex.Param("span")])
+        match self.pick(["lookup"] * 6 + ["+", "-", "/", "*", "shifted quotient", "reverse", "wrap", "sum", "const"]):
+            case "lookup":
+                return self.lookup(labels, size)
+            case "shifted quotient":
+                return ex.Binary("/", ex.Binary("-", at, ex.Const(self.between(1, 5))), by)
+            case "reverse":
+                return ex.Binary("-", ex.Binary("-", ex.Len(at.name), ex.Const(1)), at)
+            case "wrap":
+                return ex.Binary("%", ex.Binary(self.pick("+-"), at, self.pick([by, ex.Const(1)])), self.pick([ex.Const(max(size, 1)), ex.Const(3)]))
+            case "sum":
+                return ex.Binary(self.pick("+-"), at, ex.Label(self.pick(labels)))
+            case "const":
+                return ex.Const(self.between(0, 3))
+            case "+" | "-" as op:
+                return ex.Binary(op, at, self.pick([by, ex.Const(1)]))
+            case op:
+                return ex.Binary(op, at, by)
+        raise AssertionError
+
+    def lookup(self, labels: tuple[str, ...], size: int, depth: int = 1) -> ex.Expr:
+        """An element of an input of whole numbers below ``size``: alone, shifted, scaled, wrapped, or by another such."""
+        if depth and self.chance(5):
+            inner = self.pick([3, 5, 8])
+            found: ex.Expr = ex.Access(self.declare(Declared((inner,), "index", size)), (self.lookup(labels, inner, depth - 1),))
+        else:
+            found = self.plain(self.some(labels, 1, 2), "index", size)
+        match self.pick(["alone"] * 4 + ["shifted", "scaled", "halved", "wrapped", "moved"]):
+            case "shifted":
+                return ex.Binary(self.pick("+-"), found, self.pick([ex.Const(1), ex.Scalar("o"), ex.Const(2)]))
+            case "scaled":
+                return ex.Binary("*", found, self.pick([ex.Const(2), ex.Scalar("o")]))
+            case "halved":
+                return ex.Binary("/", found, ex.Const(2))
+            case "wrapped":
+                return ex.Binary("%", found, ex.Const(max(size, 1)))
+            case "moved":
+                return ex.Binary("+", found, ex.Label(self.pick(labels)))
+        return found
+
+    # -- expressions ------------------------------------------------------------------------------------------------
 
     def number(self, labels: tuple[str, ...], depth: int) -> ex.Expr:
         free = [label for label in self.labels if label not in labels]
@@ -211,7 +332,7 @@ class Builder:
                 arg = self.covering(self.number(labels + over, depth - 1), over)
                 kind = self.pick(["sum", "sum", "max", "min", "mean"])
                 if labels and self.chance(4):
-                    nothing = {"max": ex.Unary("-", ex.Const(math.inf)), "min": ex.Const(math.inf)}.get(kind, ex.Const(0))
+                    nothing = {"max": NEG_INF, "min": ex.Const(math.inf)}.get(kind, ex.Const(0))
                     arg = ex.Call("where", (self.range(labels, over), arg, nothing))
                 return ex.Reduce(kind, arg, over)
             case "dot":
@@ -227,13 +348,22 @@ class Builder:
 
     def operand(self, labels: tuple[str, ...], over: tuple[str, ...], depth: int) -> ex.Expr:
         own = self.some(labels, 0, 2) + over
-        return self.input(own) if not depth or self.chance(2) else self.covering(self.number(own, depth - 1), over)
+        match self.pick(["plain"] * 3 + ["element", "whole"] + ["number"] * 3 * bool(depth)):
+            case "plain":
+                return self.plain(own, "number")
+            case "element":
+                return self.covering(self.element(own), over)
+            case "whole":
+                return self.covering(self.element(own, self.pick(["whole", "mask"])), over)
+        return self.covering(self.number(own, depth - 1), over)
 
     def leaf(self, labels: tuple[str, ...]) -> ex.Expr:
-        funcs = [d for d in self.funcs.values() if set(d.labels) <= set(labels)]
-        match self.pick(["input", "input", "const", "scalar", "param", "label", "len", "shift"] + ["func"] * 4 * bool(funcs) if labels else ["const", "scalar"]):
+        if not labels:
+            return self.pick([ex.Const(self.pick(CONSTANTS)), ex.Scalar(self.pick("st"))])
+        funcs = list(self.funcs.values())
+        match self.pick(["input", "input", "const", "scalar", "param", "label", "len", "element", "element", "element", "whole", "remainder"] + ["func"] * 4 * bool(funcs)):
             case "input":
-                return self.input(self.some(labels, 1, len(labels)))
+                return self.plain(self.some(labels, 1, 4), "number")
             case "const":
                 return ex.Const(self.pick(CONSTANTS))
             case "scalar":
@@ -245,152 +375,25 @@ class Builder:
             case "len":
                 return ex.Len(self.pick(labels))
             case "func":
-                d = self.pick(funcs)
-                return ex.Access(d.name, tuple(map(ex.Label, d.labels)))
-            case "shift":
-                access = self.input(self.some(labels, 1, len(labels)))
-                at = self.draw(st.integers(0, len(access.index) - 1))
-                return ex.Access(access.tensor, access.index[:at] + (self.shifted(access.index[at]),) + access.index[at + 1 :])
+                known = [d for d in funcs if set(d.labels) <= set(labels)]
+                return self.func_element(self.pick(known if known and not self.chance(4) else funcs), labels)
+            case "element":
+                return self.element(labels)
+            case "whole":
+                return self.element(labels, self.pick(["whole", "whole", "mask", "index"]))
+            case "remainder":
+                whole = self.pick([ex.Label(self.pick(labels)), ex.Len(self.pick(labels))])
+                return ex.Binary("%", ex.Binary("+", whole, ex.Const(self.between(0, 3))), ex.Const(self.between(2, 5)))
         raise AssertionError
-
-    def shifted(self, index: ex.Expr) -> ex.Expr:
-        by = self.pick([ex.Const(self.draw(st.integers(1, 3))), ex.Scalar("o"), ex.Param("span")])
-        match self.pick(["+", "-", "/", "*", "both"]):
-            case "both":
-                return ex.Binary("/", ex.Binary("-", index, ex.Const(self.draw(st.integers(1, 5)))), by)
-            case op:
-                return ex.Binary(op, index, by)
 
     def condition(self, labels: tuple[str, ...], depth: int) -> ex.Expr:
         if depth and self.chance(3):
             op = self.pick(["and", "or", "not"])
             args = [self.condition(labels, depth - 1) for _ in range(1 if op == "not" else 2)]
             return ex.Unary("not", *args) if op == "not" else ex.Binary(op, *args)
-        if labels and self.chance(6):
-            own = self.some(labels, 1, 2)
-            name = f"M{len(self.masks)}"
-            self.masks[name] = own
-            return ex.Access(name, tuple(map(ex.Label, own)))
+        if labels and self.chance(5):
+            return self.element(labels, self.pick(["mask", "mask", "whole"]))
         if self.chance(8):
             return ex.Param("flag")
         left = ex.Label(self.pick(labels)) if labels and self.chance(2) else self.number(labels, min(depth, 1))
         return ex.Binary(self.pick(["<", "<=", ">", ">=", "==", "!="]), left, self.number(labels, 0))
-
-
-class Scheduler:
-    """A random schedule of one algorithm."""
-
-    def __init__(self, builder: Builder, algorithm: Algorithm):
-        self.b, self.algorithm, self.pick, self.chance = builder, algorithm, builder.pick, builder.chance
-
-    def schedule(self) -> Schedule:
-        algorithm, output = self.algorithm, self.algorithm.definitions[-1].name
-        needed = algorithm.needed_by((output,))
-        statements: list[Primitive] = []
-        fused: dict[str, tuple[str, str]] = {}
-        for func in needed[:-1]:
-            users = [u for u in needed if any(a.tensor == func for a in ex.accesses(algorithm[u].expr))]
-            if not self.chance(4):
-                user = self.pick(users)
-                loops = (*algorithm[user].labels, *reduced(algorithm, user))
-                fused[func] = (user, self.pick(loops))
-                statements.append(Primitive(func, "fuse_at", fused[func]))
-        for root in (f for f in needed if f not in fused):
-            statements += self.kernel(root, [f for f in needed if host(f, fused) == root])
-        if fused and self.chance(4):
-            statements += [Primitive(f, "compile") for f in self.b.draw(st.permutations([output, self.pick(fused)]))]
-        return Schedule(tuple(self.b.draw(st.permutations(statements))))
-
-    def kernel(self, root: str, members: list[str]) -> list[Primitive]:
-        algorithm, own = self.algorithm, self.algorithm[root].labels
-        labels = tuple(dict.fromkeys(label for m in [root, *members] for label in (*algorithm[m].labels, *reduced(algorithm, m))))
-        tiles = {label: self.pick([1, 2, 4, 8, 16, 0]) for label in labels}
-        while math.prod(self.width(label, tile) for label, tile in tiles.items()) > ELEMENTS:
-            label = max(labels, key=lambda label: self.width(label, tiles[label]))
-            tiles[label] = self.width(label, tiles[label]) // 2
-        blocks = {label: tiles[label] * self.pick([1, 1, 2, 3]) or 16 for label in own if not self.chance(3)}
-        while len(members) * math.prod(self.trips(label, tiles[label], blocks.get(label)) for label in labels) > STEPS:
-            label = max(labels, key=lambda label: self.trips(label, tiles[label], blocks.get(label)))
-            tiles[label] = 16
-            blocks |= {label: 16} if label in blocks else {}
-        statements = [Primitive(root, "tensorize", (Sized(label, tile),)) for label, tile in tiles.items() if tile != 1]
-        statements += [Primitive(root, "block", (Sized(label, block),)) for label, block in blocks.items()]
-        if blocks and self.chance(2):
-            statements.append(Primitive(root, "map", self.walk(tuple(blocks))))
-        if own and self.chance(3):
-            inner = tuple(label for label in labels if label not in own)
-            named = self.b.some(inner, 0, 1) if inner and self.chance(3) else ()
-            statements.append(Primitive(root, "reorder", tuple(self.b.draw(st.permutations(own + named)))))
-        loops = self.loops(root, members, labels, tiles)
-        launch = [p for p in self.launch(root) if all(p.name != q.name for q in loops)]  # a thing is said once
-        return statements + launch + loops + self.memory(root, members)
-
-    def launch(self, root: str) -> list[Primitive]:
-        numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}
-        found = [Primitive(root, name, (self.pick(values),)) for name, values in numbers.items() if self.chance(4)]
-        return found + [Primitive(root, name) for name in ("persistent", "store") if self.chance(4)]
-
-    def loops(self, root: str, members: list[str], labels: tuple[str, ...], tiles: dict[str, int]) -> list[Primitive]:
-        """Words on single loops: mostly on loops that are there, now and then on any label."""
-        looped = [label for label in labels if tiles[label] != 0]
-        summed = [label for m in members for label in reduced(self.algorithm, m) if tiles[label] != 0]
-        where = labels if self.chance(10) else looped
-        found = [Primitive(root, name, (Sized(self.pick(where), self.pick([1, 2, 3])),)) for name in ("stages", "unroll") if where and self.chance(6)]
-        if self.chance(6):
-            found.append(Primitive(root, "specialize", (self.pick(labels),)))
-        if (summed or self.chance(10)) and self.chance(3):
-            found.append(Primitive(self.pick([root, *members]), "split", (Sized(self.pick(summed or labels), self.pick([1, 2, 3, 5])),)))
-        if summed and self.chance(12):
-            found += [Primitive(root, "specialize_warps", (self.pick(summed),)), Primitive(root, "num_warps", (4,))]
-        return [p for p in found if all(getattr(a, "label", a) in self.within(p.func, members) for a in p.args) or p.name == "num_warps"]
-
-    def within(self, func: str, members: list[str]) -> set[str]:
-        """Labels that a word on ``func`` may name."""
-        return {label for m in (members if func == members[-1] else [func]) for label in (*self.algorithm[m].labels, *reduced(self.algorithm, m))}
-
-    def memory(self, root: str, members: list[str]) -> list[Primitive]:
-        read = dict.fromkeys(a.tensor for m in members for a in ex.accesses(self.algorithm[m].expr) if a.tensor in self.algorithm.inputs)
-        tensors, found = [*read, root], []
-        if self.chance(4):
-            chosen = self.b.draw(st.lists(st.sampled_from(tensors), min_size=1, max_size=3, unique=True))
-            found.append(Primitive(root, "descriptor", tuple(chosen)))
-        if read and self.chance(6):
-            found.append(Primitive(root, "evict", (Named(self.pick(read), self.pick(["first", "last", "reread"])),)))
-        return found
-
-    def width(self, label: str, tile: int) -> int:
-        """How many elements along ``label`` are done at once."""
-        return tile or 1 << max(0, self.b.sizes[label] - 1).bit_length()
-
-    def trips(self, label: str, tile: int, block: int | None) -> int:
-        """How often the loops over ``label``, its blocks included, go round."""
-        size = self.b.sizes[label]
-        if block is None:
-            return math.ceil(size / tile) if tile else 1
-        return math.ceil(size / block) * (block // (tile or block))
-
-    def walk(self, labels: tuple[str, ...]) -> tuple:
-        split = {label: f"{label}_in" for label in self.b.some(labels, 0, 3)}
-        order = list(self.b.draw(st.permutations(labels)))
-        for label, inner in split.items():
-            order.insert(self.b.draw(st.integers(order.index(label) + 1, len(order))), inner)
-        return tuple(Grouped(name, split[name], self.pick([1, 2, 3, 4])) if name in split else name for name in order)
-
-
-def reduced(algorithm: Algorithm, func: str) -> tuple[str, ...]:
-    """Labels that reductions in the definition of ``func`` run over."""
-    return tuple(dict.fromkeys(label for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels))
-
-
-@st.composite
-def cases(draw) -> Case:
-    """A random program with inputs of random shapes, dtypes and layouts."""
-    builder = Builder(draw)
-    algorithm = builder.algorithm()
-    program = Program(algorithm, Scheduler(builder, algorithm).schedule())
-    own = {**builder.inputs, **builder.masks}
-    shapes = {name: tuple(builder.sizes[label] for label in own[name]) for name in algorithm.inputs}
-    params = {name: builder.pick([True, False]) if isinstance(value, bool) else builder.pick([1, 3]) for name, value in algorithm.params if builder.chance(2)}
-    dtype = builder.pick([torch.float32] * 6 + [torch.float16, torch.bfloat16])
-    masks = tuple(name for name in algorithm.inputs if name in builder.masks)
-    return Case(program, shapes, masks, dtype, builder.pick(LAYOUTS), builder.chance(4), params, draw(st.integers(0, 3)))

@@ -50,6 +50,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
+    grads = {name: func for name, func in grads.items() if r.reads(func)}  # what reads nothing that arrives is 0
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
     saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
@@ -287,6 +288,11 @@ class _Reverse:
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
         return self._plain_sum(ex.Binary("*", a, b), labels)
+
+    def reads(self, func: str) -> bool:
+        """Whether ``func`` is made from an input at all."""
+        whole = self.algorithm.with_definitions((*self.algorithm.definitions, *self.new))
+        return any(a.tensor not in whole for name in whole.needed_by((func,)) for a in ex.accesses(whole[name].expr))
 
     def algorithm_of(self, grads: tuple[str, ...]) -> Algorithm:
         """Forward and backward Funcs together, of which only what the gradients need stays."""

@@ -33,6 +33,8 @@ def unknown(index: ex.Expr, over: list[str]) -> str | None:
     if not _is_sum(index):
         return None
     form = _form(index)
+    if list(form) == [index]:  # a product by what is not a number
+        return None
     return next((name for name in over if (atom := _alone(form, name)) is not None and unknown(atom, [name])), None)
 
 

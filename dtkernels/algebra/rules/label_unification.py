@@ -8,6 +8,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from .canonicalize import rename_bound
+from .constant_folding import keep_extents
 
 
 def unify_labels(algorithm: Algorithm) -> Algorithm:
@@ -31,7 +32,15 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
                 d = replace(d, expr=rename_bound(d.expr, {label: shared}))
                 renamed = {**{old: new if new != label else shared for old, new in renamed.items()}, label: shared}
         later.append(d)
-    return algorithm.with_definitions(tuple(replace(d, expr=_same_lengths(d.expr, renamed)) for d in reversed(later)))
+    shared_ones = algorithm.with_definitions(tuple(replace(d, expr=_same_lengths(d.expr, renamed)) for d in reversed(later)))
+    return _told(shared_ones, algorithm) if renamed else shared_ones
+
+
+def _told(after: Algorithm, before: Algorithm) -> Algorithm:
+    """``after``, with an ``Extent`` for each label that is still reduced elsewhere, and whose length only a renamed access told."""
+    used = {label for d in after.definitions for n in _reductions(d.expr) for label in n.labels}
+    told = keep_extents(after, before)
+    return replace(told, extents=tuple(e for e in told.extents if e in after.extents or e[0] in used))
 
 
 def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:

@@ -83,7 +83,7 @@ class _Product:
             longest = max(dot.labels, key=lambda label: shape.sizes[label])
             tile |= {k: max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
-        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main)), default=0)
+        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main) if label in tile), default=0)
         waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
         share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra or len(self.dots) > 1 else 2
         ahead = (p for dot in self.dots for p in loaded_ahead(shape, self.root, self.members, dot, steps)) if alone else ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Sequence
 
 from ...algebra.operand_types import CAST
 from ...lang import expr as ex
@@ -39,7 +40,7 @@ class Wrapper:
         self.operands, self.texts, self.described = operands, texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
         needed = self.algorithm.needed_by(outputs + hosts)
-        while more := {k.func for k in kernels if set(k.writes) & set(needed)} - set(needed):  # they store what another kernel reads
+        while more := self._beside(kernels, set(needed)):
             needed = self.algorithm.needed_by((*needed, *more))
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
@@ -64,6 +65,12 @@ class Wrapper:
             lines += self._launch(k)
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
         return "\n".join(lines) + "\n"
+
+    def _beside(self, kernels: Sequence[Kernel], needed: set[str]) -> set[str]:
+        """Funcs beside ``needed`` whose kernels run: they store one of these, or are read by a kernel for what else it stores."""
+        storing = {k.func for k in kernels if set(k.writes) & needed}
+        read = {r for k in kernels if k.func in needed for r in k.reads if r in self.algorithm}
+        return (storing | read) - needed
 
     def _texts(self) -> list[KernelText]:
         """Every form of every kernel that this launches."""

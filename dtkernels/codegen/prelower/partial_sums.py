@@ -45,7 +45,7 @@ def _cut(program: Program, p: Primitive) -> Program:
         return whole if n == node else n
 
     parts = Definition(name, (part, *made.labels), node)
-    first = algorithm.needed_by((host,))
+    first = algorithm.needed_by((host, *(a.tensor for a in ex.accesses(node) if a.tensor in algorithm)))  # what the parts are made from too
     changed = [replace(d, expr=d.expr.transform(change)) if d is made else d for d in algorithm.definitions]
     before, after = ([d for d in changed if (d.name in first) == early] for early in (True, False))
     said = (Primitive(name, "fuse_at", (host, loop), p.pos), Primitive(name, "store", (), p.pos))

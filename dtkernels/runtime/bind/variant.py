@@ -196,8 +196,10 @@ class _Differentiable(torch.autograd.Function):
         known = {**ctx.plain, **dict(zip(ctx.kept, saved))}
         known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         a = backward.signature
+        results: tuple[torch.Tensor, ...] = ()
         with torch.no_grad():
-            results = backward.forward(f"{ctx.op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
+            if pair.gradient.grads:  # else nothing enters differentiably
+                results = backward.forward(f"{ctx.op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
         found = dict(zip(pair.gradient.grads, results))
         shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))

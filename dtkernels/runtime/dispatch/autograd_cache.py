@@ -94,6 +94,8 @@ class AutogradCall:
             return None
         wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
         pair = call.variant.pair_for(wanted, call.fitted.tensors)
+        if not pair.gradient.grads:
+            return None
         forward = pair.forward.signature
         if (*forward.inputs, *forward.scalars) != tuple(values):
             return None

@@ -179,7 +179,10 @@ class _Evaluator:
             value = self.known[access.tensor].data
         else:
             value = self.tensors[access.tensor]
-            value = value.to(self.compute) if value.dtype != torch.bool and not whole else value
+            if whole:
+                value = value.to(torch.int64)  # arithmetic in 8 bits wraps around, and torch takes a uint8 index for a mask
+            elif value.dtype != torch.bool:
+                value = value.to(self.compute)
         plain = [i.name for i in access.index if isinstance(i, ex.Label)]
         if len(plain) == len(access.index) and len(set(plain)) == len(plain):
             return Named(value, tuple(plain))

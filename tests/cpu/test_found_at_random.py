@@ -1,0 +1,85 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""What tests/fuzz.py found, shortened: programs, and gradients of programs, that were wrong or ended in an error."""
+
+import bounds  # noqa: F401 (an access outside the tensors raises)
+import pytest
+import torch
+from oracle import check
+
+from dtkernels.lang import parse
+from dtkernels.lang.spec import Spec
+from dtkernels.runtime.bind.operator import Operator
+
+
+def op_of(text: str) -> Operator:
+    return Operator(Spec("found", "Found at random.", parse(text)))
+
+
+def rand(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+def test_a_sum_has_another_axis_than_the_label_it_is_computed_for():
+    """The ``z`` of ``d_b`` is the ``k`` of ``d_A``, whose whole extent the sum over ``k`` took for its own."""
+    op = op_of("""Func b, f; In A, B, C; Var x, y, z, k; b[z] = exp(A[z]) + B[z]; f[x, y, z, k] = b[z] + A[k] + C[x, y];""")
+    a, b, c = rand(3).requires_grad_(), rand(3, seed=1), rand(3, 3, seed=2)
+    adjoint = rand(3, 3, 3, 3, seed=3)
+    (got,) = torch.autograd.grad(op(a, b, c), a, adjoint)
+    exact = a.detach().double().requires_grad_()
+    want = (exact.exp() + b)[:, None] + exact + c[:, :, None, None]
+    torch.testing.assert_close(got.double(), torch.autograd.grad(want, exact, adjoint.double())[0], rtol=1e-5, atol=1e-5)
+
+
+def test_gradient_through_an_index_times_a_scalar():
+    op = op_of("Func f; In A, B, T; SIn o; Var x; f[x] = A[x * o] * B[x] + A[T[x] * o];")
+    a, b, t = rand(9).requires_grad_(), rand(5, seed=1), torch.tensor([0, 3, 1, 4, 7])
+    (got,) = torch.autograd.grad(op(a, b, t, 2).sum(), a)
+    want = torch.zeros(9)
+    for x in range(5):
+        want[2 * x] += b[x]
+        if 2 * t[x] < 9:
+            want[2 * t[x]] += 1
+    torch.testing.assert_close(got, want)
+
+
+def test_a_gradient_that_reads_nothing_that_arrives_is_zero():
+    for value in ("floor(A[x])", "floor(minimum(A[x], B[x]) * 3)", "rsum(exp(A[y]) * 0, y) / rsum(exp(A[y]), y)"):
+        op = op_of(f"Func f; In A, B; Var x; {'RVar y; ' * ('y' in value)}f[x] = {value} + B[x];")
+        a, b = rand(5).requires_grad_(), rand(5, seed=1)
+        (got,) = torch.autograd.grad(op(a, b).sum(), a, allow_unused=True)
+        assert got is None or not got.any()
+
+
+@pytest.mark.parametrize("beside", ["rsum(C[x, l], l)", "rmax(C[x, l] * A[x, l], l)"])
+def test_the_formula_takes_a_sum_beside_a_product(beside):
+    op = op_of(f"Func f; In A, B, C; Var x, y; RVar k, l; f[x, y] = rdot(A[x, k], B[k, y], k) + {beside};")
+    a, b, c = rand(20, 40), rand(40, 17, seed=1), rand(20, 40, seed=2)
+    extra = c.sum(1) if "rsum" in beside else (c * a).amax(1)
+    torch.testing.assert_close(op(a, b, c), a @ b + extra[:, None], rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_made_from_what_another_kernel_makes():
+    check("""Func g, f, h; In A, B; SIn s; Var x; RVar y, k; g[x] = rmin(A[y, x] * rsum(B[k] * 2, k), y); f[y] = rsum(A[y, x] * len(y), x);
+    h[x] = g[x] * s; f.block(y:16); f.tensorize(y:16, x:16); g.block(x:16); g.tensorize(x:16); h.block(x:16); h.tensorize(x:16);
+    g.parts_at(f, y); f.compile(); h.compile();""", rand(24, 7), rand(24, seed=1), 0.75)  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+def test_the_reference_reads_indices_of_any_integers(dtype):
+    """torch takes a uint8 index for a mask, and 8 bits wrap around. An empty input has the reference run."""
+    op = op_of("Func f, g; In A, E, T; Var x; RVar k; f[x] = A[T[x] * 3 - 1]; g[x] = A[T[x]] + rsum(E[x, k], k); f.compile(); g.compile();")
+    a, t = rand(300), torch.tensor([0, 100, 99, 1], dtype=dtype)
+    f, g = op(a, torch.zeros(4, 0), t)
+    at = t.long() * 3 - 1
+    torch.testing.assert_close(f, torch.where(at >= 0, a[at.clamp(0)], 0.0))
+    torch.testing.assert_close(g, a[t.long()])
+
+
+def test_a_label_keeps_its_extent_where_another_takes_the_access_that_told_it():
+    """The gradient's form: ``rsum(B[x], x)`` beside ``B[y]`` runs over ``y``, and nothing shows the extent of ``x`` to the other sum."""
+    op = op_of("""Func g, f; In A, B; Var y; RVar x, z; g[y, z] = rmean(A[y, z] * (x % 2), x); f[y] = rmax(g[y, z] * rsum(B[y] * B[x], x), z);""")
+    a, b = rand(8, 10).requires_grad_(), rand(8, seed=1)
+    out = op(a, b)
+    want = (a * (torch.arange(8) % 2).float().mean())[:, :] * (b * b.sum())[:, None]
+    torch.testing.assert_close(out, want.amax(1))
+    torch.testing.assert_close(*(torch.autograd.grad(f.sum(), a)[0] for f in (out, want.amax(1))))

@@ -1,0 +1,212 @@
+# ruff: noqa: E501 (lists of choices read best on one line)
+"""Random schedules of random programs: every primitive, mostly where it may stand."""
+
+from __future__ import annotations
+
+import math
+
+from oracle import host
+from random_programs import ELEMENTS, Builder
+
+from dtkernels.lang import Algorithm, Primitive, Schedule
+from dtkernels.lang import expr as ex
+from dtkernels.lang.schedule import Grouped, Named, Share, Sized
+
+STEPS = 60  #: at most so many innermost steps a kernel, times its Funcs; the interpreter takes about a millisecond for each
+
+
+class Scheduler:
+    """A random schedule of one algorithm."""
+
+    def __init__(self, builder: Builder, algorithm: Algorithm):
+        self.b, self.algorithm, self.pick, self.chance = builder, algorithm, builder.pick, builder.chance
+        self.several, self.permuted = builder.several, builder.permuted
+
+    def schedule(self) -> Schedule:
+        match self.b.form:
+            case "product":
+                return self.of_product()
+            case "parts":
+                return self.of_parts()
+        algorithm, output = self.algorithm, self.algorithm.definitions[-1].name
+        needed = algorithm.needed_by((output,))
+        statements: list[Primitive] = []
+        fused: dict[str, tuple[str, str]] = {}
+        for func in needed[:-1]:
+            users = [u for u in needed if any(a.tensor == func for a in ex.accesses(algorithm[u].expr))]
+            loops = {u: (*algorithm[u].labels, *reduced(algorithm, u)) for u in users}
+            users = [u for u in users if loops[u]]
+            if users and not self.chance(4):
+                user = self.pick(users)
+                fused[func] = (user, self.pick(loops[user]))
+                statements.append(Primitive(func, "fuse_at", fused[func]))
+        for root in (f for f in needed if f not in fused):
+            statements += self.kernel(root, [f for f in needed if host(f, fused) == root])
+            statements += self.between_kernels(root, needed, fused)
+        if len(needed) > 1 and self.chance(4):  # several results
+            more = self.several(needed[:-1], 1, 2)
+            statements += [Primitive(f, "compile") for f in self.permuted([output, *more])]
+        elif self.chance(16):  # the kernel alone is no call; with both there is a wrapper
+            statements += [Primitive(output, "compile"), Primitive(output, "compile_to_kernel")]
+        statements += [Primitive(f, "store") for f in fused if self.chance(8)]
+        return Schedule(tuple(self.permuted(statements)))
+
+    def between_kernels(self, root: str, needed: tuple[str, ...], fused: dict[str, tuple[str, str]]) -> list[Primitive]:
+        """Copies of inputs with aligned rows, and results of other kernels with aligned rows."""
+        members = [f for f in needed if host(f, fused) == root]
+        read = dict.fromkeys(a.tensor for m in members for a in ex.accesses(self.algorithm[m].expr))
+        plain = [t for t in read if t in self.algorithm.inputs and self.by_itself(t)]
+        others = [t for t in read if t in self.algorithm and t not in members and t not in fused]
+        found = []
+        if plain and self.chance(8):
+            found.append(Primitive(root, "stage", tuple(self.several(plain, 1, 2))))
+        if others and self.chance(8):
+            found.append(Primitive(root, "stage", (self.pick(others),)))
+        if root != needed[-1] and self.chance(6):
+            found.append(Primitive(root, "align"))
+        calls = {n.fn for m in members for n in self.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
+        if "tanh" in calls and self.chance(2):
+            found.append(Primitive(root, "approximate", ("tanh",)))
+        if calls & {"exp", "exp2", "sigmoid"} and self.chance(4):
+            found.append(Primitive(root, "approximate", (Share("exp", *self.pick([(1, 8), (1, 4), (3, 8), (1, 2)])),)))
+        return found
+
+    def by_itself(self, tensor: str) -> bool:
+        """Whether ``stage`` may name an input: each dimension has one label that indexes it by itself."""
+        if tensor in self.algorithm.integer_inputs():
+            return False
+        indices = {a.index for d in self.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor}
+        index = next(iter(indices))
+        return len(indices) == 1 and all(isinstance(i, ex.Label) for i in index) and len(set(index)) == len(index)
+
+    def of_product(self) -> Schedule:
+        """A product read through descriptors, by programs that stay, with warps for loads, or a last wave in smaller blocks."""
+        algorithm, f = self.algorithm, self.algorithm["f"]
+        tiles = {label: self.pick([16, 32]) for label in ("x", "y", "k")}
+        blocks = {"x": tiles["x"], "y": tiles["y"] * self.pick([1, 1, 2])} | {label: 1 for label in f.labels if label == "z"}
+        statements = [Primitive("f", "block", tuple(Sized(*b) for b in blocks.items())), Primitive("f", "tensorize", tuple(Sized(*t) for t in tiles.items()))]
+        dot = next(n for n in f.expr.walk() if isinstance(n, ex.Dot))
+        operands = [a.tensor for a in (dot.left, dot.right) if isinstance(a, ex.Access)]
+        if "a" in algorithm:
+            if self.chance(3):
+                statements.append(Primitive("a", "fuse_at", ("f", "k")))
+            else:
+                own = algorithm["a"].labels[-2:]
+                sizes = tuple(Sized(label, self.pick([4, 16])) for label in own)
+                statements += [Primitive("a", "block", sizes), Primitive("a", "tensorize", sizes)] + [Primitive("a", "align")] * self.chance(2)
+        inputs = [t for t in operands if t in algorithm.inputs]
+        if not self.chance(4):
+            statements.append(Primitive("f", "descriptor", tuple(self.several([*operands, "f"], 1, 3)) if self.chance(3) else tuple(operands)))
+        if inputs and self.chance(3):
+            statements.append(Primitive("f", "stage", tuple(self.several(inputs, 1, 2))))
+        if self.chance(2):
+            statements.append(Primitive("f", "persistent"))
+            if self.chance(2):
+                label = self.pick(["x", "y"])
+                statements.append(Primitive("f", "tail", (Sized(label, blocks[label] // 2), *[Sized("k", 32)] * self.chance(3))))
+        if self.chance(3):
+            statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (4,))]
+        elif self.chance(3):
+            statements.append(Primitive("f", "split", (Sized("k", self.pick([2, 3])),)))
+        if self.chance(3):
+            statements.append(Primitive("f", "map", self.walk(tuple(blocks))))
+        return Schedule(tuple(self.permuted(statements)))
+
+    def of_parts(self) -> Schedule:
+        """One sum made in the blocks of the other's kernel."""
+        algorithm = self.algorithm
+        block = self.pick([16, 32])
+        own = [Sized("y", block)] + ([Sized("l", 0)] if "l" in algorithm["f"].labels else [])
+        statements = [Primitive("f", "block", (Sized("y", block),)), Primitive("f", "tensorize", (*own, Sized("x", self.pick([8, 16]))))]
+        for func in ("g", "h"):
+            if func in algorithm:
+                wide = tuple(Sized(label, 0) for label in algorithm[func].labels if label != "x")
+                statements += [Primitive(func, "block", (Sized("x", 16),)), Primitive(func, "tensorize", (Sized("x", 16), *wide))]
+        if not self.chance(5):
+            statements.append(Primitive("g", "parts_at", ("f", "y")))
+        if self.chance(4):
+            statements.append(Primitive("f", "split", (Sized("x", self.pick([2, 3])),)))
+        if self.chance(4):
+            statements.append(Primitive("f", "persistent"))
+        outputs = ["f", "h" if "h" in algorithm else "g"]
+        return Schedule(tuple(self.permuted([*statements, *(Primitive(o, "compile") for o in outputs)])))
+
+    def kernel(self, root: str, members: list[str]) -> list[Primitive]:
+        algorithm, own = self.algorithm, self.algorithm[root].labels
+        labels = tuple(dict.fromkeys(label for m in [root, *members] for label in (*algorithm[m].labels, *reduced(algorithm, m))))
+        tiles = {label: self.pick([1, 2, 4, 8, 16, 0]) for label in labels}
+        while math.prod(self.width(label, tile) for label, tile in tiles.items()) > ELEMENTS:
+            label = max(labels, key=lambda label: self.width(label, tiles[label]))
+            tiles[label] = self.width(label, tiles[label]) // 2
+        blocks = {label: tiles[label] * self.pick([1, 1, 2, 3]) or 16 for label in own if not self.chance(3)}
+        while tiles and len(members) * math.prod(self.trips(label, tiles[label], blocks.get(label)) for label in labels) > STEPS:
+            label = max(labels, key=lambda label: self.trips(label, tiles[label], blocks.get(label)))
+            tiles[label] = 16
+            blocks |= {label: 16} if label in blocks else {}
+        statements = [Primitive(root, "tensorize", (Sized(label, tile),)) for label, tile in tiles.items() if tile != 1]
+        statements += [Primitive(root, "block", (Sized(label, block),)) for label, block in blocks.items()]
+        if blocks and self.chance(2):
+            statements.append(Primitive(root, "map", self.walk(tuple(blocks))))
+        if own and self.chance(3):
+            inner = tuple(label for label in labels if label not in own)
+            named = self.b.some(inner, 0, 1) if inner and self.chance(3) else ()
+            statements.append(Primitive(root, "reorder", tuple(self.permuted(own + named))))
+        loops = self.loops(root, members, labels, tiles)
+        launch = [p for p in self.launch(root) if all(p.name != q.name for q in loops)]  # a thing is said once
+        return statements + launch + loops + self.memory(root, members)
+
+    def launch(self, root: str) -> list[Primitive]:
+        numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}
+        found = [Primitive(root, name, (self.pick(values),)) for name, values in numbers.items() if self.chance(4)]
+        return found + [Primitive(root, "persistent")] * self.chance(4)
+
+    def loops(self, root: str, members: list[str], labels: tuple[str, ...], tiles: dict[str, int]) -> list[Primitive]:
+        """Words on single loops: mostly on loops that are there, now and then on any label."""
+        looped = [label for label in labels if tiles[label] != 0]
+        summed = [label for m in members for label in reduced(self.algorithm, m) if tiles[label] != 0]
+        where = labels if self.chance(10) else looped
+        found = [Primitive(root, name, (Sized(self.pick(where), self.pick([1, 2, 3])),)) for name in ("stages", "unroll") if where and self.chance(6)]
+        if labels and self.chance(6):
+            found.append(Primitive(root, "specialize", (self.pick(labels),)))
+        if (summed or labels and self.chance(10)) and self.chance(3):
+            found.append(Primitive(self.pick([root, *members]), "split", (Sized(self.pick(summed or labels), self.pick([1, 2, 3, 5])),)))
+        if summed and self.chance(12):
+            found += [Primitive(root, "specialize_warps", (self.pick(summed),)), Primitive(root, "num_warps", (4,))]
+        return [p for p in found if all(getattr(a, "label", a) in self.within(p.func, members) for a in p.args) or p.name == "num_warps"]
+
+    def within(self, func: str, members: list[str]) -> set[str]:
+        """Labels that a word on ``func`` may name."""
+        return {label for m in (members if func == members[-1] else [func]) for label in (*self.algorithm[m].labels, *reduced(self.algorithm, m))}
+
+    def memory(self, root: str, members: list[str]) -> list[Primitive]:
+        read = dict.fromkeys(a.tensor for m in members for a in ex.accesses(self.algorithm[m].expr) if a.tensor in self.algorithm.inputs)
+        tensors, found = [*read, root], []
+        if self.chance(4):
+            chosen = self.several(tensors, 1, 3)
+            found.append(Primitive(root, "descriptor", tuple(chosen)))
+        if read and self.chance(6):
+            found.append(Primitive(root, "evict", (Named(self.pick(read), self.pick(["first", "last", "reread"])),)))
+        return found
+
+    def width(self, label: str, tile: int) -> int:
+        """How many elements along ``label`` are done at once."""
+        return tile or 1 << max(0, self.b.sizes[label] - 1).bit_length()
+
+    def trips(self, label: str, tile: int, block: int | None) -> int:
+        """How often the loops over ``label``, its blocks included, go round."""
+        size = self.b.sizes[label]
+        if block is None:
+            return math.ceil(size / tile) if tile else 1
+        return math.ceil(size / block) * (block // (tile or block))
+
+    def walk(self, labels: tuple[str, ...]) -> tuple:
+        split = {label: f"{label}_in" for label in self.b.some(labels, 0, 3)}
+        order = self.permuted(labels)
+        for label, inner in split.items():
+            order.insert(self.b.between(order.index(label) + 1, len(order)), inner)
+        return tuple(Grouped(name, split[name], self.pick([1, 2, 3, 4])) if name in split else name for name in order)
+
+
+def reduced(algorithm: Algorithm, func: str) -> tuple[str, ...]:
+    """Labels that reductions in the definition of ``func`` run over."""
+    return tuple(dict.fromkeys(label for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels))
