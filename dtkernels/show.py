@@ -22,6 +22,7 @@ from .codegen.triton_module import emit, plain_labels, value_inputs
 from .lang import expr as ex
 from .lang import parse
 from .lang.algorithm import Algorithm
+from .lang.checks import check_results
 from .lang.errors import DTError
 from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
@@ -55,7 +56,9 @@ def read(what: str) -> Written:
         raise DTError("no such op", found=repr(what), allowed=", ".join(shipped()) + ", a .yaml spec or a .dt program")
     try:
         if path.suffix == ".dt":
-            return Written(path.stem, parse(path.read_text(encoding="utf-8"), str(path)), scheduled=True)
+            program = parse(path.read_text(encoding="utf-8"), str(path))
+            check_results(program)
+            return Written(path.stem, program, scheduled=True)
         spec = load_spec(path)
     except UnicodeDecodeError as error:
         raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None

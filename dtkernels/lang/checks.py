@@ -113,7 +113,7 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
             raise DTError(
                 "% is of whole numbers",
                 found=str(node),
-                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them",
+                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
                 at=node.pos,
             )
 
@@ -178,6 +178,23 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError("a Var is a dimension of a Func", found=f"{label!r} is not", allowed=f"RVar {label}", at=declared_at.get(label))
 
 
+def check_results(program: Program, results: tuple[str, ...] = ()) -> None:
+    """Raise DTError for a Func that is no result and that no result is made from. A schedule on a Func is no use of it.
+
+    ``results`` are those of the program if not given. For programs as users give them: ``parse`` also reads algorithms whose
+    results are said elsewhere.
+    """
+    outputs = results or program.outputs()
+    needed = program.algorithm.needed_by(outputs)
+    unused = next((d for d in program.algorithm.definitions if d.name not in needed), None)
+    if unused is None:
+        return
+    said = any(program.schedule.of(outputs[0], name) for name in ("compile", "compile_to_kernel"))
+    also = "" if said else f" {outputs[0]}.compile();"
+    raise DTError("what is declared is used", found=f"Func {unused.name!r} is not, by the result{'s' * (len(outputs) > 1)} {', '.join(outputs)}",
+                  allowed=f"{unused.name}.compile();{also} where it is a result too", at=unused.pos)  # fmt: skip
+
+
 def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
     _check_told(algorithm, declared_at)
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
@@ -188,8 +205,19 @@ def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError(
                 "the extent of a label comes from an input it indexes by itself",
                 found=f"no input with {label!r} as a plain index",
+                allowed=_extent_remedy(algorithm, label),
                 at=declared_at.get(label),
             )
+
+
+def _extent_remedy(algorithm: Algorithm, label: str) -> str:
+    """The declarations that would give ``label`` an extent: of a dimension that it indexes in arithmetic, where there is one."""
+    group = algorithm.tied_labels(label)
+    reads = [a for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs]
+    inside = ((a.tensor, dim) for a in reads for dim, index in enumerate(a.index) if group & ex.free_labels(index))
+    tensor, dim = next(inside, (algorithm.inputs[0], 0) if algorithm.inputs else ("", 0))
+    number = f"Extent {label} = 4;"
+    return f"Extent {label} = {tensor}[{dim}]; for the size of that dimension, or a number, {number}" if tensor else number
 
 
 def _check_told(algorithm: Algorithm, declared_at: Places) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
@@ -14,6 +15,7 @@ from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
 from ..lang import DTError, Position, parse
+from ..lang.checks import check_results
 from ..lang.schedule import Program, host
 from .cache import load_module
 from .paths import in_turn, interpreting
@@ -190,6 +192,19 @@ class Fit:
         self.seen.add(key)
 
 
+def check_text(source: object) -> None:
+    """Raise in one line for what is no DT text: TypeError, and DTError for a path."""
+    if not isinstance(source, str):
+        remedy = "; allowed: its text, path.read_text()" if isinstance(source, os.PathLike) else ""
+        raise TypeError(f"a program is DT text; found {type(source).__name__}{remedy}")
+    path = source.strip()
+    if path and not any(c in path for c in "\n;=#") and (path.endswith((".dt", ".yaml", ".yml", ".txt")) or os.sep in path or os.path.isfile(path)):
+        there = os.path.isfile(path)
+        spec = path.endswith((".yaml", ".yml"))
+        allowed = f"dtkernels.register({path!r}) for a spec" if spec else f"the text itself, pathlib.Path({path!r}).read_text()"
+        raise DTError("compile takes DT text", found=f"the path {path!r}{'' if there else ', and no such file is there'}", allowed=allowed)
+
+
 def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None) -> CompiledProgram:
     """Compile DT text to a callable.
 
@@ -199,9 +214,9 @@ def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool
         double = dtkernels.compile("Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);")
         double(A=torch.ones(5000, device="cuda"))
     """
-    if not isinstance(source, str):
-        raise TypeError(f"a program is DT text; found {type(source).__name__}")
+    check_text(source)
     program = parse(source, name)
+    check_results(program)
     try:
         if params or program.algorithm.params:
             from ..algebra.fold import bind_parameters
