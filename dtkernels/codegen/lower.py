@@ -68,6 +68,7 @@ class _Lowering:
         self.elsewhere = frozenset(o for o in kept(program) if host(o, self.fused) != root)  #: fused, and read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
+        self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule says the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, Axis] = {}
@@ -90,6 +91,7 @@ class _Lowering:
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
         body, found = tuple(self.top.body), []
         self.options.check(body, self._touched(body))
+        self._check_tiles()
         made: tuple[Workspace, ...] = ()
         while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
             parts, spaces, body = cut
@@ -216,8 +218,19 @@ class _Lowering:
         chain = self._hosts(func)
         if self.root not in chain:
             chain.insert(1, self.root)
-        said = (self.schedule.sizes(f, "tensorize") for f in chain)
-        return next((sizes[label] for sizes in said if label in sizes), 1)
+        func, size = next(((f, sizes[label]) for f in chain if label in (sizes := self.schedule.sizes(f, "tensorize"))), ("", 1))
+        self.tiled.setdefault(label, {})[func] = size
+        return size
+
+    def _check_tiles(self) -> None:
+        """Refuse a tile that no loop takes: that of a label whose loop is another Func's."""
+        for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize")):
+            for a in p.args:
+                used = self.tiled.get(a.label, {})
+                if p.func not in used and a.size not in used.values():
+                    of = next((f for f in used if f), self.root)
+                    raise DTError("tensorize is of the Func whose loop it is", found=f"{a} of {p.func}, in the loop over {a.label} of {of}",
+                                  allowed=f"{of}.tensorize({a})", at=p.pos)  # fmt: skip
 
     def whole_axis(self, label: str) -> Axis:
         """The axis over the whole extent of ``label``; one for the kernel."""

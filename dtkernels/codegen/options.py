@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError, Position
-from ..lang.schedule import Primitive, Program
-from .nest import Let, Load, Loop, Statement, statements
+from ..lang.schedule import Primitive, Program, Share
+from .nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
 from .readings import kept_until_last
 from .split import Split
 
@@ -138,6 +138,7 @@ class Options:
                 if tensor not in there:
                     raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)  # type: ignore[arg-type]
         self._check_warps()
+        self._check_approximate(body)
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
         if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
@@ -153,6 +154,16 @@ class Options:
                         allowed=", ".join(sorted(looped)) or "none: nothing loops",
                         at=p.pos,
                     )
+
+    def _check_approximate(self, body: tuple[Statement, ...]) -> None:
+        """Refuse an approximation of what the kernel does not compute on tiles: it would change nothing."""
+        there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
+        for p in (p for m in self.members for p in self.schedule.of(m, "approximate")):
+            for a in p.args:
+                of = ("exp", "exp2") if isinstance(a, Share) else (a,)
+                if not there.intersection(of):
+                    found = f"no {of[0]} of a tile in the kernel of {self.root}"
+                    raise DTError(f"approximate({a}) is of what the kernel computes, after the algebra", found=found, allowed="a kernel with one", at=p.pos)
 
     def _check_warps(self) -> None:
         """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""

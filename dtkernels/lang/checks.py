@@ -7,7 +7,7 @@ from .algorithm import Algorithm, Definition
 from .errors import DTError, Position
 from .names import check_names
 from .schedule import Program
-from .schedule_checks import check_schedule
+from .schedule_checks import check_effects, check_schedule
 
 #: where each name is declared; "" is the start of the text
 Places = dict[str, Position]
@@ -18,6 +18,7 @@ def check_program(program: Program, declared_at: Places | None = None) -> None:
     check_algorithm(program.algorithm, declared_at or {})
     check_names(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
+    check_effects(program.schedule)
 
 
 def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:

@@ -19,7 +19,7 @@ DATA = ["specs", "schedule_tables"]
 WITHOUT = {"lang": {"torch", "triton"}, "algebra": {"torch", "triton"}, "codegen": {"torch"}}
 NO_OP_NAMES_IN = ["lang", "algebra", "codegen", "runtime"]
 OP_NAMES = {spec.stem for spec in (ROOT / "dtkernels" / "specs").glob("*.yaml")}
-LONGEST_FILE, LONGEST_FUNCTION = 400, 60
+LONGEST_FILE, LONGEST_FUNCTION = 600, 60
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -116,7 +116,7 @@ def names_of_ops(file: File, ops: set[str] = OP_NAMES) -> list[str]:
 
 
 def too_long(file: File) -> list[str]:
-    """Files have at most 400 lines, functions at most 60."""
+    """Files have at most 600 lines, functions at most 60."""
     lines = file.text.count("\n")
     broken = [f"{file.path} has {lines} lines"] if lines > LONGEST_FILE else []
     for node in file.nodes:
@@ -161,7 +161,7 @@ SAMPLES = [
     (kernels_by_hand, "dtkernels/ops/a.py", "@triton.jit\ndef f(): pass", "@cache\ndef f(): pass"),
     (kernels_by_hand, "tools/a.py", "@triton.autotune(configs=[])\ndef f(): pass", "text = '@triton.jit'"),
     (kernels_by_hand, "integrations/a.py", "@jit\ndef f(): pass", "def jit(): pass"),
-    (too_long, "dtkernels/lang/a.py", "x = 1\n" * 401, "x = 1\n" * 400),
+    (too_long, "dtkernels/lang/a.py", "x = 1\n" * 601, "x = 1\n" * 600),
     (too_long, "dtkernels/lang/a.py", "def f():\n" + "    x = 1\n" * 60, "def f():\n" + "    x = 1\n" * 59),
 ]
 
