@@ -22,7 +22,7 @@ from .codegen.triton_module import emit, plain_labels, value_inputs
 from .lang import expr as ex
 from .lang import parse
 from .lang.algorithm import Algorithm
-from .lang.checks import check_results
+from .lang.checks import check_given
 from .lang.errors import DTError
 from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
@@ -57,7 +57,7 @@ def read(what: str) -> Written:
     try:
         if path.suffix == ".dt":
             program = parse(path.read_text(encoding="utf-8"), str(path))
-            check_results(program)
+            check_given(program)
             return Written(path.stem, program, scheduled=True)
         spec = load_spec(path)
     except UnicodeDecodeError as error:

@@ -106,18 +106,24 @@ class Builder:
             expr = self.covering(expr, own)
             self.funcs[f"f{i}"] = Definition(f"f{i}", own, ex.Cast(expr, self.pick(["fp32", "fp16", "bf16"])) if self.chance(10) else expr)
             waiting = [d for d in waiting if d not in used] + [self.funcs[f"f{i}"]]
-        definitions = tuple(self.funcs.values())
+        definitions = self.used()
         nodes = [n for d in definitions for n in d.expr.walk()]
         reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
         used = reduced | {label for d in definitions for label in d.labels}
         read = {n.tensor for n in nodes if isinstance(n, ex.Access)}
         named = {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Param))}
         return Algorithm(
-            funcs=tuple(self.funcs), inputs=tuple(t for t in (*self.inputs, *self.masks) if t in read), scalars=tuple(s for s in SCALARS if s in named),
+            funcs=tuple(d.name for d in definitions), inputs=tuple(t for t in (*self.inputs, *self.masks) if t in read), scalars=tuple(s for s in SCALARS if s in named),
             params=tuple((p, v) for p, v in (("flag", self.chance(2)), ("span", self.pick([1, 2, 5]))) if p in named),
             vars=tuple(label for label in LABELS if label in used - reduced), rvars=tuple(label for label in LABELS if label in reduced),
             definitions=definitions,
         )  # fmt: skip
+
+    def used(self) -> tuple[Definition, ...]:
+        """The last Func and those that it is made from: unused ones are refused."""
+        last = next(reversed(self.funcs))
+        every = Algorithm(definitions=tuple(self.funcs.values()))
+        return tuple(self.funcs[name] for name in every.needed_by((last,)))
 
     def func(self, name: str, labels: tuple[str, ...], expr: ex.Expr) -> ex.Expr:
         """Define a Func; its element."""
@@ -295,6 +301,7 @@ class Scheduler:
                 loops = (*algorithm[user].labels, *reduced(algorithm, user))
                 fused[func] = (user, self.pick(loops))
                 statements.append(Primitive(func, "fuse_at", fused[func]))
+        statements += [Primitive(f, "store") for f in fused if self.chance(6)]
         for root in (f for f in needed if f not in fused):
             statements += self.kernel(root, [f for f in needed if host(f, fused) == root])
         if fused and self.chance(4):
@@ -328,7 +335,7 @@ class Scheduler:
     def launch(self, root: str) -> list[Primitive]:
         numbers = {"num_warps": [1, 2, 4, 8], "num_stages": [1, 2, 4], "maxnreg": [64, 168], "cluster": [1, 2, 4]}
         found = [Primitive(root, name, (self.pick(values),)) for name, values in numbers.items() if self.chance(4)]
-        return found + [Primitive(root, name) for name in ("persistent", "store") if self.chance(4)]
+        return found + ([Primitive(root, "persistent")] if self.chance(4) else [])
 
     def loops(self, root: str, members: list[str], labels: tuple[str, ...], tiles: dict[str, int]) -> list[Primitive]:
         """Words on single loops: mostly on loops that are there, now and then on any label."""

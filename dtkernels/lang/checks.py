@@ -18,6 +18,15 @@ def check_program(program: Program, declared_at: Places | None = None) -> None:
     check_algorithm(program.algorithm, declared_at or {})
     check_names(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
+
+
+def check_given(program: Program, results: tuple[str, ...] = ()) -> None:
+    """Raise DTError for what has no effect in a program as a user gives it: an unused Func, a schedule statement.
+
+    ``results`` are those of the program if not given. ``parse`` does not ask: it also reads algorithms whose results are said
+    elsewhere, and schedules that a tool varies.
+    """
+    _check_results(program, results or program.outputs())
     check_effects(program.schedule)
 
 
@@ -179,13 +188,8 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError("a Var is a dimension of a Func", found=f"{label!r} is not", allowed=f"RVar {label}", at=declared_at.get(label))
 
 
-def check_results(program: Program, results: tuple[str, ...] = ()) -> None:
-    """Raise DTError for a Func that is no result and that no result is made from. A schedule on a Func is no use of it.
-
-    ``results`` are those of the program if not given. For programs as users give them: ``parse`` also reads algorithms whose
-    results are said elsewhere.
-    """
-    outputs = results or program.outputs()
+def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
+    """Every Func is a result, or a result is made from it. A schedule on a Func is no use of it."""
     needed = program.algorithm.needed_by(outputs)
     unused = next((d for d in program.algorithm.definitions if d.name not in needed), None)
     if unused is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .algorithm import Algorithm
-from .checks import check_results
+from .checks import check_given
 from .errors import DTError
 from .families import DTYPES, Family, Shapes, among, check_shapes, read_families, read_shapes
 from .parser import parse
@@ -90,10 +90,10 @@ def _check_program(program: Program, op: str) -> None:
             raise DTError("an op gets its schedule call by call, from a table or the formula", found=str(p).rstrip(";"),
                           allowed="compile() here; families for the tuner under schedules:; one fixed schedule in a program for dtkernels.compile", at=p.pos)  # fmt: skip
     if op not in program.algorithm:
-        return check_results(program)
+        return check_given(program)
     if program.schedule.primitives and op not in program.outputs():
         raise DTError("op names a result", found=f"{op!r}, a Func that is not compiled", allowed=f"{op}.compile();", at=program.algorithm[op].pos)
-    check_results(program, () if program.schedule.primitives else (op,))
+    check_given(program, () if program.schedule.primitives else (op,))
 
 
 def _check_keys(data: dict, source: str) -> None:

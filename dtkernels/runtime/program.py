@@ -15,7 +15,7 @@ from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.target import Target
 from ..codegen.triton_module import emit
 from ..lang import DTError, Position, parse
-from ..lang.checks import check_results
+from ..lang.checks import check_given
 from ..lang.schedule import Program, host
 from .cache import load_module
 from .paths import in_turn, interpreting
@@ -216,7 +216,7 @@ def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool
     """
     check_text(source)
     program = parse(source, name)
-    check_results(program)
+    check_given(program)
     try:
         if params or program.algorithm.params:
             from ..algebra.fold import bind_parameters

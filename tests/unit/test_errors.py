@@ -8,7 +8,7 @@ import pytest
 from dtkernels.algebra.prepare import prepare
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import DTError, parse
-from dtkernels.lang.checks import check_results
+from dtkernels.lang.checks import check_given
 
 ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
@@ -25,7 +25,7 @@ LATE = "a Func fused into the loop it reduces over is used there before it is fi
 def refusal(text: str) -> str:
     with pytest.raises(DTError) as error:
         program = parse(text, "t.dt")
-        check_results(program)
+        check_given(program)
         emit(prepare(program))
     return str(error.value)
 
