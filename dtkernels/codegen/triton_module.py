@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
+from ..lang.errors import DTError
 from ..lang.schedule import Program
 from .backend import print_described
 from .dependent import links
@@ -32,6 +36,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     reached = [one for k in kernels if k.descriptors for one in (k, *k.tail)]
     described_texts = {k.name: print_described(k, program.algorithm, target, linked.get(k.name)) for k in reached}
     everything = (*texts.values(), *described_texts.values())
+    _check_kernel_names(program, (t.source for t in everything))
     if entry is not None:
         wrappers = [Wrapper(program, kernels, texts, described_texts, entry, program.outputs()).text()]
     else:
@@ -59,6 +64,14 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     ]
     parts += ["\n" + t.source for t in everything]
     return "\n".join(p if p.startswith("import") else "\n" + p.lstrip("\n") for p in parts + wrappers)
+
+
+def _check_kernel_names(program: Program, sources: Iterable[str]) -> None:
+    """Refuse a tensor or scalar under the name of a kernel: in the wrapper, its parameter would hide the kernel."""
+    made = {name for source in sources for name in re.findall(r"^def (\w+)\(", source, re.MULTILINE)}
+    for name in (*program.algorithm.inputs, *program.algorithm.scalars, *program.algorithm.funcs):
+        if name in made:
+            raise DTError("a name that the emitted file uses itself", found=f"{name!r}, a kernel", allowed="another name")
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

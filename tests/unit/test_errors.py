@@ -52,6 +52,9 @@ NAMES = {
     "Func f; In A, f_out; Var x;\nf[x] = A[x] + f_out[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'f_out' beside 'f'; allowed: another name",
     "Func f; In A; SIn x_ok; Var x;\nf[x] = A[x] + x_ok;": "t.dt:1:19: a name that the emitted file uses itself: found 'x_ok' beside 'x'; allowed: another name",
     "Func f; In A, A_stride_x; Var x;\nf[x] = A[x] + A_stride_x[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'A_stride_x' beside 'A'; allowed: another name",
+    "Func f; In A, f_kernel; Var x;\nf[x] = A[x] + f_kernel[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'f_kernel' beside 'f'; allowed: another name",
+    "Func f; In A; SIn num_warps; Var x;\nf[x] = A[x] * num_warps;": "t.dt:1:19: a name that the emitted file uses itself: found 'num_warps'; allowed: another name",
+    "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
     ONE + "f[x] = cos(A[x]);": f"t.dt:2:8: unknown function: found 'cos'; allowed: {FUNCTIONS}",
     ONE + "f[x] = cast(A[x], int8);": "t.dt:2:19: unknown dtype: found 'int8'; allowed: fp32, fp16, bf16",
@@ -314,3 +317,28 @@ def test_a_program_that_is_no_text_is_refused():
     compile_program = pytest.importorskip("dtkernels.runtime.program").compile
     with pytest.raises(TypeError, match="a program is DT text; found int"):
         compile_program(3)
+
+
+DERIVED = "Func s, f; In A, {0}; Var x; RVar y;\ns[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / s[x] + {0}[x, y];"
+
+
+@pytest.mark.parametrize("name", ["s_shift", "s_shift_kernel", "s_shift_out", "s_shift_ptr", "s_shift_stride_x"])
+def test_what_the_algebra_makes_takes_no_name_of_the_program(name):
+    """The kernel of the row maximum was named as the input, which the wrapper then called."""
+    text = emit(prepare(parse(DERIVED.format(name))))
+    made = re.findall(r"^def (\w+)\(", text, re.MULTILINE)
+    assert "s_shift2_kernel" in made and name not in made
+
+
+def test_a_copy_takes_no_name_of_the_program():
+    program = "Func mm; In A, A_rows_kernel; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], A_rows_kernel[k, y], k); mm.tensorize(x:16, y:16, k:16); mm.stage(A);"
+    assert "def A_rows__kernel(" in emit(prepare(parse(program)))
+
+
+def test_a_kernel_under_the_name_of_an_input_is_refused():
+    program = (
+        "Func s, f; In A, {0}; Var x; RVar k; s[x] = rsum(A[x, k], k); f[x] = rsum(A[x, k] * s[x] * tanh(s[x] * A[x, k]), k) + {0}[x];"
+        "f.tensorize(x:16, k:16); f.split(k:2); s.fuse_at(f, x);"
+    )
+    assert "def f_part2_kernel(" in emit(prepare(parse(program.format("B"))))
+    assert refusal(program.format("f_part2_kernel")) == "a name that the emitted file uses itself: found 'f_part2_kernel', a kernel; allowed: another name"
