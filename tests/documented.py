@@ -148,10 +148,13 @@ def _dt(block: Block, following: Block | None) -> str:
     from dtkernels.codegen.nest import nest_text
     from dtkernels.codegen.triton_module import emit
     from dtkernels.lang import DTError, parse
+    from dtkernels.lang.checks import check_given
 
     wanted = following.kind if following is not None else ""
     try:
-        program = prepare(parse(block.text, block.rest or "program.dt"))
+        given = parse(block.text, block.rest or "program.dt")
+        check_given(given)
+        program = prepare(given)
         source = emit(program)
     except DTError as error:
         if wanted == "error":

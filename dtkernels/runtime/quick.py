@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from .launch import Bound
-from .paths import counter
+from .paths import checking, counter
 from .precision import allows_tf32
 from .recent import keep
 from .same import like, never
@@ -124,7 +124,7 @@ class QuickCalls:
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
         """Remember how this call ran, if it can be repeated so. ``names``: of what is given by place."""
-        if not results[0].is_cuda or (places := _places(args, kwargs, call, names)) is None:
+        if not results[0].is_cuda or checking() or (places := _places(args, kwargs, call, names)) is None:
             return
         known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
         if known is None:
