@@ -14,7 +14,7 @@ from .algebra.kept import kept_products
 from .algebra.products import chained_products
 from .codegen.fit import element_bytes
 from .codegen.formula import formula
-from .codegen.lower import lower
+from .codegen.lower import check_heeded, lower
 from .codegen.nest import Kernel, nest_text
 from .codegen.resources import Resources, check_resources, resources, whole_labels
 from .codegen.target import Target, target
@@ -97,6 +97,8 @@ class Subject:
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = rules.prepare(self.bound)
+            if not written.program.algorithm.params:  # what one variant does not heed is for another
+                check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]

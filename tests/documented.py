@@ -144,7 +144,7 @@ def _python(block: Block, names: dict[str, object]) -> str:
 
 def _dt(block: Block, following: Block | None) -> str:
     from dtkernels.algebra.prepare import prepare
-    from dtkernels.codegen.lower import lower
+    from dtkernels.codegen.lower import check_heeded, lower
     from dtkernels.codegen.nest import nest_text
     from dtkernels.codegen.triton_module import emit
     from dtkernels.lang import DTError, parse
@@ -155,6 +155,7 @@ def _dt(block: Block, following: Block | None) -> str:
         given = parse(block.text, block.rest or "program.dt")
         check_given(given)
         program = prepare(given)
+        check_heeded(program)
         source = emit(program)
     except DTError as error:
         if wanted == "error":

@@ -44,6 +44,14 @@ def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
     return ended(program, root, lambda p: _Lowering(p, root, program.outputs()).kernels())
 
 
+def check_heeded(program: Program) -> None:
+    """Raise DTError for a statement that changes nothing in the kernels. For prepared programs whose schedule a user wrote, as
+    ``lang.checks.check_given``; what formulas and tuners make may be of no effect at some sizes."""
+    made = staged(program)
+    for root in kernel_roots(made):
+        _Lowering(made, root, made.outputs()).check_heeded()
+
+
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     """The kernels of one Func that is not fused, as ``lower`` makes them: those that make copies for it first, those that add up
     what it makes parts of last."""
@@ -91,7 +99,6 @@ class _Lowering:
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
         body, found = tuple(self.top.body), []
         self.options.check(body, self._touched(body))
-        self._check_tiles()
         made: tuple[Workspace, ...] = ()
         while self.split and (cut := split_reduction(body, self.split, self.root)) is not None:
             parts, spaces, body = cut
@@ -222,8 +229,10 @@ class _Lowering:
         self.tiled.setdefault(label, {})[func] = size
         return size
 
-    def _check_tiles(self) -> None:
-        """Refuse a tile that no loop takes: that of a label whose loop is another Func's."""
+    def check_heeded(self) -> None:
+        """Lower, then refuse an approximation of what the kernel does not compute, and a tile that no loop takes, as another Func has the loop."""
+        self.kernels()
+        self.options.check_approximate(tuple(self.top.body))
         for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize")):
             for a in p.args:
                 used = self.tiled.get(a.label, {})

@@ -138,7 +138,6 @@ class Options:
                 if tensor not in there:
                     raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)  # type: ignore[arg-type]
         self._check_warps()
-        self._check_approximate(body)
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
         if split and not any(isinstance(s, Loop) and s.reduces and s.axis.label == split.label for s in statements(body)):
@@ -155,7 +154,7 @@ class Options:
                         at=p.pos,
                     )
 
-    def _check_approximate(self, body: tuple[Statement, ...]) -> None:
+    def check_approximate(self, body: tuple[Statement, ...]) -> None:
         """Refuse an approximation of what the kernel does not compute on tiles: it would change nothing."""
         there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
         for p in (p for m in self.members for p in self.schedule.of(m, "approximate")):

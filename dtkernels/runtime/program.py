@@ -9,7 +9,7 @@ from types import ModuleType
 
 from ..algebra.prepare import prepare
 from ..codegen.fit import element_bytes
-from ..codegen.lower import lower
+from ..codegen.lower import check_heeded, lower
 from ..codegen.nest import Loop, Put, Store, statements
 from ..codegen.resources import MOST_ELEMENTS, check_resources, whole_labels
 from ..codegen.target import Target
@@ -235,10 +235,14 @@ def compile(
     program = parse(source, name)
     check_given(program)
     try:
-        if params or program.algorithm.params:
+        several = bool(program.algorithm.params)
+        if params or several:
             from ..algebra.fold import bind_parameters
 
             program = Program(bind_parameters(program.algorithm, params), program.schedule)
-        return CompiledProgram(program, check_indices)
+        compiled = CompiledProgram(program, check_indices)
+        if not several:  # what one variant does not heed is for another
+            check_heeded(compiled.prepared)
+        return compiled
     except RecursionError:
         raise DTError("an expression is nested too deeply", at=Position(1, 1, name)) from None

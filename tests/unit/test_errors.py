@@ -6,6 +6,7 @@ import re
 import pytest
 
 from dtkernels.algebra.prepare import prepare
+from dtkernels.codegen.lower import check_heeded
 from dtkernels.codegen.triton_module import emit
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.checks import check_given
@@ -26,7 +27,9 @@ def refusal(text: str) -> str:
     with pytest.raises(DTError) as error:
         program = parse(text, "t.dt")
         check_given(program)
-        emit(prepare(program))
+        prepared = prepare(program)
+        check_heeded(prepared)
+        emit(prepared)
     return str(error.value)
 
 

@@ -140,3 +140,14 @@ def test_an_unused_func_is_refused_by_compile():
         dtkernels.compile("Func f, g; In A; Var x;    g[x] = A[x]; f[x] = A[x]; g.block(x:4);", name="t.dt")
     both = dtkernels.compile("Func f, g; In A; Var x; g[x] = A[x]; f[x] = A[x]; g.compile(); f.compile();")
     assert both.outputs == ("g", "f")
+
+
+def test_a_statement_for_one_variant_is_no_mistake_in_another():
+    pytest.importorskip("torch")
+    import dtkernels
+
+    text = "Func f; In A; Var x; Param p = false; f[x] = where(p, tanh(A[x]), A[x]); f.tensorize(x:16); f.approximate(tanh);"
+    dtkernels.compile(text)
+    dtkernels.compile(text, params={"p": True})
+    with pytest.raises(DTError, match="found no tanh of a tile in the kernel of f"):
+        dtkernels.compile(text.replace("Param p = false; ", "").replace("where(p, tanh(A[x]), A[x])", "A[x]"))
