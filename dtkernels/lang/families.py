@@ -96,7 +96,8 @@ def read_families(
 def _first(family: Family, skipped: int) -> tuple[str, list[int]]:
     """The first text of a family, and for each of its offsets that in the text with holes, after ``skipped`` characters."""
     values = {name: str(several[0]) for name, several in family.space.items() if several}
-    text, offsets, last = "", [], 0
+    text, last = "", 0
+    offsets: list[int] = []
     for hole in (*_HOLE.finditer(family.schedule), None):
         end = hole.start() if hole else len(family.schedule)
         text += family.schedule[last:end]

@@ -30,11 +30,7 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
     if not relevant:
         return
     given = {n: tensors[n].detach() for n in own.inputs}
-    first = next(iter(given.values()))
-    if any(t.is_meta for t in given.values()) or torch._C._is_tracing():
-        return
-    if first.is_cuda and torch.cuda.is_current_stream_capturing():
-        warn_once(f"{name}: indices are not checked while a CUDA graph is captured; they are in a call before it")
+    if _cannot(name, *given.values()):
         return
     with torch.no_grad():
         checker = _Checker(own, given, {n: _detached(scalars[n]) for n in own.scalars}, relevant)
@@ -44,10 +40,20 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
 check_indices._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable, without its import: a graph break
 
 
+def _cannot(name: str, *tensors: torch.Tensor) -> bool:
+    """Whether the elements cannot be looked at now; says so where a call before would have been checked."""
+    if any(t.is_meta for t in tensors) or torch._C._is_tracing():
+        return True
+    capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
+    if capturing:
+        warn_once(f"{name}: indices are not checked while a CUDA graph is captured; they are in a call before it")
+    return capturing
+
+
 def check_elements(name: str, argument: str, given: torch.Tensor, size: int, but: int) -> None:
     """Raise IndexError, one line, for an element of ``given`` that is not in 0 .. size - 1 and not ``but``; for ops whose kernels answer
-    such elements themselves. Does nothing without data or while a CUDA graph is captured."""
-    if given.is_meta or given.is_cuda and torch.cuda.is_current_stream_capturing():
+    such elements themselves."""
+    if _cannot(name, given):
         return
     bad = ((given < 0) | (given >= size)) & (given != but)
     if bool(bad.any()):
