@@ -19,12 +19,13 @@ from .codegen.analysis.product_types import BYTES, InputTypes
 from .codegen.analysis.resources import Resources, check_resources, resources, whole_extent_labels
 from .codegen.emit.module import emit, plain_labels, value_inputs
 from .codegen.ir.nest import Kernel
-from .codegen.pipeline import lower
+from .codegen.pipeline import check_heeded, lower
 from .codegen.pipeline_text import forms_text, passes_text
 from .codegen.target import Target, target
 from .lang import expr as ex
 from .lang import parse
 from .lang.algorithm import Algorithm
+from .lang.checks import check_given
 from .lang.errors import DTError
 from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
@@ -58,7 +59,9 @@ def read(what: str) -> Written:
         raise DTError("no such op", found=repr(what), allowed=", ".join(shipped()) + ", a .yaml spec or a .dt program")
     try:
         if path.suffix == ".dt":
-            return Written(path.stem, parse(path.read_text(encoding="utf-8"), str(path)), scheduled=True)
+            program = parse(path.read_text(encoding="utf-8"), str(path))
+            check_given(program)
+            return Written(path.stem, program, scheduled=True)
         spec = load_spec(path)
     except UnicodeDecodeError as error:
         raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
@@ -101,6 +104,8 @@ class Subject:
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = rules.prepare(self.bound)
+            if not written.program.algorithm.params:  # what one variant does not heed is for another
+                check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]

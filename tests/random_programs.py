@@ -146,6 +146,12 @@ class Builder:
             g = self.funcs["g"]
             self.funcs["h"] = Definition("h", g.labels, ex.Binary("*", ex.Access("g", tuple(map(ex.Label, g.labels))), self.number(g.labels, 0)))
 
+    def used(self) -> tuple[Definition, ...]:
+        """The last Func and those that it is made from: unused ones are refused."""
+        last = next(reversed(self.funcs))
+        every = Algorithm(definitions=tuple(self.funcs.values()))
+        return tuple(self.funcs[name] for name in every.needed_by((last,)))
+
     def func(self, name: str, labels: tuple[str, ...], expr: ex.Expr) -> ex.Expr:
         """Define a Func; its element."""
         self.funcs[name] = Definition(name, labels, expr)

@@ -22,7 +22,7 @@ from ..lang.schedule import Program, host
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
-from .lower.lowering import lower_kernel
+from .lower.lowering import check_statements_heeded, lower_kernel
 from .lower.schedule_options import KernelOptions
 from .prelower.kernel_partition import kernel_roots
 from .prelower.partial_sums import add_partial_sums
@@ -128,6 +128,16 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
     parts = {f for f in fused if host(f, fused) == root and f not in program.algorithm}
     sums = (d.name for d in made.algorithm.definitions if parts & {a.tensor for a in ex.accesses(d.expr)})
     return tuple(kernel for func in (*copies, root, *sums) for kernel in lower_root(made, func))
+
+
+def check_heeded(program: Program) -> None:
+    """Raise DTError for a statement that changes nothing in the kernels.
+
+    For schedules that a user wrote. What the default schedule and the tuner make may be without effect at some sizes.
+    """
+    made = prelower(program)
+    for root in kernel_roots(made):
+        check_statements_heeded(made, KernelOptions(made, root))
 
 
 def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:

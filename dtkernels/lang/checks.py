@@ -7,7 +7,7 @@ from .algorithm import Algorithm, Definition
 from .errors import DTError, Position
 from .reserved_names import check_names
 from .schedule import Program
-from .schedule_checks import check_schedule
+from .schedule_checks import check_effects, check_schedule
 
 #: where each name is declared; "" is the start of the text
 Places = dict[str, Position]
@@ -18,6 +18,16 @@ def check_program(program: Program, declared_at: Places | None = None) -> None:
     check_algorithm(program.algorithm, declared_at or {})
     check_names(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
+
+
+def check_given(program: Program, results: tuple[str, ...] = ()) -> None:
+    """Raise DTError for what has no effect in a program as a user gives it: an unused Func, a schedule statement.
+
+    ``results`` are those of the program if not given. ``parse`` does not ask: it also reads algorithms whose results are said
+    elsewhere, and schedules that a tool varies.
+    """
+    _check_results(program, results or program.outputs())
+    check_effects(program.schedule)
 
 
 def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
@@ -113,7 +123,7 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
             raise DTError(
                 "% is of whole numbers",
                 found=str(node),
-                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them",
+                allowed="labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
                 at=node.pos,
             )
 
@@ -178,6 +188,18 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError("a Var is a dimension of a Func", found=f"{label!r} is not", allowed=f"RVar {label}", at=declared_at.get(label))
 
 
+def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
+    """Every Func is a result, or a result is made from it. A schedule on a Func is no use of it."""
+    needed = program.algorithm.needed_by(outputs)
+    unused = next((d for d in program.algorithm.definitions if d.name not in needed), None)
+    if unused is None:
+        return
+    said = any(program.schedule.of(outputs[0], name) for name in ("compile", "compile_to_kernel"))
+    also = "" if said else f" {outputs[0]}.compile();"
+    raise DTError("what is declared is used", found=f"Func {unused.name!r} is not, by the result{'s' * (len(outputs) > 1)} {', '.join(outputs)}",
+                  allowed=f"{unused.name}.compile();{also} where it is a result too", at=unused.pos)  # fmt: skip
+
+
 def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
     _check_told(algorithm, declared_at)
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
@@ -188,8 +210,19 @@ def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError(
                 "the extent of a label comes from an input it indexes by itself",
                 found=f"no input with {label!r} as a plain index",
+                allowed=_extent_remedy(algorithm, label),
                 at=declared_at.get(label),
             )
+
+
+def _extent_remedy(algorithm: Algorithm, label: str) -> str:
+    """The declarations that would give ``label`` an extent: of a dimension that it indexes in arithmetic, where there is one."""
+    group = algorithm.tied_labels(label)
+    reads = [a for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs]
+    inside = ((a.tensor, dim) for a in reads for dim, index in enumerate(a.index) if group & ex.free_labels(index))
+    tensor, dim = next(inside, (algorithm.inputs[0], 0) if algorithm.inputs else ("", 0))
+    number = f"Extent {label} = 4;"
+    return f"Extent {label} = {tensor}[{dim}]; for the size of that dimension, or a number, {number}" if tensor else number
 
 
 def _check_told(algorithm: Algorithm, declared_at: Places) -> None:

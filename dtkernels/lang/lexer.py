@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from .errors import DTError, Position
+from .hints import symbol_hint
+
+Places = Callable[[int], tuple[int, int]]  #: offset in a text -> 1-based line and column of the file that holds it
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\f]+|\#[^\n]*)
@@ -25,22 +28,21 @@ class Token:
     pos: Position
 
 
-def tokens(text: str, source: str) -> Iterator[Token]:
-    """Every token of ``text``, then one of kind ``end``."""
+def tokens(text: str, source: str, places: Places | None = None) -> Iterator[Token]:
+    """Yield every token of ``text``, then one of kind ``end``. ``places`` maps offsets to the file the text is a part of."""
     line, start, at = 1, 0, 0
+
+    def position() -> Position:
+        return Position(*(places(at) if places else (line, at - start + 1)), source)
+
     while at < len(text):
-        match = _TOKEN.match(text, at)
-        pos = Position(line, at - start + 1, source)
+        match, pos = _TOKEN.match(text, at), position()
         if match is None:
-            raise DTError(
-                "no DT token starts here",
-                found=repr(text[at]),
-                allowed="names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #",
-                at=pos,
-            )
+            allowed = symbol_hint(text[at : at + 2]) or "names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #"
+            raise DTError("no DT token starts here", found=repr(text[at]), allowed=allowed, at=pos)
         at = match.end()
         if match.lastgroup == "newline":
             line, start = line + 1, at
         elif match.lastgroup != "space":
             yield Token(match.lastgroup or "", match.group(), pos)
-    yield Token("end", "end of text", Position(line, at - start + 1, source))
+    yield Token("end", "end of text", position())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm
 from .errors import DTError
+from .hints import name_hint
 from .schedule import Program
 
 
@@ -21,7 +22,7 @@ def resolve_names(program: Program) -> Program:
             return kinds[node.name](node.name, pos=node.pos)
         if node.name in algorithm.inputs or node.name in algorithm.funcs:
             raise DTError("a tensor is indexed", found=repr(node.name), allowed=f"{node.name}[...]", at=node.pos)
-        raise DTError("undeclared name", found=repr(node.name), allowed=_declared(algorithm), at=node.pos)
+        raise DTError("undeclared name", found=repr(node.name), allowed=name_hint(node.name) or _declared(algorithm), at=node.pos)
 
     definitions = tuple(type(d)(d.name, d.labels, d.expr.transform(name), d.pos) for d in algorithm.definitions)
     return Program(Algorithm(**{**algorithm.__dict__, "definitions": definitions}), program.schedule)

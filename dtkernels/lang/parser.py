@@ -9,27 +9,33 @@ from . import expr as ex
 from .algorithm import Algorithm, Definition
 from .checks import check_program
 from .errors import DTError, Position
-from .lexer import Token, tokens
+from .hints import call_hint, token_hint
+from .lexer import Places, Token, tokens
 from .name_resolution import resolve_names
 from .schedule import PRIMITIVES, Argument, Grouped, Named, Primitive, Program, Schedule, Share, Sized
 
 _DECLARATIONS = {"Func": "funcs", "In": "inputs", "SIn": "scalars", "Var": "vars", "RVar": "rvars"}
+_STATEMENTS = f"a declaration ({', '.join((*_DECLARATIONS, 'Param', 'Extent'))}), a definition f[...] = ...; or a schedule statement f.block(...);"
 
 
-def parse(text: str, source: str = "<string>") -> Program:
-    """The program written in ``text``; ``source`` names it in error messages. Raises DTError."""
+def parse(text: str, source: str = "<string>", places: Places | None = None) -> Program:
+    """Parse and check the program in ``text``.
+
+    ``source`` names it in error messages. ``places`` maps offsets to lines and columns where the text is part of a file. Raises DTError.
+    """
+    start = Position(*(places(0) if places else (1, 1)), source)
     try:
-        parser = _Parser(text, source)
+        parser = _Parser(text, source, places)
         program = resolve_names(parser.program())
-        check_program(program, {**parser.declared_at, "": Position(1, 1, source)})
+        check_program(program, {**parser.declared_at, "": start})
     except RecursionError:
-        raise DTError("an expression is nested too deeply", at=Position(1, 1, source)) from None
+        raise DTError("an expression is nested too deeply", at=start) from None
     return program
 
 
-def parse_schedule(text: str, source: str = "<schedule>") -> Schedule:
-    """A schedule alone, to be checked against an algorithm later."""
-    parser = _Parser(text, source)
+def parse_schedule(text: str, source: str = "<schedule>", places: Places | None = None) -> Schedule:
+    """Parse a schedule alone, to be checked against an algorithm later."""
+    parser = _Parser(text, source, places)
     primitives = []
     while parser.token.kind != "end":
         primitives.append(parser.primitive(parser.expect("name", "a Func")))
@@ -37,9 +43,10 @@ def parse_schedule(text: str, source: str = "<schedule>") -> Schedule:
 
 
 class _Parser:
-    def __init__(self, text: str, source: str):
-        self._tokens = list(tokens(text, source))
+    def __init__(self, text: str, source: str, places: Places | None = None):
+        self._tokens = list(tokens(text, source, places))
         self._at = 0
+        self.declared_at: dict[str, Position] = {}
 
     # -- tokens ---------------------------------------------------------------------------------------------------
 
@@ -63,9 +70,18 @@ class _Parser:
         token = self.token
         if token.kind == what or (token.kind == "symbol" and token.text == what):
             return self._next()
-        raise DTError(
-            "syntax", found=repr(token.text), allowed=meaning or (what if what in ("name", "number") else repr(what)), at=token.pos
-        )
+        if meaning and token.text == "=":
+            raise DTError("syntax", found="'='", allowed=meaning, at=token.pos)
+        raise self._syntax(meaning or (what if what in ("name", "number") else repr(what)))
+
+    def _syntax(self, allowed: str) -> DTError:
+        """Refuse the token that is next; a hint for what other languages write there takes the place of ``allowed``."""
+        return DTError("syntax", found=repr(self.token.text), allowed=self._hint(self._at) or allowed, at=self.token.pos)
+
+    def _hint(self, at: int) -> str:
+        """What to write for token ``at``, if another language has it there; "" for names of the program."""
+        before, found, after = (self._tokens[i].text if 0 <= i < len(self._tokens) else "" for i in (at - 1, at, at + 1))
+        return "" if found in self.declared_at else token_hint(before, found, after)
 
     def integer(self, meaning: str) -> int:
         negative = self.accept("-")
@@ -82,9 +98,8 @@ class _Parser:
         definitions: list[Definition] = []
         primitives: list[Primitive] = []
         extents: list[tuple[str, str, int]] = []
-        self.declared_at: dict[str, Position] = {}
         while self.token.kind != "end":
-            name = self.expect("name", "a declaration, a definition or a schedule statement")
+            name = self.expect("name", _STATEMENTS)
             if name.text in _DECLARATIONS:
                 declared[_DECLARATIONS[name.text]] += self._names()
             elif name.text == "Param" and self.token.kind == "name":
@@ -96,15 +111,23 @@ class _Parser:
             elif self.token.text == ".":
                 primitives.append(self.primitive(name))
             else:
-                raise DTError(
-                    "syntax",
-                    found=repr(self.token.text),
-                    allowed=f"'[' or '.' after {name.text!r}, or a declaration (Func, In, SIn, Var, RVar, Param)",
-                    at=self.token.pos,
-                )
+                raise self._no_statement(name)
         names: dict[str, Any] = {k: tuple(v) for k, v in declared.items()}
         algorithm = Algorithm(**names, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents))
         return Program(algorithm, Schedule(tuple(primitives)))
+
+    def _no_statement(self, name: Token) -> DTError:
+        """Refuse what begins with ``name`` and is no statement."""
+        token = self.token
+        word = next((w for w in (*_DECLARATIONS, "Param", "Extent") if w.lower() == name.text.lower()), "")
+        if token.kind == "name" and word:
+            return DTError("syntax", found=repr(name.text), allowed=word, at=name.pos)
+        if hint := self._hint(self._at - 1):
+            return DTError("syntax", found=repr(name.text), allowed=hint, at=name.pos)
+        if token.text in ("(", "="):
+            return DTError("syntax", found=repr(token.text), allowed=f"{name.text}[x, ...] = expression;", at=token.pos)
+        words = ", ".join((*_DECLARATIONS, "Param", "Extent"))
+        return self._syntax(f"'[' or '.' after {name.text!r}, or a declaration ({words})")
 
     def _declare(self, token: Token) -> str:
         if token.text in self.declared_at:
@@ -162,6 +185,9 @@ class _Parser:
             while self.accept(","):
                 labels.append(self.expect("name", "a label").text)
             self.expect("]")
+        if self.token.text in ("+", "-", "*", "/"):
+            allowed = f"one definition {name.text}[...] = expression; with sums as rsum(e, k)"
+            raise DTError("a Func is defined once", found=f"{self.token.text}{self._tokens[self._at + 1].text}", allowed=allowed, at=self.token.pos)
         self.expect("=")
         expr = self.expression()
         self.expect(";")
@@ -177,7 +203,7 @@ class _Parser:
         while not self.accept(")"):
             args.append(self._argument())
             if not self.accept(","):
-                self.expect(")")
+                self.expect(")", f"{args[-1]}:size" if self.token.text == "=" else None)
                 break
         self.expect(";")
         return Primitive(func.text, name.text, tuple(args), func.pos)
@@ -230,13 +256,20 @@ class _Parser:
             self.expect(")")
             return inner
         if token.kind != "name" or token.text in ("and", "or", "not"):
-            raise DTError("syntax", found=repr(token.text), allowed="an expression", at=token.pos)
+            self._at -= token.kind != "end"
+            raise self._syntax("an expression")
         if token.text in ("inf", "true", "false"):
             return ex.Const({"inf": math.inf, "true": True, "false": False}[token.text], pos=token.pos)
         if self.token.text == "(":
             return self._call(token)
+        if self.token.kind == "name" and self._hint(self._at - 1):  # if A[x] > 0 ..., lambda x
+            self._at -= 1
+            raise self._syntax("an expression")
         if self.accept("["):
-            return ex.Access(token.text, self._expressions("]"), pos=token.pos)
+            index = self._expressions("]")
+            if self.token.text == "[":
+                raise DTError("syntax", found="'['", allowed=f"all indices in one pair of brackets: {token.text}[x, y]", at=self.token.pos)
+            return ex.Access(token.text, index, pos=token.pos)
         return ex.Name(token.text, pos=token.pos)
 
     def _expressions(self, close: str) -> tuple[ex.Expr, ...]:
@@ -252,7 +285,7 @@ class _Parser:
         labels = []
         while self.accept(","):
             labels.append(self.expect("name", "a label to reduce over").text)
-        self.expect(")", "',' and a label to reduce over" if not labels else "')'")
+        self.expect(")", f"labels by name: {example}" if self.token.text == "=" else "',' and a label to reduce over" if not labels else "')'")
         if not labels:
             raise DTError("a reduction names the label it runs over", found="none", allowed=example, at=self.token.pos)
         return tuple(labels)
@@ -285,7 +318,8 @@ class _Parser:
             arg, *shape = self._expressions(")")
             return ex.Reshape(arg, tuple(shape), pos=name.pos)
         if name.text not in ex.FUNCTIONS:
-            allowed = ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len"])
+            hint = f"{name.text}[...]" if name.text in self.declared_at else call_hint(name.text)
+            allowed = hint or ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len"])
             raise DTError("unknown function", found=repr(name.text), allowed=allowed, at=name.pos)
         args = self._expressions(")")
         if len(args) != ex.FUNCTIONS[name.text]:

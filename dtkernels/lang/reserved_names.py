@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import keyword
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from .algorithm import Algorithm
 from .errors import DTError, Position
@@ -12,7 +12,7 @@ from .schedule import SHARES
 #: what the emitted file imports, defines and calls, whatever the program
 TAKEN = frozenset(
     {
-        *keyword.kwlist, "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
+        *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "ON_GPU", "EXP_DEGREE", "STAGES",
         "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "whole_waves", "tiles_before", "nvidia_only", "cluster", "unrolled", "described",
         "operand_dtype", "language_type",
@@ -23,6 +23,22 @@ TAKEN = frozenset(
 #: Python's own that functions of the file call: no wrapper may be named so
 CALLED = frozenset({"any", "hasattr", "map", "str", "sum", "tuple", "zip", "ValueError", "TypeError", "RuntimeError"})
 
+#: what Triton's launcher calls by name: no parameter of a kernel may be named so, and scalars are such
+LAUNCHED = frozenset(
+    {
+        "num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "launch_cooperative_grid", "debug", "sanitize_overflow", "instrumentation_mode",
+        "fpsan_homomorphic_casts", "grid", "warmup", "stream", "backend", "options", "params", "specialization", "specialize_impl", "JITCallable",
+    }
+)  # fmt: skip
+_OF_TENSORS = ("ptr", "desc", "at")  #: of an input or a Func ``t``: ``t_ptr``
+_OF_FUNCS = ("out", "kernel", "part_kernel", "descriptor_kernel", "tail_kernel", "tail_descriptor_kernel", "acc_part")
+
+
+def clashes(name: str, taken: Collection[str]) -> bool:
+    """Whether a derived Func of this name, or what the emitted file makes from it, would have a name that is taken."""
+    own = {f"{name}_{word}" for word in (*_OF_TENSORS, *_OF_FUNCS)}
+    return name in taken or any(t in own or t.startswith((f"{name}_stride_", f"{name}_size_")) for t in taken)
+
 
 def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
     """Raise DTError for a declared name that would hide, or be hidden by, one of the emitted file."""
@@ -30,7 +46,7 @@ def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
     made = {name: of for of, derived in _derived(algorithm) for name in derived}
     for name in names:
         beside = made.get(name) or _part_of(name, algorithm)
-        taken = name in TAKEN or name in CALLED and name in algorithm.funcs
+        taken = name in TAKEN or name in CALLED and name in algorithm.funcs or name in LAUNCHED and name in algorithm.scalars
         if taken or beside:
             found = repr(name) if taken else f"{name!r} beside {beside!r}"
             raise DTError("a name that the emitted file uses itself", found=found, allowed="another name", at=declared_at.get(name))
@@ -39,9 +55,9 @@ def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
 def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Each declared name, and the names that the emitted file makes from it."""
     for t in (*algorithm.inputs, *algorithm.funcs):
-        yield t, (f"{t}_ptr", f"{t}_desc", f"{t}_at")
+        yield t, tuple(f"{t}_{word}" for word in _OF_TENSORS)
     for f in algorithm.funcs:
-        yield f, (f"{f}_out", f"{f}_kernel", f"{f}_part_kernel", f"{f}_descriptor_kernel", f"{f}_tail_descriptor_kernel", f"{f}_acc_part")
+        yield f, tuple(f"{f}_{word}" for word in _OF_FUNCS)
     for s in algorithm.scalars:
         yield s, (f"{s}_on_device", f"{s}_positive")
     for x in algorithm.labels:

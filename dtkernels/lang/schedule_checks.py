@@ -25,6 +25,23 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     _check_kernels(schedule)
 
 
+def check_effects(schedule: Schedule) -> None:
+    """Raise DTError for the first statement that would change nothing. For schedules as users write them: tuners and tables vary
+    statements one by one, and what a variant leaves without effect is legal there."""
+    fused = schedule.fused()
+    for p in schedule.primitives:
+        if p.name == "store" and p.func not in fused:
+            raise DTError("store is of a Func that is fused into another kernel", found=f"{p.func}, which has a kernel of its own",
+                          allowed=f"{p.func}.fuse_at(...), or no store: its own kernel writes it", at=p.pos)  # fmt: skip
+        if p.name == "map":
+            blocks = schedule.sizes(p.func, "block")
+            inner = {a.inner for a in p.args if isinstance(a, Grouped)}
+            for label in (a.label if isinstance(a, Grouped) else a for a in p.args):
+                if label not in blocks and label not in inner:
+                    raise DTError("map walks the blocks of labels", found=f"{label}, which is not cut into blocks",
+                                  allowed=", ".join(blocks) or f"{p.func}.block({label}:...)", at=p.pos)  # fmt: skip
+
+
 def _forms(p: Primitive) -> tuple[type, ...]:
     return {
         "label:size*": (Sized,), "label or label:inner/size*": (str, Grouped), "func, label": (str,), "number": (int,),

@@ -13,11 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from .algorithm import Algorithm
+from .checks import check_given
 from .errors import DTError
 from .parser import parse
 from .schedule import Program
-from .tuning_space import DTYPES, Family, Shapes, among, read_families, read_shapes
-from .yaml_text import read_text, read_yaml
+from .tuning_space import DTYPES, Family, Shapes, among, check_shapes, read_families, read_shapes
+from .yaml_text import read_located, read_text
 
 REQUIRED = ("op", "doc", "algorithm")
 OPTIONAL = ("parameters", "dtypes", "schedules", "shapes", "compiled", "autocast")
@@ -55,11 +56,12 @@ def load_spec(path: str | Path) -> Spec:
 
 def parse_spec(text: str, source: str = "<spec>") -> Spec:
     """The spec written in ``text``."""
-    data = read_yaml(text, source)
+    data, located = read_located(text, source)
     if not isinstance(data, dict):
         raise DTError(f"{source}: a spec is a mapping", found=type(data).__name__, allowed=", ".join(REQUIRED + OPTIONAL))
     _check_keys(data, source)
-    program = parse(data["algorithm"], f"{source} (algorithm)")
+    program = parse(data["algorithm"], source, located.places("algorithm"))
+    _check_program(program, data["op"])
     if not program.algorithm.inputs:
         raise DTError(f"{source}: an op reads a tensor", found="no In in its algorithm")
     parameters = data.get("parameters") or {}
@@ -72,12 +74,26 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
                 f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none"
             )
     dtypes = among(data["dtypes"], DTYPES, f"{source}: dtypes") if data.get("dtypes") else DTYPES
-    families, shapes = read_families(data.get("schedules"), source, dtypes), read_shapes(data.get("shapes"), source, dtypes)
+    families, shapes = read_families(data.get("schedules"), source, dtypes, located.places), read_shapes(data.get("shapes"), source, dtypes)
+    check_shapes(shapes, program.algorithm, source)
     named = {w for f in families for w in re.findall(r"\w+", f.schedule)} | {label for s in shapes for label in s.sizes}
     algorithm = replace(program.algorithm, named=frozenset(program.algorithm.labels) & named)
     program = Program(algorithm, program.schedule)
     return Spec(data["op"], data["doc"].strip(), program, dict(parameters), dtypes, families, shapes, source,
                 data.get("compiled", "kernel"), data.get("autocast"))  # fmt: skip
+
+
+def _check_program(program: Program, op: str) -> None:
+    """The algorithm of a spec says what is returned, and not how it is computed."""
+    for p in program.schedule.primitives:
+        if p.name != "compile":
+            raise DTError("an op gets its schedule call by call, from a table or the formula", found=str(p).rstrip(";"),
+                          allowed="compile() here; families for the tuner under schedules:; one fixed schedule in a program for dtkernels.compile", at=p.pos)  # fmt: skip
+    if op not in program.algorithm:
+        return check_given(program)
+    if program.schedule.primitives and op not in program.outputs():
+        raise DTError("op names a result", found=f"{op!r}, a Func that is not compiled", allowed=f"{op}.compile();", at=program.algorithm[op].pos)
+    check_given(program, () if program.schedule.primitives else (op,))
 
 
 def _check_keys(data: dict, source: str) -> None:

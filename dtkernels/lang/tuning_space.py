@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from .algorithm import Algorithm
 from .errors import DTError
+from .lexer import Places
 from .parser import parse_schedule
 
 DIRECTIONS = ("forward", "backward")
@@ -64,9 +66,11 @@ class Shapes:
             yield dict(zip(self.sizes, values))
 
 
-def read_families(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> tuple[Family, ...]:
-    """Families from the plain data under ``schedules``. Raises DTError, one line."""
-    found = []
+def read_families(
+    data: object, source: str, dtypes: tuple[str, ...] = DTYPES, places: Callable[..., Places] | None = None
+) -> tuple[Family, ...]:
+    """Read families from the plain data under ``schedules``; ``places`` see ``Located``. Raises DTError, one line."""
+    found: list[Family] = []
     for where, item in _items(data, f"{source}: schedules", ("schedule", "space", "direction", "dtypes")):
         text, space = item.get("schedule"), item.get("space") or {}
         if not isinstance(text, str) or not text.strip():
@@ -82,8 +86,59 @@ def read_families(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -
         if direction not in DIRECTIONS:
             raise DTError(f"{where}: direction", found=repr(direction), allowed=", ".join(DIRECTIONS))
         found.append(Family(text.strip(), values, direction, among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
-        parse_schedule(next(found[-1].texts(), ""), where)  # its words; what it must satisfy depends on the kind of call
+        first, offsets = _first(found[-1], len(text) - len(text.lstrip()))
+        at = places("schedules", len(found) - 1, "schedule") if places else None
+        # its words; what it must satisfy depends on the kind of call
+        parse_schedule(first, *((source, lambda o: at(offsets[o])) if at else (where,)))  # noqa: B023
     return tuple(found)
+
+
+def _first(family: Family, skipped: int) -> tuple[str, list[int]]:
+    """The first text of a family, and for each of its offsets that in the text with holes, after ``skipped`` characters."""
+    values = {name: str(several[0]) for name, several in family.space.items() if several}
+    text, last = "", 0
+    offsets: list[int] = []
+    for hole in (*_HOLE.finditer(family.schedule), None):
+        end = hole.start() if hole else len(family.schedule)
+        text += family.schedule[last:end]
+        offsets += range(skipped + last, skipped + end)
+        if hole:
+            value, last = values.get(hole.group(1), ""), hole.end()
+            text += value
+            offsets += [skipped + end] * len(value)
+    return text, [*offsets, skipped + len(family.schedule)]
+
+
+def check_shapes(shapes: tuple[Shapes, ...], algorithm: Algorithm, source: str) -> None:
+    """Raise DTError, one line, where shapes do not give each label one size, or name what the algorithm does not have."""
+    wanted = algorithm.inputs + algorithm.scalars
+    params = dict(algorithm.params)
+    for i, entry in enumerate(shapes):
+        where = f"{source}: shapes: entry {i + 1}"
+        for word, names, allowed in (("a label", entry.sizes, algorithm.labels), ("a Param", entry.params, tuple(params)), ("an input", entry.wanted, wanted)):
+            for name in names:
+                if name not in allowed:
+                    raise DTError(f"{where}: {word} of the algorithm", found=repr(name), allowed=", ".join(allowed) or "none")
+        for name, value in entry.params.items():
+            if isinstance(value, bool) != isinstance(params[name], bool):
+                raise DTError(f"{where}: params: {name}", found=repr(value), allowed="true or false" if isinstance(params[name], bool) else "a whole number")
+        for label, values in entry.sizes.items():
+            if again := [n for n in values if values.count(n) > 1]:
+                raise DTError(f"{where}: size of {label}", found=f"{again[0]} twice", allowed="each size once")
+        _check_extents(entry, algorithm, where)
+
+
+def _check_extents(entry: Shapes, algorithm: Algorithm, where: str) -> None:
+    for label in algorithm.labels:
+        group, constant = algorithm.tied_labels(label), algorithm.constant_extent(label)
+        given = [name for name in algorithm.labels if name in group and name in entry.sizes]
+        if not given and constant is None:
+            raise DTError(f"{where}: sizes has each label of the algorithm", found=f"no {label}", allowed=f"{', '.join(entry.sizes)}, {label}")
+        for name in given:
+            other = (constant,) if constant is not None else entry.sizes[given[0]]
+            if entry.sizes[name] != other or len(other) > 1 and name != given[0]:
+                found = f"{name} {', '.join(map(str, entry.sizes[name]))} and {given[0] if constant is None else 'Extent'} {', '.join(map(str, other))}"
+                raise DTError(f"{where}: labels of one extent have one size", found=found)
 
 
 def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> tuple[Shapes, ...]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import bisect
+import re
 from pathlib import Path
 
 import yaml
 
 from .errors import DTError
+from .lexer import Places
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the same, several times faster with libyaml
@@ -28,10 +31,58 @@ def read_text(path: str | Path, what: str) -> str:
         raise DTError(f"{path}: {what} is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
 
 
+class Located:
+    """Where the texts of a YAML file stand in it."""
+
+    def __init__(self, text: str, root: yaml.Node | None):
+        self.text, self.root = text, root
+        self.starts = [0, *(m.end() for m in re.finditer("\r\n|[\n\r\x85\u2028\u2029]", text))]
+
+    def places(self, *path: str | int) -> Places:
+        """Map offsets in the text at ``path`` to lines and columns of the file.
+
+        Characters of the text are found in the file one after another, whatever the style of the scalar. What was written
+        with escapes is placed at the start of the scalar.
+        """
+        node = self.root
+        for key in path:
+            node = node.value[key] if isinstance(key, int) else next(value for name, value in node.value if name.value == key)  # type: ignore[union-attr]
+        first = at = self.starts[node.start_mark.line] + node.start_mark.column  # type: ignore[union-attr]
+        if node.style in ("|", ">"):  # type: ignore[union-attr]
+            at = self.starts[bisect.bisect_right(self.starts, at)]  # the header may hold a comment
+        elif node.style:  # type: ignore[union-attr]
+            at += 1
+        offsets = []
+        for character in node.value:  # type: ignore[union-attr]
+            while not character.isspace() and at < len(self.text) and self.text[at].isspace():
+                at += 1
+            offsets.append(at)
+            if not character.isspace():
+                if self.text[at : at + 1] != character:
+                    return lambda offset: self._place(first)
+                at += 1
+        offsets.append(at)
+        return lambda offset: self._place(offsets[min(offset, len(offsets) - 1)])
+
+    def _place(self, at: int) -> tuple[int, int]:
+        line = bisect.bisect_right(self.starts, at)
+        return line, at - self.starts[line - 1] + 1
+
+
 def read_yaml(text: str, source: str) -> object:
-    """The data written in ``text``. Raises DTError."""
+    """Read the data in ``text``. Raises DTError."""
+    return read_located(text, source)[0]
+
+
+def read_located(text: str, source: str) -> tuple[object, Located]:
+    """Read the data in ``text`` with where each text of it stands. Raises DTError."""
     try:
-        return yaml.load(text, _Loader)
+        loader = _Loader(text)
+        try:
+            root = loader.get_single_node()
+            return (None if root is None else loader.construct_document(root)), Located(text, root)
+        finally:
+            loader.dispose()
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f"{source}:{mark.line + 1}:{mark.column + 1}" if mark else source

@@ -1,6 +1,7 @@
 import torch
 
-from .op_decorator import only_tensors, op
+from ..runtime.path_counters import checking
+from .op_decorator import compiling, only_tensors, op
 
 REDUCTIONS = ("none", "sum", "mean")
 
@@ -14,7 +15,7 @@ def cross_entropy(
     logits: (..., V); target: (...), integers from 0 to V - 1, or ignore_index for rows that do not count.
     label_smoothing: that share of the probability asked for is spread over all classes. reduction: none gives (...), sum
     their sum, mean the mean over the rows that count (nan where there are none). Always float32; differentiable in logits.
-    A target that does not exist gives inf. Raises ValueError where shapes disagree or an argument is not among these,
+    A target that does not exist gives inf, with DTKERNELS_CHECK=1 IndexError. Raises ValueError where shapes disagree or an argument is not among these,
     TypeError where a tensor is none.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
@@ -29,6 +30,10 @@ def cross_entropy(
         raise ValueError(
             f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"
         )
+    if not compiling() and checking():  # the kernel gives inf for what is not there
+        from ..runtime.reference.index_checks import check_elements
+
+        check_elements("cross_entropy", "target", target, logits.shape[-1], ignore_index)
     share = {"smoothed": True, "smoothing": label_smoothing} if label_smoothing else {}
     rows = cross_entropy.operator()(logits, target, ignored=ignore_index, **share)
     if reduction == "none":

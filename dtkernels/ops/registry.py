@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copyreg
+import errno
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -34,6 +36,7 @@ def register(path: str | Path) -> Operator:
     from .. import ops
     from ..lang.spec import load_spec
 
+    check_path(path)
     spec = load_spec(path)
     if spec.op in shipped_names():
         raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")
@@ -41,6 +44,19 @@ def register(path: str | Path) -> Operator:
         raise DTError(f"{path}: dtkernels.ops has something else of this name", found=repr(spec.op), allowed="another name")
     _registered[spec.op] = Operator(spec)
     return _registered[spec.op]
+
+
+def check_path(path: str | Path) -> None:
+    """Raise in one line for what is no path of a spec: TypeError, DTError for the text of a spec, FileNotFoundError."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"register takes the path of a YAML spec; found {type(path).__name__}")
+    text = os.fspath(path)
+    if os.path.exists(text):
+        return
+    if "\n" in text or ": " in text or not text.strip():
+        begins = text.strip().split("\n")[0][:40]
+        raise DTError("register takes the path of a YAML spec", found=f"a text that begins {begins!r}", allowed="the path of a file that holds it")
+    raise FileNotFoundError(errno.ENOENT, "register takes the path of a YAML spec, and no such file is there", text)
 
 
 def registered(name: str) -> Operator | None:

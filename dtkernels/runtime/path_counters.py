@@ -34,6 +34,11 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
+def checking() -> bool:
+    """Whether ``DTKERNELS_CHECK`` asks for checked indices. Set it before the first call: kernels repeat a known call without a further look."""
+    return os.environ.get("DTKERNELS_CHECK", "").lower() in ("1", "true", "yes", "on", "y")
+
+
 #: held while a kernel is imported, and while the interpreter runs one, which changes triton.language for that long, for every thread
 one_at_a_time = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone: none of its own holds the lock

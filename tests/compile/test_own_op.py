@@ -71,7 +71,7 @@ def test_what_is_not_there_is_refused_in_one_line(build, asked, said):
 
 def test_a_schedule_that_is_no_dt_is_refused_where_the_op_is_registered(spec):
     spec.write_text(SPEC.replace("tensorize(", "tensorise("))
-    with pytest.raises(DTError, match=r"own\.yaml: schedules: entry 1:1:\d+: unknown schedule primitive: found 'tensorise'"):
+    with pytest.raises(DTError, match=r"own\.yaml:12:\d+: unknown schedule primitive: found 'tensorise'"):
         register(spec)
 
 

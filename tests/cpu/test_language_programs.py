@@ -107,9 +107,9 @@ def test_statistics_as_second_output():
 
 
 def test_last_func_is_compiled_by_default():
-    text = "Func g, f; In A; Var x; g[x] = 2 * A[x]; f[x] = 3 * A[x]; "
+    text = "Func g, f; In A; Var x; g[x] = 2 * A[x]; f[x] = g[x] + 1; "
     assert dtkernels.compile(text)(torch.ones(2)).tolist() == [3.0, 3.0]
-    assert dtkernels.compile(text + "g.compile();")(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert dtkernels.compile(text + "g.compile(); f.compile();")(torch.ones(2)).tolist() == [2.0, 2.0]
 
 
 # -- the emitted file ---------------------------------------------------------------------------------------------------

@@ -5,6 +5,9 @@ from oracle import check
 from small_programs import random
 
 import dtkernels
+from dtkernels.algebra.pipeline import prepare
+from dtkernels.codegen.emit.module import emit
+from dtkernels.lang import parse
 
 # the gradients of (A B) C: X comes, W = A B is known
 CHAIN = """Func g, e, f; In B, C, X, W; Var m, n, k; RVar l;
@@ -64,4 +67,4 @@ def test_parts_are_of_whole_blocks_and_of_a_func_with_a_kernel():
 
 def test_the_host_is_compiled_or_needed():
     with pytest.raises(dtkernels.DTError, match="parts_at names a Func with a kernel of its own: found f"):
-        dtkernels.compile(CHAIN + "g.parts_at(f, n); e.compile();")
+        emit(prepare(parse(CHAIN + "g.parts_at(f, n); e.compile();")))

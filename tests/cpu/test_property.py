@@ -128,7 +128,7 @@ FOUND = {
     "five Funcs of one element": (
         """Func f0, f1, e2, d3, f2; In A0, A4; Var z; RVar x, y, k;
         f0[k, x, z] = where(A0[z], 1, rdot(A0[y], 1, y)); f1[z, x] = rmax(f0[k, x, z] + A0[k], k); e2[z, x] = f1[z, x]; d3[z] = 1;
-        f2[z] = rdot(e2[z, x], A4[x], x); f0.fuse_at(f1, x); e2.fuse_at(d3, z); d3.fuse_at(f2, z); f2.tensorize(z:0); f1.fuse_at(e2, x); f2.tensorize(y:4);""", [(1,), (1,)]),
+        f2[z] = rdot(e2[z, x], A4[x], x) * d3[z]; f0.fuse_at(f1, x); e2.fuse_at(d3, z); d3.fuse_at(f2, z); f2.tensorize(z:0); f1.fuse_at(e2, x); f2.tensorize(y:4);""", [(1,), (1,)]),
     "softmax over two labels of a Func computed inside": (
         """Func f0, e1, d2, f1; In A0, A1, A2, A3, A4, A5; SIn s; Var x; RVar y, z, k;
         f0[k, z, x] = where(rdot(A0[y], A1[k, y], y) != 0.001, rmin(z + A0[y], y), rsum(A2[k, x + 3, z, y], y)) + A0[x];

@@ -129,7 +129,7 @@ BAD = [
     (["show", "keyword.yaml"], "keyword.yaml: op is a Python name of ASCII letters, digits and _: found 'lambda'"),
     (["show", "nothing.yaml"], "nothing.yaml: an op reads a tensor: found no In in its algorithm"),
     (["show", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text: found byte 0xff at offset 1"),
-    (["show", "algorithm.yaml"], "algorithm.yaml (algorithm):1:29: undeclared tensor: found 'B'"),
+    (["show", "algorithm.yaml"], "algorithm.yaml:3:41: undeclared tensor: found 'B'"),
     (["show", "softmax", "--shape", "4096"], "a shape of softmax has an extent for each label: found 4096; allowed: 2 extents: x, y"),
     (["show", "mmsigmoid", "--shape", "1x2x3x4"], "allowed: 2 to 3 extents: x, y, k"),
     (["show", "softmax", "--shape", "4096xx"], "a shape is extents from 1 to 2^31 - 1"),

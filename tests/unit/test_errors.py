@@ -7,7 +7,9 @@ import pytest
 
 from dtkernels.algebra.pipeline import prepare
 from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.pipeline import check_heeded
 from dtkernels.lang import DTError, parse
+from dtkernels.lang.checks import check_given
 
 ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
@@ -15,13 +17,19 @@ ADD = TWO + "f[x, y] = A[x, y];\n"
 SUM = "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x, y] = A[x, y] / s[x];\n"
 INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In and + - * / %"
 TOKENS = "names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #"
+STATEMENTS = "a declaration (Func, In, SIn, Var, RVar, Param, Extent), a definition f[...] = ...; or a schedule statement f.block(...);"
+POWER = "a power as a product, a * a, or exp(p * log(a)) of a positive a"
 FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, rsum, rmax, rmin, rmean, rdot, cast, reshape, len"
 LATE = "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired: found s in f; allowed: s fused outside the loop over y"
 
 
 def refusal(text: str) -> str:
     with pytest.raises(DTError) as error:
-        emit(prepare(parse(text, "t.dt")))
+        program = parse(text, "t.dt")
+        check_given(program)
+        prepared = prepare(program)
+        check_heeded(prepared)
+        emit(prepared)
     return str(error.value)
 
 
@@ -47,6 +55,9 @@ NAMES = {
     "Func f; In A, f_out; Var x;\nf[x] = A[x] + f_out[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'f_out' beside 'f'; allowed: another name",
     "Func f; In A; SIn x_ok; Var x;\nf[x] = A[x] + x_ok;": "t.dt:1:19: a name that the emitted file uses itself: found 'x_ok' beside 'x'; allowed: another name",
     "Func f; In A, A_stride_x; Var x;\nf[x] = A[x] + A_stride_x[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'A_stride_x' beside 'A'; allowed: another name",
+    "Func f; In A, f_kernel; Var x;\nf[x] = A[x] + f_kernel[x];": "t.dt:1:15: a name that the emitted file uses itself: found 'f_kernel' beside 'f'; allowed: another name",
+    "Func f; In A; SIn num_warps; Var x;\nf[x] = A[x] * num_warps;": "t.dt:1:19: a name that the emitted file uses itself: found 'num_warps'; allowed: another name",
+    "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
     ONE + "f[x] = cos(A[x]);": f"t.dt:2:8: unknown function: found 'cos'; allowed: {FUNCTIONS}",
     ONE + "f[x] = cast(A[x], int8);": "t.dt:2:19: unknown dtype: found 'int8'; allowed: fp32, fp16, bf16",
@@ -73,8 +84,8 @@ SHAPES = {
     ONE + "f[x] = A[x] + A[1.5 * x];": "t.dt:2:17: " + INDEX.format("1.5"),
     "Func g, f; In A; Var x;\ng[x] = 2 * A[x];\nf[x] = A[x] + A[g[x]];": "t.dt:3:17: " + INDEX.format("g[x]"),
     ONE + "f[x] = A[x] + A[A[1.5]];": "t.dt:2:19: " + INDEX.format("1.5"),
-    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
-    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them",
+    ONE + "f[x] = A[x] % 2;": "t.dt:2:13: % is of whole numbers: found A[x] % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
+    ONE + "f[x] = A[x] + (x / 2) % 2;": "t.dt:2:23: % is of whole numbers: found x / 2 % 2; allowed: labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
     TWO + "f[x, y] = A[x, y] + reshape(A[x, 0], 1, y);": "t.dt:2:21: reshape names the labels of its value, and 1: found reshape(A[x, 0], 1, y); allowed: reshape(A[x, 0], x, 1)",
     ONE + "f[x] = reshape(A[x], x, 7);": "t.dt:2:8: reshape names the labels of its value, and 1: found reshape(A[x], x, 7); allowed: reshape(A[x], x, 1)",
     ONE + "f[x] = A[x] + A[floor(x)];": "t.dt:2:17: " + INDEX.format("floor(x)"),
@@ -82,14 +93,14 @@ SHAPES = {
 
 SYNTAX = {
     ONE + "f[x] = where(0 < A[x] < 1, 1, 0);": "t.dt:2:23: comparisons do not chain: found '<'; allowed: 'and' between two comparisons",
-    ONE + "f[x] = A[x] ^ 2;": f"t.dt:2:13: no DT token starts here: found '^'; allowed: {TOKENS}",
-    ONE + "  \t f[x] = A[x]; # note\n?": f"t.dt:3:1: no DT token starts here: found '?'; allowed: {TOKENS}",
+    ONE + "f[x] = A[x] ^ 2;": f"t.dt:2:13: no DT token starts here: found '^'; allowed: {POWER}",
+    ONE + "  \t f[x] = A[x]; # note\n$": f"t.dt:3:1: no DT token starts here: found '$'; allowed: {TOKENS}",
     ONE + "f[x] = A[x]\nf.compile();": "t.dt:3:1: syntax: found 'f'; allowed: ';'",
     ONE + "f[x] = exp(A[x];": "t.dt:2:16: syntax: found ';'; allowed: ')'",
     ONE + "f[x] = A[x]": "t.dt:2:12: syntax: found 'end of text'; allowed: ';'",
     ONE + "f[x] = A[x] + ;": "t.dt:2:15: syntax: found ';'; allowed: an expression",
-    ONE + "f[x] = A[x];\nf + 1;": "t.dt:3:3: syntax: found '+'; allowed: '[' or '.' after 'f', or a declaration (Func, In, SIn, Var, RVar, Param)",
-    ONE + "3 = A[x];": "t.dt:2:1: syntax: found '3'; allowed: a declaration, a definition or a schedule statement",
+    ONE + "f[x] = A[x];\nf + 1;": "t.dt:3:3: syntax: found '+'; allowed: '[' or '.' after 'f', or a declaration (Func, In, SIn, Var, RVar, Param, Extent)",
+    ONE + "3 = A[x];": f"t.dt:2:1: syntax: found '3'; allowed: {STATEMENTS}",
     "Func f; In A; Var x; Param p = 1.5;\nf[x] = A[x] * p;": "t.dt:1:32: syntax: found '1.5'; allowed: an integer, true or false",
 }
 
@@ -145,6 +156,14 @@ SCHEDULES = {
     SUM + "s.fuse_at(f, x);\ns.block(x:4);": "t.dt:5:1: block is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.block(...)",
     SUM + "s.num_warps(8);\ns.fuse_at(f, x);": "t.dt:4:1: num_warps is of a Func with a kernel of its own: found s, which is computed in that of f; allowed: f.num_warps(...)",
     ADD + "f.maxnreg(1);": "t.dt:3:1: a number of registers: found 1; allowed: 24 to 255, which a thread can have",
+    ADD + "f.store();": "t.dt:3:1: store is of a Func that is fused into another kernel: found f, which has a kernel of its own; allowed: f.fuse_at(...), or no store: its own kernel writes it",
+    ADD + "f.map(y, x);": "t.dt:3:1: map walks the blocks of labels: found y, which is not cut into blocks; allowed: f.block(y:...)",
+    ADD + "f.block(x:4); f.map(y, x);": "t.dt:3:15: map walks the blocks of labels: found y, which is not cut into blocks; allowed: x",
+    ADD + "f.tensorize(y:64); f.approximate(tanh);": "t.dt:3:20: approximate(tanh) is of what the kernel computes, after the algebra: found no tanh of a tile in the kernel of f; allowed: a kernel with one",
+    ADD + "f.tensorize(y:64); f.approximate(exp:1/4);": "t.dt:3:20: approximate(exp:1/4) is of what the kernel computes, after the algebra: found no exp of a tile in the kernel of f; allowed: a kernel with one",
+    ONE + "f[x] = tanh(A[x]);\nf.approximate(tanh);": "t.dt:3:1: approximate(tanh) is of what the kernel computes, after the algebra: found no tanh of a tile in the kernel of f; allowed: a kernel with one",
+    "Func g, f; In A; Var x;\ng[x] = tanh(A[x]);\nf[x] = g[x] + 1;\ng.tensorize(x:64); f.tensorize(x:64); f.approximate(tanh);": "t.dt:4:39: approximate(tanh) is of what the kernel computes, after the algebra: found no tanh of a tile in the kernel of f; allowed: a kernel with one",
+    SUM + "f.block(x:4); s.fuse_at(f, x); s.tensorize(x:16);": "t.dt:4:32: tensorize is of the Func whose loop it is: found x:16 of s, in the loop over x of f; allowed: f.tensorize(x:16)",
     ADD + "f.evict(f:first);": "t.dt:3:1: evict names a tensor that the kernel reads: found f; allowed: A",
     ADD + "f.descriptor(B);": "t.dt:3:1: descriptor names a tensor: found 'B'; allowed: A, f",
 }
@@ -177,8 +196,44 @@ DECLARATIONS = {
     ONE + "Extent x = A[-1];\nf[x] = A[x + 0];": "t.dt:2:8: a dimension of A: found A[-1]; allowed: 0 to 0",
     ONE + "Extent x = 3; Extent x = 4;\nf[x] = A[x + 0];": "t.dt:2:8: a label has one extent: found 3 and 4 of x; allowed: one of them",
     "Func g, f; In A; Var r, s; Extent r = 3; Extent s = 5;\ng[r] = A[r + 0];\nf[s] = g[s] + A[s + 0];": "t.dt:1:49: a label has one extent: found 3 and 5 of s; allowed: one of them",
-    ONE + "f[x] = A[x + 1];": "t.dt:1:19: the extent of a label comes from an input it indexes by itself: found no input with 'x' as a plain index",
+    ONE + "f[x] = A[x + 1];": "t.dt:1:19: the extent of a label comes from an input it indexes by itself: found no input with 'x' as a plain index; allowed: Extent x = A[0]; for the size of that dimension, or a number, Extent x = 4;",
+    "Func f; In W, t; Var x; RVar s;\nf[x] = rsum(W[t[x] + 1, s + 1], s);": "t.dt:1:30: the extent of a label comes from an input it indexes by itself: found no input with 's' as a plain index; allowed: Extent s = W[1]; for the size of that dimension, or a number, Extent s = 4;",
+    "Func f, g; In A; Var x;\nf[x] = A[x];\ng[x] = A[x];": "t.dt:2:1: what is declared is used: found Func 'f' is not, by the result g; allowed: f.compile(); g.compile(); where it is a result too",
+    "Func f, g; In A; Var x;\nf[x] = A[x];\ng[x] = f[x];\nf.compile();": "t.dt:3:1: what is declared is used: found Func 'g' is not, by the result f; allowed: g.compile(); where it is a result too",
+    "Func a, f, g; In A; Var x;\na[x] = 2 * A[x];\nf[x] = A[x];\ng[x] = A[x];\na.block(x:4); f.compile(); g.compile();": "t.dt:2:1: what is declared is used: found Func 'a' is not, by the results f, g; allowed: a.compile(); where it is a result too",
 }
+
+#: what other languages write -> what the error says to write instead
+HINTS = {
+    "A[x] ** 2": POWER, "A[x] ^ 2": POWER, "pow(A[x], 2)": POWER, "clamp(A[x], 0, 1)": "minimum(maximum(a, low), high)", "mean(A[x])": "rmean(e, k)",
+    "softmax(A[x])": "e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]", "sum(A[x])": "rsum(e, k)",
+    "max(A[x], 0)": "maximum(a, b), or rmax(e, k) over a label", "min(A[x], 0)": "minimum(a, b), or rmin(e, k) over a label",
+    "matmul(A, A)": "rdot(A[x, k], B[k, y], k)", "A[x] @ A[x]": "rdot(A[x, k], B[k, y], k)", "A[x] // 2": "floor(a / b); / in an index rounds down by itself",
+    "A[x] if x else 2": "where(c, a, b)", "if A[x] > 0 then 1 else 0": "where(c, a, b)", "A[x] > 0 ? 1 : 2": "where(c, a, b)",
+    "where(x > 1 && x < 4, 1, 2)": "'and'", "where(x > 1 || x < 4, 1, 2)": "'or'", "where(x > 1 & x < 4, 1, 2)": "'and'", "where(x > 1 | x < 4, 1, 2)": "'or'",
+    "where(!A[x], 1, 2)": "'not', or != between two values", "where(~A[x], 1, 2)": "'not'", "where(A[x] = 0, 1, 2)": "== to compare",
+    "where(A[x] => 0, 1, 2)": ">=", "where(A[x] =< 0, 1, 2)": "<=", "where(A[x] <> 0, 1, 2)": "!=", "where(x is 0, 1, 2)": "==",
+    "A(x)": "A[...]", "A[x][x]": "all indices in one pair of brackets: A[x, y]", "where(True, 1, A[x])": "true", "Relu(A[x])": "maximum(a, 0)",
+    "torch.exp(A[x])": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size", "rsum(A[x], dim=1)": "labels by name: rsum(e, k)",
+    "A[x] % 2": "labels, integers, parameters, len(), integer inputs and + - * % of them; a - b * floor(a / b) of other numbers",
+}  # fmt: skip
+#: the same for statements
+STATEMENT_HINTS = {
+    "f[x] == A[x];": "'='", "f[x] += A[x];": "one definition f[...] = expression; with sums as rsum(e, k)", "f(x) = A[x];": "f[x, ...] = expression;", "f = A[x];": "f[x, ...] = expression;",
+    "var y;": "Var", "if x > 0: f[x] = A[x];": "where(c, a, b)", "return f;": "f.compile(); for each Func that is a result", "input B;": "'[' or '.' after 'input', or a declaration (Func, In, SIn, Var, RVar, Param, Extent)",
+    "f[x] = A[x]; f.block(x=4);": "x:size",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", {**{f"f[x] = {e};": hint for e, hint in HINTS.items()}, **STATEMENT_HINTS}.items(), ids=lambda pair: pair[0])
+def test_the_error_names_what_to_write_instead(text):
+    assert re.fullmatch(r"t\.dt:2:\d+: .*; allowed: " + re.escape(text[1]), refusal(ONE + text[0]))
+
+
+def test_a_name_of_the_program_is_no_word_of_another_language():
+    assert refusal("Func mod; In A; Var x;\nmod[x] = A[x]\nmod.compile();") == "t.dt:3:1: syntax: found 'mod'; allowed: ';'"
+    assert refusal("Func f; In pow; Var x;\nf[x] = pow(x);").endswith("allowed: pow[...]")
+
 
 GOLDEN = {**NAMES, **NUMBERS, **DECLARATIONS, **SHAPES, **SYNTAX, **ARITY, **KINDS, **SCHEDULES, **FUSION}
 
@@ -194,7 +249,8 @@ def test_text_of_the_error(text):
 PLACELESS = {
     ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: a tile that is a power of two and divides 24, or one of up to 16, padded",
     ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: a tile that is a power of two and divides 16, or one of up to 16, padded",
-    "Func s, f; In A; Var x;\ns[x] = 2 * A[x];\nf[x] = s[x] + 1;\ns.fuse_at(f, x);\ns.compile();": "a compiled Func that is fused needs its host: found s in f; allowed: f.compile()",
+    "Func s, f; In A; Var x;\ns[x] = 2 * A[x];\nf[x] = s[x] + 1;\ns.fuse_at(f, x);\ns.compile();": "what is declared is used: found Func 'f' is not, by the result s; allowed: f.compile(); where it is a result too",
+
 }
 
 
@@ -264,3 +320,28 @@ def test_a_program_that_is_no_text_is_refused():
     compile_program = pytest.importorskip("dtkernels.runtime.bind.compiled_program").compile
     with pytest.raises(TypeError, match="a program is DT text; found int"):
         compile_program(3)
+
+
+DERIVED = "Func s, f; In A, {0}; Var x; RVar y;\ns[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / s[x] + {0}[x, y];"
+
+
+@pytest.mark.parametrize("name", ["s_shift", "s_shift_kernel", "s_shift_out", "s_shift_ptr", "s_shift_stride_x"])
+def test_what_the_algebra_makes_takes_no_name_of_the_program(name):
+    """The kernel of the row maximum was named as the input, which the wrapper then called."""
+    text = emit(prepare(parse(DERIVED.format(name))))
+    made = re.findall(r"^def (\w+)\(", text, re.MULTILINE)
+    assert "s_shift2_kernel" in made and name not in made
+
+
+def test_a_copy_takes_no_name_of_the_program():
+    program = "Func mm; In A, A_rows_kernel; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], A_rows_kernel[k, y], k); mm.tensorize(x:16, y:16, k:16); mm.stage(A);"
+    assert "def A_rows__kernel(" in emit(prepare(parse(program)))
+
+
+def test_a_kernel_under_the_name_of_an_input_is_refused():
+    program = (
+        "Func s, f; In A, {0}; Var x; RVar k; s[x] = rsum(A[x, k], k); f[x] = rsum(A[x, k] * s[x] * tanh(s[x] * A[x, k]), k) + {0}[x];"
+        "f.tensorize(x:16, k:16); f.split(k:2); s.fuse_at(f, x);"
+    )
+    assert "def f_part2_kernel(" in emit(prepare(parse(program.format("B"))))
+    assert refusal(program.format("f_part2_kernel")) == "a name that the emitted file uses itself: found 'f_part2_kernel', a kernel; allowed: another name"

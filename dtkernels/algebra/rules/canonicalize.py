@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
+from ...lang.reserved_names import clashes
 
 
 def mean_to_sum(algorithm: Algorithm) -> Algorithm:
@@ -192,9 +193,9 @@ def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
 
 
 def fresh_name(wish: str, taken: set[str]) -> str:
-    """``wish``, numbered if it is taken; marks the result as taken."""
+    """Number ``wish`` if it, or a name that the emitted file makes from it, is taken; mark the result as taken."""
     name, count = wish, 1
-    while name in taken:
+    while clashes(name, taken):
         count += 1
         name = f"{wish}{count}"
     taken.add(name)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
+
 from ...lang.algorithm import Algorithm
+from ...lang.errors import DTError
 from ...lang.schedule import Program
 from ..analysis.dtype_propagation import value_inputs
 from ..analysis.product_types import Operands
@@ -35,6 +39,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     reached = [one for k in kernels for one in (k, *k.tail)]
     described_texts = {k.name: _print_form(f.descriptors, program.algorithm, operands) for k, f in zip(reached, found) if f.descriptors}
     everything = (*texts.values(), *described_texts.values())
+    _check_kernel_names(program, (t.source for t in everything))
     if entry is not None:
         wrappers = [Wrapper(program, kernels, operands, texts, described_texts, entry, program.outputs()).text()]
     else:
@@ -67,6 +72,14 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
 def _print_form(form: Kernel | WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
     printer = print_gluon if isinstance(form, WarpSpecializedKernel) else print_kernel
     return printer(form, algorithm, operands)  # type: ignore[arg-type]  # each takes its own form
+
+
+def _check_kernel_names(program: Program, sources: Iterable[str]) -> None:
+    """Refuse a tensor or scalar under the name of a kernel: in the wrapper, its parameter would hide the kernel."""
+    made = {name for source in sources for name in re.findall(r"^def (\w+)\(", source, re.MULTILINE)}
+    for name in (*program.algorithm.inputs, *program.algorithm.scalars, *program.algorithm.funcs):
+        if name in made:
+            raise DTError("a name that the emitted file uses itself", found=f"{name!r}, a kernel", allowed="another name")
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:

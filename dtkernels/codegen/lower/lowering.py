@@ -46,6 +46,11 @@ def lower_kernel(program: Program, options: KernelOptions) -> Kernel:
     return _Lowering(program, options).kernel()
 
 
+def check_statements_heeded(program: Program, options: KernelOptions) -> None:
+    """Raise DTError for a statement that changes nothing in the kernel of ``options.root``."""
+    _Lowering(program, options).check_heeded()
+
+
 class _Lowering:
     """State of lowering one kernel."""
 
@@ -59,6 +64,7 @@ class _Lowering:
         self.elsewhere = frozenset(o for o in stored_funcs(program) if host(o, self.fused) != root)  #: fused, and read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
+        self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule says the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
         self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
@@ -176,8 +182,21 @@ class _Lowering:
         chain = self._hosts(func)
         if self.root not in chain:
             chain.insert(1, self.root)
-        said = (self.schedule.sizes(f, "tensorize") for f in chain)
-        return next((sizes[label] for sizes in said if label in sizes), 1)
+        func, size = next(((f, sizes[label]) for f in chain if label in (sizes := self.schedule.sizes(f, "tensorize"))), ("", 1))
+        self.tiled.setdefault(label, {})[func] = size
+        return size
+
+    def check_heeded(self) -> None:
+        """Lower, then refuse an approximation of what the kernel does not compute, and a tile that no loop takes, as another Func has the loop."""
+        self.kernel()
+        self.options.check_approximate(tuple(self.top.body))
+        for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize")):
+            for a in p.args:
+                used = self.tiled.get(a.label, {})
+                if used and p.func not in used and a.size not in used.values():  # of parts_at, another kernel has the loop
+                    of = next((f for f in used if f), self.root)
+                    raise DTError("tensorize is of the Func whose loop it is", found=f"{a} of {p.func}, in the loop over {a.label} of {of}",
+                                  allowed=f"{of}.tensorize({a})", at=p.pos)  # fmt: skip
 
     def whole_axis(self, label: str, bound: Iterable[Tile] = ()) -> Axis:
         """The axis over the whole extent of ``label``: one for the kernel, or another where ``bound`` indices have that one already.

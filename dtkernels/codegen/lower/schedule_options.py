@@ -7,8 +7,8 @@ from typing import Any
 
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
-from ...lang.schedule import Primitive, Program
-from ..ir.nest import Let, Load, Loop, Statement, statements
+from ...lang.schedule import Primitive, Program, Share
+from ..ir.nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
 
 #: primitive on a loop -> what Triton calls it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
@@ -166,6 +166,16 @@ class KernelOptions:
                         allowed=", ".join(sorted(looped)) or "none: nothing loops",
                         at=p.pos,
                     )
+
+    def check_approximate(self, body: tuple[Statement, ...]) -> None:
+        """Refuse an approximation of what the kernel does not compute on tiles: it would change nothing."""
+        there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
+        for p in (p for m in self.members for p in self.schedule.of(m, "approximate")):
+            for a in p.args:
+                of = ("exp", "exp2") if isinstance(a, Share) else (a,)
+                if not there.intersection(of):
+                    found = f"no {of[0]} of a tile in the kernel of {self.root}"
+                    raise DTError(f"approximate({a}) is of what the kernel computes, after the algebra", found=found, allowed="a kernel with one", at=p.pos)
 
     def _check_warps(self) -> None:
         """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""

@@ -18,6 +18,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
+from ...lang.reserved_names import clashes
 from ...lang.schedule import Primitive, Program, Schedule, Sized
 from ...lang.schedule_checks import reduction_labels
 
@@ -95,7 +96,7 @@ def _loop(program: Program, made: Definition, host: str, label: str, block: int,
 def free_name(wish: str, algorithm: Algorithm) -> str:
     """``wish``, longer where the algorithm has that name."""
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
-    while wish in taken:
+    while clashes(wish, taken):
         wish += "_"
     return wish
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from functools import partial
 from types import ModuleType
@@ -11,23 +12,25 @@ from ...autoschedule.fit_resources import element_bytes
 from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_extent_labels
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Loop, Put, Store, statements
-from ...codegen.pipeline import lower
+from ...codegen.pipeline import check_heeded, lower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
+from ...lang.checks import check_given
 from ...lang.schedule import Program, host
 from ..build.source_cache import load_module
-from ..path_counters import in_turn, interpreting
+from ..path_counters import checking, in_turn, interpreting
 
 
 class CompiledProgram:
     """What ``dtkernels.compile`` returns: call it with tensors, read ``source`` for the emitted file.
 
     Calling runs the first wrapper, whose parameters are the inputs, then the scalars, in order of declaration. Where
-    several Funcs are compiled each wrapper is an attribute: ``compiled.f(A=a)``.
+    several Funcs are compiled each wrapper is an attribute: ``compiled.f(A=a)``. ``check_indices``: raise IndexError where an
+    index is out of range, see ``index_checks``.
     """
 
-    def __init__(self, program: Program):
-        self.program = program
+    def __init__(self, program: Program, check_indices: bool = False):
+        self.program, self.check_indices = program, check_indices
         self.prepared = prepare(program)
         self.source = emit(self.prepared)
         self.outputs = program.outputs()
@@ -71,7 +74,10 @@ class CompiledProgram:
         try:
             with in_turn():
                 given, named = tuple(map(in_memory, args)), {n: in_memory(v) for n, v in kwargs.items()}
-                return without_backward(name, lambda: run(*given, **named), (*given, *named.values()))
+                results = without_backward(name, lambda: run(*given, **named), (*given, *named.values()))
+            if self.check_indices or checking():
+                self._check_indices(name, given, named)
+            return results
         except Exception as error:
             if "exceeds triton maximum tensor numel" in str(error):
                 raise DTError(f"a tensor operation of {name} has at most {MOST_ELEMENTS} elements", found="more at these sizes") from error
@@ -80,6 +86,15 @@ class CompiledProgram:
             said = str(error).strip().splitlines() or ["no message"]
             line = next((text for text in said if "fatal" in text), said[-1])  # ptxas's own, of which Triton prints much more
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
+
+    def _check_indices(self, name: str, args: tuple, kwargs: dict) -> None:
+        """Raise IndexError, one line, where an element that is asked for lies outside its tensor. After the wrapper, which has looked at
+        the arguments; kernels read nothing outside."""
+        from ..reference.index_checks import check_indices
+
+        a = self.prepared.algorithm
+        given = dict(zip(a.inputs + a.scalars, args)) | kwargs
+        check_indices(name, self.program.algorithm, given, given, self._fit.together(name))  # type: ignore[union-attr]
 
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
@@ -105,7 +120,7 @@ class CompiledProgram:
 
     def __reduce__(self):
         """Copies and pickles are made of the program: the imported file has no copy."""
-        return CompiledProgram, (self.program,)
+        return CompiledProgram, (self.program, self.check_indices)
 
     def __repr__(self) -> str:
         return f"<dtkernels program {', '.join(self.outputs)}>"
@@ -191,23 +206,44 @@ class ArgumentCheck:
         self.seen.add(key)
 
 
-def compile(source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None) -> CompiledProgram:
+def check_text(source: object) -> None:
+    """Raise in one line for what is no DT text: TypeError, and DTError for a path."""
+    if not isinstance(source, str):
+        remedy = "; allowed: its text, path.read_text()" if isinstance(source, os.PathLike) else ""
+        raise TypeError(f"a program is DT text; found {type(source).__name__}{remedy}")
+    path = source.strip()
+    if path and not any(c in path for c in "\n;=#") and (path.endswith((".dt", ".yaml", ".yml", ".txt")) or os.sep in path or os.path.isfile(path)):
+        there = os.path.isfile(path)
+        spec = path.endswith((".yaml", ".yml"))
+        allowed = f"dtkernels.register({path!r}) for a spec" if spec else f"the text itself, pathlib.Path({path!r}).read_text()"
+        raise DTError("compile takes DT text", found=f"the path {path!r}{'' if there else ', and no such file is there'}", allowed=allowed)
+
+
+def compile(
+    source: str, *, name: str = "<string>", params: dict[str, int | bool] | None = None, check_indices: bool = False
+) -> CompiledProgram:
     """Compile DT text to a callable.
 
-    ``params`` gives values to compile-time parameters. Gradients are for ops, ``dtkernels.register``. Raises DTError, one line, where the program is refused, TypeError where it is no text.
+    ``params`` gives values to compile-time parameters. ``check_indices=True`` has every call raise IndexError where an index made of
+    data is out of range, as ``DTKERNELS_CHECK=1`` does for all programs and ops; else such an element reads 0.
+    Gradients are for ops, ``dtkernels.register``. Raises DTError, one line, where the program is refused, TypeError where it is no text.
     Example::
 
         double = dtkernels.compile("Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);")
         double(A=torch.ones(5000, device="cuda"))
     """
-    if not isinstance(source, str):
-        raise TypeError(f"a program is DT text; found {type(source).__name__}")
+    check_text(source)
     program = parse(source, name)
+    check_given(program)
     try:
-        if params or program.algorithm.params:
+        several = bool(program.algorithm.params)
+        if params or several:
             from ...algebra.rules.constant_folding import bind_parameters
 
             program = Program(bind_parameters(program.algorithm, params), program.schedule)
-        return CompiledProgram(program)
+        compiled = CompiledProgram(program, check_indices)
+        if not several:  # what one variant does not heed is for another
+            check_heeded(compiled.prepared)
+        return compiled
     except RecursionError:
         raise DTError("an expression is nested too deeply", at=Position(1, 1, name)) from None

@@ -11,7 +11,7 @@ import torch
 
 from ...codegen.target import Target, target
 from ..dispatch.dispatcher import Dispatcher
-from ..path_counters import count, interpreting
+from ..path_counters import checking, count, interpreting
 from ..select.schedule_selection import Call
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
@@ -43,6 +43,7 @@ class Variant:
 
     def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Call, facts: Facts | None = None):
         self._make, self.outputs, self.subject = make, outputs, subject
+        self.written = self  #: what it computes, as the user wrote it
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], DifferentiablePair] = {}
         self._facts = facts or Facts(Signature.of(self.algorithm))
         self.signature = self._facts.signature
@@ -126,6 +127,7 @@ class Variant:
         if known.outputs != self.outputs:
             subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
             forward = Variant(lambda: derived().forward, known.outputs, subject, known.forward and Facts(known.forward))
+            forward.written = self.written
         subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
         backward = Variant(lambda: derived().backward, tuple(known.grads.values()), subject, known.backward and Facts(known.backward))
         return DifferentiablePair(known, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
@@ -141,6 +143,8 @@ class Variant:
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs by a generated kernel where one can run, else by the reference; counted."""
+        if checking() and self.subject.direction == "forward":
+            self._check_indices(op, tensors, scalars)
         path = choose_path(tensors)
         if len(self.outputs) > 1 and not all(t.numel() for t in tensors.values()):
             path = "reference"  # a kernel without programs, since its own Func is empty, may compute others that are not
@@ -152,6 +156,12 @@ class Variant:
         refuse_batches(op, (*tensors.values(), *scalars.values()))
         tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
         return tuple(self.dispatch(tensors, scalars))
+
+    def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
+        """Raise IndexError, one line, where an element that is asked for lies outside its tensor."""
+        from ..reference.index_checks import check_indices
+
+        check_indices(op, self.written.plain, tensors, scalars, self.written.outputs)
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
         """The algorithm with the formula's schedule for ``sizes``."""

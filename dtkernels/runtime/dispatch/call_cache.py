@@ -13,7 +13,7 @@ import torch
 from torch.autograd import forward_ad
 
 from ..launch.bound_launch import BoundLaunch
-from ..path_counters import counter
+from ..path_counters import checking, counter
 from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
 from .autograd_cache import AutogradCall, TakesGeneralPath, bound_of
@@ -124,7 +124,7 @@ class CallCache:
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
         """Remember how this call ran, if it can be repeated so. ``names``: of what is given by place."""
-        if not results[0].is_cuda or (places := _places(args, kwargs, call, names)) is None:
+        if not results[0].is_cuda or checking() or (places := _places(args, kwargs, call, names)) is None:
             return
         known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
         if known is None:

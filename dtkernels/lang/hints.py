@@ -1,0 +1,98 @@
+"""What to write in DT for what other languages write otherwise; errors name it as what is allowed."""
+
+from __future__ import annotations
+
+POWER = "a power as a product, a * a, or exp(p * log(a)) of a positive a"
+CHOOSE = "where(c, a, b)"
+PRODUCT = "rdot(A[x, k], B[k, y], k)"
+FLOOR = "floor(a / b); / in an index rounds down by itself"
+
+#: symbols that no token begins with
+_SYMBOLS = {
+    "^": POWER, "@": PRODUCT, "&": "'and'", "|": "'or'", "~": "'not'", "!": "'not', or != between two values", "?": CHOOSE,
+    "{": "( ) around a part of an expression", "}": "( ) around a part of an expression",
+}  # fmt: skip
+#: pairs of symbols, each a token by itself
+_PAIRS = {
+    "**": POWER, "//": FLOOR, "=<": "<=", "=>": ">=", "<>": "!=", "++": "one +", }  # fmt: skip
+#: words where an operator, the end of a statement or a statement is expected
+_WORDS = {
+    "=": "== to compare", ".": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size",
+    "if": CHOOSE, "else": CHOOSE, "elif": CHOOSE, "for": "labels: f[x] = ...; defines f at every x, rsum(e, k) runs over k", "in": "comparisons",
+    "is": "==", "xor": "!= between two conditions", "mod": "%", "div": FLOOR, "pow": POWER,
+    "return": "f.compile(); for each Func that is a result", "def": "Func f; ... f[x] = expression;", "let": "Func t; ... t[x] = expression;",
+    "while": "a reduction: rsum(e, k)", "lambda": "Func f; ... f[x] = expression;",
+}  # fmt: skip
+#: functions of other languages: what DT has for them
+_CALLS = f"""
+pow power: {POWER}
+square: a * a
+clamp clip: minimum(maximum(a, low), high)
+max: maximum(a, b), or rmax(e, k) over a label
+amax: rmax(e, k)
+fmax: maximum(a, b)
+min: minimum(a, b), or rmin(e, k) over a label
+amin: rmin(e, k)
+fmin: minimum(a, b)
+sum: rsum(e, k)
+mean avg average: rmean(e, k)
+matmul mm bmm dot einsum: {PRODUCT}
+softmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]
+log_softmax: A[x, y] - log(s[x]) with s[x] = rsum(exp(A[x, y]), y)
+logsumexp: log(rsum(exp(e), k))
+var: m[x] = rmean(A[x, y], y); and rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y)
+std: sqrt of rmean((A[x, y] - m[x]) * (A[x, y] - m[x]), y) with m[x] = rmean(A[x, y], y)
+norm: sqrt(rsum(a * a, k))
+relu: maximum(a, 0)
+silu swish: a * sigmoid(a)
+gelu: 0.5 * a * (1 + erf(a * 0.7071067811865476))
+softplus: log(1 + exp(a))
+log1p: log(1 + a)
+expm1: exp(a) - 1
+logistic: sigmoid(a)
+ln: log(a)
+log10: log(a) * 0.4342944819032518
+fabs: abs(a)
+ceil: -floor(-a)
+round: floor(a + 0.5)
+trunc: where(a < 0, -floor(-a), floor(a))
+sign: where(a > 0, 1, where(a < 0, -1, 0))
+reciprocal: 1 / a
+mod: a % b of whole numbers
+fmod: a - b * floor(a / b)
+remainder: a % b of whole numbers, or a - b * floor(a / b)
+select if ifelse iif sel: {CHOOSE}
+float: cast(e, fp32)
+half: cast(e, fp16)
+bfloat16: cast(e, bf16)
+int: floor(a)
+size shape: len(k)
+range arange: a label, which is its own index
+transpose permute t: labels in the other order: A[y, x]
+logical_and: a and b
+logical_or: a or b
+logical_not: not a
+"""
+#: bare names elsewhere -> what DT has
+_NAMES = {"True": "true", "False": "false", "None": "where(c, a, b) with a Param c for what may be absent", "Inf": "inf", "infinity": "inf", "pi": "3.141592653589793"}
+
+
+def symbol_hint(text: str) -> str:
+    """Say what to write for a symbol that DT does not have, "" where nothing stands for it."""
+    return {"&&": "'and'", "||": "'or'"}.get(text, "") or _SYMBOLS.get(text[:1], "")
+
+
+def token_hint(before: str, found: str, after: str) -> str:
+    """Say what to write where ``found`` stands between two tokens and may not, "" where nothing is known."""
+    return _PAIRS.get(before + found, "") or _PAIRS.get(found + after, "") or _WORDS.get(found, "")
+
+
+def call_hint(name: str) -> str:
+    """Say what to write for a function of another language, "" where nothing stands for it."""
+    rows = (line.split(": ", 1) for line in _CALLS.strip().splitlines())
+    return next((remedy for names, remedy in rows if name.lower() in names.split()), "")
+
+
+def name_hint(name: str) -> str:
+    """Say what to write for a bare name of another language, "" where nothing stands for it."""
+    return _NAMES.get(name, "")
