@@ -3,7 +3,7 @@ import torch
 from .public import op
 
 
-@op
+@op(A="x (..., Y)")
 def softmax(x: torch.Tensor) -> torch.Tensor:
     """exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, at any magnitude of x.
 
