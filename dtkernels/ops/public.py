@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.interface import Interface, refuse_layout
+from ..runtime.interface import Interface, refuse_layout, told
 from ..runtime.torch_ops import call_entry, signature
 from .registry import interfaces, shipped
 
@@ -63,6 +63,6 @@ def only_tensors(name: str, **given: object) -> None:
     """Raise TypeError, one line, where an argument is not a tensor with a shape, before it is asked for one."""
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: {argument} is {'None' if value is None else f'a {type(value).__name__}'}; allowed: a tensor")
+            raise TypeError(f"{name}: {argument} is {told(value)}; allowed: a tensor")
         if value.is_nested:
             refuse_layout(name, argument, value)

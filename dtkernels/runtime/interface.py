@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from .signature import Signature
 
 
+def told(value: object) -> str:
+    """What an argument is, for an error."""
+    return "None" if value is None else f"a {type(value).__name__}"
+
+
 def refuse_layout(op: str, name: str, tensor: torch.Tensor) -> None:
     """Raise TypeError, one line, for a tensor that has no strides."""
     if tensor.is_nested:  # some kinds say that they are strided
@@ -122,6 +127,11 @@ class Interface:
         """The shapes that one argument may have, as text."""
         if name in self._arguments:
             return self._arguments[name].text
-        dims = ", ".join(label or "_" for label in signature.inputs[name])
+        return f"{name} {self.shape(signature.inputs[name], name in signature.leaders)}"
+
+    @staticmethod
+    def shape(labels: tuple[str | None, ...], leads: bool) -> str:
+        """The shapes that an input of these labels may have; ``leads``: its leading dimensions are those of the call."""
+        dims = ", ".join(label or "_" for label in labels)
         longer = f"(..., {dims})" if dims else "(...)"
-        return f"{name} {longer}" if name in signature.leaders else f"{name} ({dims}) or {longer}"
+        return longer if leads else f"({dims}) or {longer}"

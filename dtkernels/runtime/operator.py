@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from . import torch_ops
 from .decide import Subject
-from .interface import Interface, refuse_layout
+from .interface import Interface, refuse_layout, told
 from .once import refuse_forward_mode
 from .outline import Outline, read_outline
 from .quick import QuickCalls
@@ -25,6 +25,8 @@ from .signature import check_whole
 from .variant import KERNEL_DTYPES, Pair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from ..lang.spec import Spec
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
@@ -68,9 +70,18 @@ class Operator:
 
         return load_spec(self._from) if isinstance(self._from, Path) else self._from
 
+    @cached_property
+    def __signature__(self) -> Signature:
+        """The parameters of a call, for ``inspect.signature`` and ``help``."""
+        from .described import signature_of
+
+        return signature_of(self)
+
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        return f"{self.spec.doc}\n\n{self.spec.algorithm}"
+        from .described import document
+
+        return document(self)
 
     def __repr__(self) -> str:
         return f"<dtkernels op {self.name}>"
@@ -262,7 +273,7 @@ class Operator:
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
         if not hasattr(value, "__float__"):
-            raise TypeError(f"{self.name}: {public} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+            raise TypeError(f"{self.name}: {public} is {told(value)}; allowed: a number or a one-element tensor")
         return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -270,7 +281,7 @@ class Operator:
         for name, t in tensors.items():
             public = self.interface.name(name)
             if not isinstance(t, torch.Tensor):
-                raise TypeError(f"{self.name}: {public} is a {type(t).__name__}; allowed: a tensor")
+                raise TypeError(f"{self.name}: {public} is {told(t)}; allowed: a tensor")
             refuse_layout(self.name, public, t)
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
@@ -278,6 +289,12 @@ class Operator:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, or bool and integers for masks")
             if name in self.outline.integers and t.dtype not in INTEGER_DTYPES:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+        narrow = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize == 1), None)
+        if narrow is not None:
+            other = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype != tensors[narrow].dtype), None)
+            if other is not None:  # torch promotes no such pair
+                found = ", ".join(f"{self.interface.name(n)} is {tensors[n].dtype}" for n in (narrow, other))
+                raise TypeError(f"{self.name}: {found}; allowed: one dtype, or dtypes of 16 bits and more")
 
 
 @dataclass(frozen=True)

@@ -60,8 +60,9 @@ def fit(op: str, signature: Signature, tensors: dict[str, torch.Tensor], interfa
         raise interface.refuse(op, signature, given, "leading dimensions do not broadcast", [n for n in tensors if n in batched])
     for name in (n for n in tensors if n in batched and n not in signature.leaders):
         if _broadcast([batch, tensors[name].shape[: extra[name]]]) != batch:
-            lead = interface.listed(n for n in signature.leaders if n in tensors)
-            raise interface.refuse(op, signature, given, f"{interface.name(name)} has leading dimensions that {lead} lack")
+            leaders = [n for n in signature.leaders if n in tensors]
+            lack = f"{interface.listed(leaders)} {'lacks' if len(leaders) == 1 else 'lack'}"
+            raise interface.refuse(op, signature, given, f"{interface.name(name)} has leading dimensions that {lack}")
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
     joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:

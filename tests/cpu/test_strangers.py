@@ -142,7 +142,9 @@ def test_an_op_refuses_what_the_program_would(tmp_path):
 
     for line, call in {
         r"seven: A is \(5,\): x is 7 in the program, 5 in A; allowed: A \(..., x\)": lambda: op("seven", "Func seven; In A; Var x; Extent x = 7; seven[x] = A[x];")(random(5)),
-        r"turned: A is \(4, 6\): x is 4 in A, y is 6 in A; the two are one extent; allowed: A \(..., x, y\)": lambda: op("turned", "Func turned; In A; Var x, y; turned[x, y] = A[x, y] + A[y, x];")(random(4, 6)),
+        r"turned: A is \(4, 6\): x is 4 in A, y is 6 in A; the two are one extent; allowed: A \(..., x, y\)": lambda: op(
+            "turned", "Func turned; In A; Var x, y; turned[x, y] = A[x, y] + A[y, x];"
+        )(random(4, 6)),
     }.items():
         with pytest.raises(ValueError, match=f"^{line}"):
             call()
