@@ -108,7 +108,7 @@ def _hiding(mask: torch.Tensor) -> torch.Tensor:
 def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     try:
         return tensor.expand(shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the latter of tensors without data
         raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
 
 

@@ -108,6 +108,6 @@ def _joined(
         lead, rest = t.shape[: count + 1], t.shape[count + 1 :]
         try:
             found[name] = t.view(-1, *rest) if t.numel() else t.reshape(0 if 0 in lead else lead.numel(), *rest)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter of tensors without data
             return None
     return found
