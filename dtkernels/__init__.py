@@ -38,5 +38,9 @@ def __getattr__(name: str):
     return found if attribute is None else getattr(found, attribute)
 
 
+def __dir__() -> list[str]:
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
+
+
 if "torch" in sys.modules:  # who has torch wants the ops: they load here, in milliseconds, and not in the middle of a first call
     importlib.import_module("dtkernels.ops")

@@ -28,3 +28,7 @@ def __getattr__(name: str):
         allowed = ", ".join([*_OPS, *registered_names()])
         raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {allowed}, or register a spec")
     return op
+
+
+def __dir__() -> list[str]:
+    return sorted({*__all__, *registered_names(), *(name for name in globals() if name.startswith("__"))})

@@ -8,7 +8,16 @@ LOWEST = -2.3e38  #: scores times log2(e) stay in float32's range above it
 EXACT = 2**24  #: where float32, in which offsets reach the kernels, no longer tells one key from the next
 
 
-@op
+@op(
+    Q="q (..., H, M, D)",
+    K="k (..., G, L, D)",
+    V="v (..., G, L, N)",
+    mask="mask (..., H, M, L)",
+    bias="bias (..., H, M, L)",
+    sink="sinks (H)",
+    cap="softcap",
+    broadcast=True,
+)
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -99,7 +108,7 @@ def _hiding(mask: torch.Tensor) -> torch.Tensor:
 def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     try:
         return tensor.expand(shape)
-    except RuntimeError:
+    except (RuntimeError, ValueError):  # the latter of tensors without data
         raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
 
 

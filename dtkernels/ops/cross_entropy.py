@@ -6,7 +6,7 @@ from .op_decorator import compiling, only_tensors, op
 REDUCTIONS = ("none", "sum", "mean")
 
 
-@op
+@op(A="logits (..., V)", t="target (...)", smoothing="label_smoothing")
 def cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> torch.Tensor:

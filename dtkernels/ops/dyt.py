@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="x (..., C)", w="weight (C)", b="bias (C)")
 def dyt(x: torch.Tensor, alpha: torch.Tensor | float, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
     """tanh(alpha * x) * weight + bias: dynamic tanh (Zhu et al., Transformers without Normalization, 2025).
 

@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(X="x (..., M, K)", W="weight (N, K)", bias="bias (N)", T="times (..., M, N)")
 def gate(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, times: torch.Tensor | None = None) -> torch.Tensor:
     """sigmoid(x @ weight.T + bias) * times, the product accumulated in float32: a gate in one kernel.
 

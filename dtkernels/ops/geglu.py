@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="gate (...)", B="up (...)")
 def geglu(gate: torch.Tensor, up: torch.Tensor, *, exact: bool = False) -> torch.Tensor:
     """gelu(gate) * up, element by element (Shazeer, GLU Variants Improve Transformer, 2020).
 

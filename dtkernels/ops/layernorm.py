@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="x (..., C)", w="weight (C)", b="bias (C)")
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float = 1e-5) -> torch.Tensor:
     """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias, mean and variance over the last dimension (Ba et al., 2016).
 

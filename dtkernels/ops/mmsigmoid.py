@@ -3,12 +3,12 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="a (..., M, K)", B="b (K, N) or (..., K, N)", broadcast=True)
 def mmsigmoid(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """sigmoid(a @ b), the product accumulated in float32.
 
-    a: (..., M, K), b: (K, N) or (..., K, N). Returns (..., M, N) in the promoted dtype. float32 products follow torch's
-    TF32 setting. Raises ValueError where K does not agree.
+    a: (..., M, K), b: (K, N) or (..., K, N); leading dimensions broadcast. Returns (..., M, N) in the promoted dtype.
+    float32 products follow torch's TF32 setting. Raises ValueError where K does not agree.
 
     >>> mmsigmoid(torch.zeros(2, 3), torch.zeros(3, 1))
     tensor([[0.5000],

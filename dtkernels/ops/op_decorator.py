@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..runtime.bind.library_ops import call_entry, signature
-from .registry import shipped
+from ..runtime.signature.arguments import Interface, refuse_layout, told
+from .registry import interfaces, shipped
 
 compiling = torch.compiler.is_dynamo_compiling
 
@@ -33,23 +35,34 @@ def _signature(name: str) -> str:
 _signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
 
 
-def op(function: Any) -> Any:
-    """Attach ``operator`` and ``source`` of the spec that bears the function's name."""
-    name = function.__name__
+def op(*, broadcast: bool = False, **arguments: str) -> Callable[[Any], Any]:
+    """Attach ``operator`` and ``source`` of the spec that bears the function's name.
 
-    def operator():
-        return _Traced(name) if compiling() else shipped(name)
+    ``arguments`` say what the function calls the spec's inputs and scalars, and which shapes inputs may have:
+    ``A="x (..., C)"``. ``broadcast``: leading dimensions of different inputs broadcast; otherwise they are the same.
+    """
 
-    def source(shape=None, gpu="h200", **options):
-        """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""
-        return operator().source(shape, gpu, **options)
+    def attached(function: Any) -> Any:
+        name = function.__name__
+        interfaces[name] = Interface(arguments, broadcast)
 
-    function.operator, function.source = operator, source
-    return function
+        def operator():
+            return _Traced(name) if compiling() else shipped(name)
+
+        def source(shape=None, gpu="h200", **options):
+            """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""
+            return operator().source(shape, gpu, **options)
+
+        function.operator, function.source = operator, source
+        return function
+
+    return attached
 
 
 def only_tensors(name: str, **given: object) -> None:
-    """Raise TypeError, one line, where one of what an op takes is no tensor, before a shape is asked of it."""
+    """Raise TypeError, one line, where an argument is not a tensor with a shape, before it is asked for one."""
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: {argument} is a {type(value).__name__}; allowed: a tensor")
+            raise TypeError(f"{name}: {argument} is {told(value)}; allowed: a tensor")
+        if value.is_nested:
+            refuse_layout(name, argument, value)

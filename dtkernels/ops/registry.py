@@ -10,15 +10,17 @@ from pathlib import Path
 
 from ..lang.errors import DTError
 from ..runtime.bind.operator import Operator
+from ..runtime.signature.arguments import Interface
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 _registered: dict[str, Operator] = {}
+interfaces: dict[str, Interface] = {}  #: how the functions of the package call the arguments of their ops
 
 
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
     """The op of a spec that comes with the package."""
-    return Operator(SPECS / f"{name}.yaml")
+    return Operator(SPECS / f"{name}.yaml", interfaces.get(name))
 
 
 def shipped_names() -> tuple[str, ...]:

@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="x (...)")
 def relu(x: torch.Tensor) -> torch.Tensor:
     """max(x, 0), element by element.
 

@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="x (..., C)", w="weight (C)")
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, offset: int = 0) -> torch.Tensor:
     """x / sqrt(mean(x^2) + eps) * (weight + offset), the mean over the last dimension (Zhang and Sennrich, 2019).
 

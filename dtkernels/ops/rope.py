@@ -3,7 +3,7 @@ import torch
 from .op_decorator import only_tensors, op
 
 
-@op
+@op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (B, S, D)", sin="sin (B, S, D)")
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Rotary position embedding of queries and keys (Su et al., RoFormer, 2021), in the half-rotated form of Hugging Face.
 
@@ -22,5 +22,7 @@ def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor)
     if q.shape[-1] % 2:
         raise ValueError(f"rope: the last dimension is even; got shape {tuple(q.shape)}")
     if cos.dim() == 2 or cos.shape[0] == 1:
+        if cos.shape[-2:] != q.shape[-2:]:
+            raise ValueError(f"rope: q is {tuple(q.shape)}, cos is {tuple(cos.shape)}; allowed: q (B, H, S, D), cos (S, D), (1, S, D) or (B, S, D)")
         cos, sin = (t.expand(q.shape[0], *t.shape[-2:]) for t in (cos, sin))
     return rope.operator()(q, k, cos, sin)

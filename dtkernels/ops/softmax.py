@@ -1,16 +1,33 @@
 import torch
 
-from .op_decorator import op
+from .op_decorator import only_tensors, op
 
 
-@op
-def softmax(x: torch.Tensor) -> torch.Tensor:
+@op(A="x (..., Y)")
+def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
     """exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, at any magnitude of x.
 
     x: (..., Y), float32, float16 or bfloat16 (other floating types run the reference). Returns the same shape and
-    dtype. A row of -inf gives NaN, as torch.softmax does.
+    dtype. dim: another dimension than the last. dtype: x is converted to it first. A row of -inf gives NaN, as
+    torch.softmax does. Raises ValueError where there is no such dimension.
 
     >>> softmax(torch.zeros(1, 4))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    return softmax.operator()(x)
+    if dim == -1 and dtype is None:
+        return softmax.operator()(x)
+    return _along(x, dim, dtype)
+
+
+def _along(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+    """Softmax over any dimension."""
+    only_tensors("softmax", x=x)
+    if not isinstance(dim, int):
+        raise TypeError(f"softmax: dim is {dim!r}; allowed: a whole number")
+    rank = max(x.dim(), 1)
+    if not -rank <= dim < rank:
+        raise ValueError(f"softmax: dim is {dim}; allowed: {-rank} to {rank - 1}")
+    x = x if dtype is None else x.to(dtype)
+    if dim in (-1, rank - 1):
+        return softmax.operator()(x)
+    return softmax.operator()(x.movedim(dim, -1)).movedim(-1, dim)

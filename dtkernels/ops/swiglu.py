@@ -3,7 +3,7 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="gate (...)", B="up (...)")
 def swiglu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """gate * sigmoid(gate) * up, element by element: silu(gate) * up (Shazeer, GLU Variants Improve Transformer, 2020).
 

@@ -3,12 +3,12 @@ import torch
 from .op_decorator import op
 
 
-@op
+@op(A="a (..., M, K)", B="b (K, L) or (..., K, L)", C="c (L, N) or (..., L, N)", broadcast=True)
 def two_mm(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     """(a @ b) @ c, products accumulated in float32, a @ b rounded to the inputs' dtype in between.
 
-    a: (..., M, K), b: (K, L), c: (L, N); b and c may carry the leading dimensions of a. Returns (..., M, N) in the
-    promoted dtype. Raises ValueError where K or L does not agree.
+    a: (..., M, K), b: (K, L), c: (L, N); b and c may have leading dimensions too, which broadcast. Returns
+    (..., M, N) in the promoted dtype. Raises ValueError where K or L does not agree.
 
     >>> two_mm(torch.ones(2, 3), torch.ones(3, 4), torch.ones(4, 1))
     tensor([[12.],

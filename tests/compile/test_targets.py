@@ -71,7 +71,7 @@ def machine_code(name: str, target: str, dtype: torch.dtype = torch.bfloat16):
     recorder = Recorder(getattr(module, kernel_name))
     setattr(module, kernel_name, recorder)
     try:
-        compiled(*(torch.empty(s, dtype=dtype, device="meta") for s in shapes), *scalars)
+        getattr(module, compiled.outputs[0])(*(torch.empty(s, dtype=dtype, device="meta") for s in shapes), *scalars)
     finally:
         setattr(module, kernel_name, recorder.kernel)
     return build(recorder, TARGETS[target])

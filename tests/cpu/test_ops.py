@@ -142,18 +142,18 @@ def test_nan_stays():
 @pytest.mark.parametrize(
     "call,text",
     [
-        (lambda o, z: o.mmsigmoid(z(3, 4), z(5, 6)), "mmsigmoid: B has 5 along k, A has 4"),
-        (lambda o, z: o.two_mm(z(3, 4), z(4, 5), z(6, 7)), "two_mm: C has 6 along l, B has 5"),
-        (lambda o, z: o.dyt(z(3, 4), 1.0, z(5), z(4)), "dyt: w has 5 along y, A has 4"),
+        (lambda o, z: o.mmsigmoid(z(3, 4), z(5, 6)), "mmsigmoid: a is (3, 4), b is (5, 6): K is 4 in a, 5 in b; allowed: a (..., M, K), b (K, N) or (..., K, N)"),
+        (lambda o, z: o.two_mm(z(3, 4), z(4, 5), z(6, 7)), "two_mm: b is (4, 5), c is (6, 7): L is 5 in b, 6 in c; allowed: a (..., M, K)"),
+        (lambda o, z: o.dyt(z(3, 4), 1.0, z(5), z(4)), "dyt: x is (3, 4), weight is (5,): C is 4 in x, 5 in weight; allowed: x (..., C), weight (C), bias (C)"),
         (lambda o, z: o.attention(z(1, 4, 3, 8), z(1, 3, 3, 8), z(1, 3, 3, 8)), "attention: the heads of k and v divide those of q"),
-        (lambda o, z: o.rmsnorm(z(3, 4), z(5)), "rmsnorm: w has 5 along y, A has 4"),
-        (lambda o, z: o.swiglu(z(3, 4), z(3, 5)), "swiglu: "),
+        (lambda o, z: o.rmsnorm(z(3, 4), z(5)), "rmsnorm: x is (3, 4), weight is (5,): C is 4 in x, 5 in weight; allowed: x (..., C), weight (C)"),
+        (lambda o, z: o.swiglu(z(3, 4), z(3, 5)), "swiglu: gate is (3, 4), up is (3, 5); allowed: one shape"),
         (lambda o, z: o.rope(z(1, 1, 2, 3), z(1, 1, 2, 3), z(2, 3), z(2, 3)), "rope: the last dimension is even; got shape (1, 1, 2, 3)"),
         (lambda o, z: o.rope(z(1, 2, 4), z(1, 2, 4), z(2, 4), z(2, 4)), "rope: q and k have 4 dimensions"),
         (lambda o, z: o.cross_entropy(z(3, 4), z(4)), "cross_entropy: target has a class for each row of logits; got shapes (3, 4), (4,)"),
         (lambda o, z: o.cross_entropy(z(3, 4), z(3), reduction="all"), "cross_entropy: reduction is 'all'; allowed: none, sum, mean"),
         (lambda o, z: o.cross_entropy(z(3, 4), z(3), label_smoothing=2), "cross_entropy: label_smoothing is 2; allowed: 0 to 1"),
-        (lambda o, z: o.attention(z(3, 8), z(3, 7), z(3, 8)), "attention: K has 7 along d, Q has 8"),
+        (lambda o, z: o.attention(z(3, 8), z(3, 7), z(3, 8)), "attention: q is (3, 8), k is (3, 7): D is 8 in q, 7 in k; allowed: q (..., H, M, D)"),
     ],
 )
 def test_wrong_shapes_give_one_clear_line(call, text):
@@ -163,16 +163,16 @@ def test_wrong_shapes_give_one_clear_line(call, text):
 
 
 def test_wrong_types_are_named():
-    with pytest.raises(TypeError, match="cross_entropy: t is torch.float32; allowed: int32, int64, int8 or uint8, as it stands in an index"):
+    with pytest.raises(TypeError, match="cross_entropy: target is torch.float32; allowed: int32, int64, int8 or uint8, as it stands in an index"):
         dtkernels.ops.cross_entropy(torch.zeros(3, 4), torch.zeros(3))
     x = torch.zeros(3, 4)
-    with pytest.raises(TypeError, match="relu: A is of layout torch.sparse_coo; allowed: a tensor with strides"):
+    with pytest.raises(TypeError, match="relu: x is of layout torch.sparse_coo; allowed: a tensor with strides"):
         dtkernels.ops.relu(x.to_sparse())
     with pytest.raises(ValueError, match=r"dyt: alpha is a number or a one-element tensor; got shape \(4,\)"):
         dtkernels.ops.dyt(x, x[0], x[0], x[0])
     with pytest.raises(TypeError, match="dyt: alpha is a str; allowed: a number or a one-element tensor"):
         dtkernels.ops.dyt(x, "1", x[0], x[0])
-    with pytest.raises(TypeError, match="relu: A is a list; allowed: a tensor"):
+    with pytest.raises(TypeError, match="relu: x is a list; allowed: a tensor"):
         dtkernels.ops.relu([1.0])
-    with pytest.raises(TypeError, match="relu: A is torch.complex64"):
+    with pytest.raises(TypeError, match="relu: x is torch.complex64"):
         dtkernels.ops.relu(torch.zeros(3, dtype=torch.complex64))

@@ -100,6 +100,7 @@ class CompiledProgram:
         """Raise TypeError, one line, for an argument that no kernel takes."""
         import torch
 
+        from ..signature.arguments import refuse_layout, told
         from ..signature.signature import check_whole
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
@@ -108,15 +109,14 @@ class CompiledProgram:
                 continue  # what another wrapper reads; what the wrapper refuses
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
-                raise TypeError(f"{name}: {n} is a {type(value).__name__}; allowed: {kind}")
+                raise TypeError(f"{name}: {n} is {told(value)}; allowed: {kind}")
             if n in whole:
                 check_whole(name, n, value)
             if not isinstance(value, torch.Tensor):
                 continue
-            interpreted = value.is_meta and interpreting()  # elsewhere launches may be recorded alone
-            if interpreted or value.layout is not torch.strided:
-                found = "on the meta device" if interpreted else f"of layout {value.layout}"
-                raise TypeError(f"{name}: {n} is {found}; allowed: {kind} with strides and data")
+            refuse_layout(name, n, value)
+            if value.is_meta:  # a kernel would be launched on no memory
+                raise TypeError(f"{name}: {n} is on the meta device; allowed: {kind} with data, or an op, dtkernels.register(...)")
 
     def __reduce__(self):
         """Copies and pickles are made of the program: the imported file has no copy."""

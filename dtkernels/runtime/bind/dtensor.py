@@ -83,6 +83,7 @@ def call_sharded(operator: Operator, args: tuple, kwargs: dict):
             raise TypeError(f"{operator.spec.op}: {n} is a plain tensor beside DTensors; allowed: DTensors of one mesh")
         if isinstance(v, DTensor) and v.device_mesh != mesh:
             raise ValueError(f"{operator.spec.op}: {n} is on another device mesh; allowed: one mesh")
+    operator.interface.check(operator.name, operator.variant(tuple(sorted(params.items())), frozenset(), 0).signature, tensors)
     ranks = {n: len(algorithm.plain_labels(n)) for n in tensors}
     extra = {n: t.dim() - ranks[n] for n, t in tensors.items()}
     labels = {n: dims_of(algorithm, n, max(extra[n], 0)) for n in tensors}

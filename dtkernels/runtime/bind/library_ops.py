@@ -66,8 +66,10 @@ def ensure(name: str) -> None:
 
 def _schema(operator: Operator) -> str:
     """Inputs, scalars as tensors, then by name: scalars as numbers and compile-time parameters."""
+    from .op_documentation import always_needed
+
     a = operator.spec.algorithm
-    needed = _always_needed(operator)
+    needed = always_needed(operator)
     parts = [f"Tensor {n}" if n in needed else f"Tensor? {n}" for n in a.inputs] + [f"Tensor? {s}" for s in a.scalars]
     for i in range(len(parts) - 1, -1, -1):
         if not parts[i].startswith("Tensor?"):
@@ -84,13 +86,6 @@ def _number_arguments(algorithm) -> list[str]:
     """Scalars as numbers; one by one, for a list of them would hold no number that torch.compile knows as a symbol alone."""
     whole = algorithm.integer_scalars()
     return [f"{'SymInt' if s in whole else 'Scalar'}? {s}_number=None" for s in algorithm.scalars]
-
-
-def _always_needed(operator: Operator) -> set[str]:
-    """Inputs that no setting of the truth-valued parameters does without."""
-    flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
-    settings = [(), *((f,) for f in flags), tuple(flags)]
-    return set.intersection(*(set(operator.variant(tuple(sorted(s)), frozenset(), 0).signature.inputs) for s in settings))
 
 
 # -- from a call to an entry ------------------------------------------------------------------------------------------

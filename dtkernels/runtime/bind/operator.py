@@ -16,6 +16,7 @@ from torch.autograd import forward_ad
 
 from ..dispatch.call_cache import CallCache
 from ..select.schedule_selection import Call
+from ..signature.arguments import Interface, refuse_layout, told
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
@@ -24,6 +25,8 @@ from . import library_ops
 from .variant import KERNEL_DTYPES, DifferentiablePair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
+    from inspect import Signature
+
     from ...lang.spec import Spec
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
@@ -45,9 +48,12 @@ class Operator:
     parameters by name. Inputs may have more leading dimensions than declared; they are batched.
     """
 
-    def __init__(self, spec: Spec | Path):
-        """``spec``, or the file of a spec that has an outline beside it and is read when something wants more than that."""
-        self._from = spec
+    def __init__(self, spec: Spec | Path, interface: Interface | None = None):
+        """``spec``, or the file of a spec that has an outline beside it and is read when something wants more than that.
+
+        ``interface``: how callers know the arguments, where a function in front of the op renames them.
+        """
+        self._from, self.interface = spec, interface or Interface()
         outline = read_manifest(spec) if isinstance(spec, Path) else None
         self.outline = outline or OpManifest.of(self.spec)
         self.name = self.__name__ = self.outline.op
@@ -64,9 +70,18 @@ class Operator:
 
         return load_spec(self._from) if isinstance(self._from, Path) else self._from
 
+    @cached_property
+    def __signature__(self) -> Signature:
+        """The parameters of a call, for ``inspect.signature`` and ``help``."""
+        from .op_documentation import signature_of
+
+        return signature_of(self)
+
     @property
     def __doc__(self) -> str:  # type: ignore[override]
-        return f"{self.spec.doc}\n\n{self.spec.algorithm}"
+        from .op_documentation import document
+
+        return document(self)
 
     def __repr__(self) -> str:
         return f"<dtkernels op {self.name}>"
@@ -113,6 +128,9 @@ class Operator:
         """A call of a kind that was not seen before."""
         if self._asked is not None and self._asked == threading.get_ident():
             raise Asked(args, kwargs)
+        for name, value in (*zip(self._names, args), *kwargs.items()):
+            if isinstance(value, torch.Tensor):
+                refuse_layout(self.name, self.interface.name(name), value)
         refuse_forward_mode(self.name, (*args, *kwargs.values()))
         if torch._C._are_functorch_transforms_active():
             library_ops.ensure(self.entry)
@@ -178,9 +196,10 @@ class Operator:
         self._check_types(tensors)
         device = next(iter(tensors.values())).device
         scalars = {name: self._scalar(name, scalars[name], device) for name in core.signature.scalars}
-        fitted = bind_shapes(self.name, core.signature, tensors)
+        self.interface.check(self.name, core.signature, tensors)
+        fitted = bind_shapes(self.name, core.signature, tensors, self.interface)
         variant = self.variant(tuple(sorted(params.items())), fitted.batched, fitted.labels) if fitted.labels else core
-        variant.check(self.name, fitted.tensors)
+        variant.check(self.name, fitted.tensors, tensors, self.interface)
         key = (tuple(sorted(params.items())), fitted.batched if fitted.labels else frozenset(), fitted.labels)
         return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.signature.scalars}, key)
 
@@ -222,7 +241,9 @@ class Operator:
         needed = self.variant(tuple(sorted(params.items())), frozenset(), 0).signature
         for name in (*needed.inputs, *needed.scalars):
             if given.get(name) is None:
-                raise TypeError(f"{self.name}: argument {name!r} is missing; allowed: {', '.join(names)}")
+                kind = "a tensor" if name in a.inputs else "a number or a one-element tensor"
+                found = "is None" if name in given else "is missing"
+                raise TypeError(f"{self.name}: {self.interface.name(name)} {found}; allowed: {kind}")
         return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
 
     def _parameter(self, name: str, value: object, default: int | bool) -> int | bool:
@@ -234,40 +255,46 @@ class Operator:
 
     def _scalar(self, name: str, value: object, device: torch.device) -> object:
         """A scalar as kernels take it: a number of Python's own, by which calls are told apart, or a tensor beside the inputs."""
+        public = self.interface.name(name)
         if name in self.outline.whole:
-            check_whole(self.name, name, value)
+            check_whole(self.name, public, value)
         if isinstance(value, torch.Tensor):
+            refuse_layout(self.name, public, value)
             if value.numel() != 1:
-                raise ValueError(f"{self.name}: {name} is a number or a one-element tensor; got shape {tuple(value.shape)}")
+                raise ValueError(f"{self.name}: {public} is a number or a one-element tensor; got shape {tuple(value.shape)}")
+            if value.is_complex():
+                raise TypeError(f"{self.name}: {public} is {value.dtype}; allowed: a real number")
             if value.device == device:
                 return value
             if value.device.type != "cpu":
-                raise ValueError(f"{self.name}: {name} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
+                raise ValueError(f"{self.name}: {public} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
             return value.to(device)
         # symbols: Inductor fills them in, and a float that is whole by its rules comes back as an integer
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
         if not hasattr(value, "__float__"):
-            raise TypeError(f"{self.name}: {name} is a {type(value).__name__}; allowed: a number or a one-element tensor")
+            raise TypeError(f"{self.name}: {public} is {told(value)}; allowed: a number or a one-element tensor")
         return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
         first = next(iter(tensors))
         for name, t in tensors.items():
+            public = self.interface.name(name)
             if not isinstance(t, torch.Tensor):
-                raise TypeError(f"{self.name}: {name} is a {type(t).__name__}; allowed: a tensor")
-            if t.layout is not torch.strided:
-                raise TypeError(f"{self.name}: {name} is of layout {t.layout}; allowed: a tensor with strides")
+                raise TypeError(f"{self.name}: {public} is {told(t)}; allowed: a tensor")
+            refuse_layout(self.name, public, t)
             if t.device != tensors[first].device:
-                raise ValueError(f"{self.name}: {name} is on {t.device}, {first} is on {tensors[first].device}; allowed: one device")
-            if (
-                not t.is_floating_point()
-                and t.dtype not in (torch.bool, *INTEGER_DTYPES)
-                or t.is_complex()
-            ):
-                raise TypeError(f"{self.name}: {name} is {t.dtype}; allowed: floating point, or bool and integers for masks")
+                raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
+            if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
+                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, or bool and integers for masks")
             if name in self.outline.integers and t.dtype not in INTEGER_DTYPES:
-                raise TypeError(f"{self.name}: {name} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+                raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
+        narrow = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize == 1), None)
+        if narrow is not None:
+            other = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype != tensors[narrow].dtype), None)
+            if other is not None:  # torch promotes no such pair
+                found = ", ".join(f"{self.interface.name(n)} is {tensors[n].dtype}" for n in (narrow, other))
+                raise TypeError(f"{self.name}: {found}; allowed: one dtype, or dtypes of 16 bits and more")
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from ...codegen.target import Target, target
 from ..dispatch.dispatcher import Dispatcher
 from ..path_counters import checking, count, interpreting
 from ..select.schedule_selection import Call
+from ..signature.arguments import Interface
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
 from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
@@ -45,7 +46,7 @@ class Variant:
         self._make, self.outputs, self.subject = make, outputs, subject
         self.written = self  #: what it computes, as the user wrote it
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], DifferentiablePair] = {}
-        self._facts = facts or Facts(Signature.of(self.algorithm))
+        self._facts = facts or Facts(Signature.of(self.algorithm, outputs if subject.direction == "forward" and not subject.saved else ()))
         self.signature = self._facts.signature
         self._tied = {} if facts else {label: min(self.algorithm.tied_labels(label)) for label in self.algorithm.labels}
         self.dispatch = Dispatcher(subject, self.signature, lambda: self.algorithm, outputs, device_target)
@@ -78,20 +79,17 @@ class Variant:
 
         return chained_products(self.differentiated, self.outputs)
 
-    def check(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
-        """Raise ValueError, one line, where ranks or extents do not fit."""
+    def check(self, op: str, tensors: dict[str, torch.Tensor], given: dict[str, torch.Tensor], interface: Interface) -> None:
+        """Raise ValueError, one line, where extents do not fit: of ``tensors``, which were ``given`` by the caller in other shapes."""
         sizes, tied = self.signature.sizes, self._tied
-        seen = {tied.get(label, label): (size, "the program", label) for label, size in sizes.items() if isinstance(size, int)}
+        seen: dict[str, tuple[str | None, str, int]] = {tied.get(label, label): (None, label, n) for label, n in sizes.items() if isinstance(n, int)}
         for name, t in tensors.items():
             labels = self.signature.inputs[name]
             if t.dim() != len(labels):
-                raise ValueError(f"{op}: {name} has {len(labels)} dimensions; got shape {tuple(t.shape)}")
+                raise interface.refuse_rank(op, self.signature, given, name)
             for label, size in zip(labels, t.shape):
-                if label is not None and seen.setdefault(tied.get(label, label), (size, name, label))[0] != size:
-                    known, other, its = seen[tied.get(label, label)]
-                    where = "" if its == label else f" along {its}; the two are one extent"
-                    shapes = ", ".join(f"{n} {tuple(x.shape)}" for n, x in tensors.items())
-                    raise ValueError(f"{op}: {name} has {size} along {label}, {other} has {known}{where}; shapes {shapes}")
+                if label is not None and (known := seen.setdefault(tied.get(label, label), (name, label, size)))[2] != size:
+                    raise interface.differing(op, self.signature, given, known, (name, label, size))
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """The outputs, differentiable where an input asks for it."""

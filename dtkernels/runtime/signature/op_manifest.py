@@ -110,12 +110,12 @@ def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
     """The line of a variant."""
     plain = [(p.name, p.against) for p in products]
-    return json.dumps({"params": dict(params), "signature": vars(signature), "products": plain})
+    return json.dumps({"params": dict(params), "signature": _plain(signature), "products": plain})
 
 
 def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...], halves: Halves) -> str:
     """The line of a gradient."""
-    plain = halves._asdict() | {half: s and vars(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
+    plain = halves._asdict() | {half: s and _plain(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 
@@ -153,4 +153,11 @@ def _signature(data: dict) -> Signature:
         {label: tuple(s) if isinstance(s, list) else s for label, s in data["sizes"].items()},
         {label: tuple(names) for label, names in data["rows"].items()},
         data["precise"],
+        tuple(data.get("leaders", ())),
+        data.get("firsts", {}),
     )
+
+
+def _plain(signature: Signature) -> dict:
+    """A signature as JSON holds it."""
+    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts")}

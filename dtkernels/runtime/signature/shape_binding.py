@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .arguments import Interface
 from .signature import Signature
 
 
@@ -36,21 +37,32 @@ class BoundShapes:
         return result
 
 
-def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> BoundShapes:
-    """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where they cannot be."""
-    ranks = {name: len(signature.inputs[name]) for name in tensors}
+def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor], interface: Interface) -> BoundShapes:
+    """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where they cannot be.
+
+    Leading dimensions are those that the signature's leaders broadcast to; other inputs may bring no more.
+    """
+    given, ranks = tensors, {name: len(signature.inputs[name]) for name in tensors}
     extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
     short = -min(min(extra.values()), 0)
     if short:
-        tensors, extra = _lengthened(op, tensors, ranks, extra, short)
+        wrong = _not_lengthened(signature, tensors, extra, short)
+        if wrong is not None:
+            raise interface.refuse_rank(op, signature, given, wrong)
+        tensors = {name: t[(None,) * short] if extra[name] else t for name, t in tensors.items()}
+        extra = dict.fromkeys(tensors, 0)
     count = max(extra.values())
     batched = frozenset(name for name, n in extra.items() if n > 0)
     if not count:
         return BoundShapes(tensors, batched, 0, (), False, short)
-    batch = _broadcast([tensors[name].shape[: extra[name]] for name in batched])
+    batch = _broadcast([tensors[name].shape[: extra[name]] for name in tensors if name in batched and name in signature.leaders])
     if batch is None:
-        shapes = ", ".join(f"{name} {tuple(tensors[name].shape)}" for name in tensors if name in batched)
-        raise ValueError(f"{op}: leading dimensions do not broadcast: {shapes}")
+        raise interface.refuse(op, signature, given, "leading dimensions do not broadcast", [n for n in tensors if n in batched])
+    for name in (n for n in tensors if n in batched and n not in signature.leaders):
+        if _broadcast([batch, tensors[name].shape[: extra[name]]]) != batch:
+            leaders = [n for n in signature.leaders if n in tensors]
+            lack = f"{interface.listed(leaders)} {'lacks' if len(leaders) == 1 else 'lack'}"
+            raise interface.refuse(op, signature, given, f"{interface.name(name)} has leading dimensions that {lack}")
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
     joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:
@@ -58,9 +70,9 @@ def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor])
     return BoundShapes(spread, batched, count, tuple(batch), False, 0)
 
 
-def _broadcast(shapes: list[torch.Size]) -> tuple[int, ...] | None:
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     """What ``shapes`` broadcast to, None if they do not. torch's own function imports sympy, which takes seconds."""
-    found = [1] * max(map(len, shapes))
+    found = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for place, size in enumerate(reversed(shape), 1):
             if size != 1:
@@ -70,17 +82,17 @@ def _broadcast(shapes: list[torch.Size]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def _lengthened(op, tensors, ranks, extra, short):
-    """Tensors with ``short`` leading dimensions of length 1 added to all that are that short."""
-    found = {}
-    for name, t in tensors.items():
-        if extra[name] not in (0, -short):
-            raise ValueError(f"{op}: {name} has {ranks[name]} dimensions; got shape {tuple(t.shape)}")
-        found[name] = t[(None,) * short] if extra[name] else t
-    if any(n == 0 for n in extra.values()) and any(len(t.shape) > 1 and extra[name] == 0 for name, t in tensors.items()):
-        wrong = next(name for name, n in extra.items() if n < 0)
-        raise ValueError(f"{op}: {wrong} has {ranks[wrong]} dimensions; got shape {tuple(tensors[wrong].shape)}")
-    return found, dict.fromkeys(tensors, 0)
+def _not_lengthened(signature: Signature, tensors: dict[str, torch.Tensor], extra: dict[str, int], short: int) -> str | None:
+    """An input that hinders a call in which others lack their ``short`` first dimensions; None if there is none.
+
+    Inputs lack that many or none, and only such dimensions as the results then lack too.
+    """
+    for name, n in extra.items():
+        if n not in (0, -short) or n and signature.firsts.get(name, 0) < short:
+            return name
+    if any(n == 0 and tensors[name].dim() > 1 for name, n in extra.items()):
+        return next(name for name, n in extra.items() if n < 0)
+    return None
 
 
 def _joined(
@@ -96,6 +108,6 @@ def _joined(
         lead, rest = t.shape[: count + 1], t.shape[count + 1 :]
         try:
             found[name] = t.view(-1, *rest) if t.numel() else t.reshape(0 if 0 in lead else lead.numel(), *rest)
-        except RuntimeError:
+        except (RuntimeError, ValueError):  # the latter of tensors without data
             return None
     return found

@@ -5,7 +5,7 @@ All of it follows from the algorithm; for the ops of the package it is also writ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -28,19 +28,25 @@ class Signature:
     sizes: dict[str, tuple[str, int] | int]  #: label -> (input, dimension) or a constant
     rows: dict[str, tuple[str, ...]]  #: labels that may stand for more rows, if these inputs and no others have them
     precise: bool  #: whether the setting of float32 products matters
+    leaders: tuple[str, ...] = ()  #: inputs whose leading dimensions are those of the call
+    firsts: dict[str, int] = field(default_factory=dict)  #: how many of its first dimensions an input may lack, where it is any
 
     @staticmethod
-    def of(algorithm: Algorithm) -> Signature:
-        """The signature of a prepared algorithm."""
+    def of(algorithm: Algorithm, called: tuple[str, ...] = ()) -> Signature:
+        """The signature of a prepared algorithm. ``called``: its outputs, where callers outside give the inputs."""
         from ...codegen.emit.module import plain_labels, value_inputs
         from ...lang import expr as ex
-        from .dim_collapse import collapsible_label
+        from .dim_collapse import collapsible_label, first_dimensions, leading_inputs
 
         inputs = {n: plain_labels(algorithm, n) for n in algorithm.inputs}
         precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
         firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
         rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
-        return Signature(inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise)
+        own = Signature(inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise)
+        if not called:
+            return own
+        lacked = {name: count for name, count in first_dimensions(algorithm, called).items() if count}
+        return replace(own, leaders=leading_inputs(algorithm, called), firsts=lacked)
 
     def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """The extent of every label from the shapes of the inputs."""

@@ -1,0 +1,74 @@
+"""What ``inspect.signature`` and ``help`` say of an op made from a spec."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from ..signature.arguments import Interface
+from ..signature.dim_collapse import leading_inputs
+
+if TYPE_CHECKING:
+    from .operator import Operator
+
+EMPTY = inspect.Parameter.empty
+UNLESS = ", or None where the parameters need none"
+_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+def signature_of(operator: Operator) -> inspect.Signature:
+    """The parameters of a call: inputs, scalars, then compile-time parameters by name.
+
+    What only some settings of the parameters need has the default None, and so has what comes after it.
+    """
+    a, needed, found = operator.outline, always_needed(operator), []
+    optional = False
+    for name in (*a.inputs, *a.scalars):
+        optional = optional or name not in needed
+        kind = torch.Tensor if name in a.inputs else float | torch.Tensor
+        default, kind = (None, kind | None) if optional else (EMPTY, kind)
+        found.append(inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=kind))
+    for name, value in a.params:
+        found.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=value, annotation=type(value)))
+    results = torch.Tensor if len(a.outputs) == 1 else tuple[(torch.Tensor,) * len(a.outputs)]  # type: ignore[misc]
+    return inspect.Signature(found, return_annotation=results)
+
+
+def always_needed(operator: Operator) -> set[str]:
+    """Inputs and scalars that no setting of the truth-valued parameters does without."""
+    flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
+    settings = [(), *((f,) for f in flags), tuple(flags)]
+    signatures = [operator.variant(tuple(sorted(s)), frozenset(), 0).signature for s in settings]
+    return set.intersection(*({*s.inputs, *s.scalars} for s in signatures))
+
+
+def document(operator: Operator) -> str:
+    """A docstring: the call, what the spec says of the op, its arguments, its result, its algorithm."""
+    spec, algorithm = operator.spec, operator.spec.algorithm
+    call = inspect.Signature([p.replace(annotation=EMPTY) for p in operator.__signature__.parameters.values()])
+    lines = [f"{operator.name}{call}", "", *spec.doc.strip().splitlines(), "", "Arguments:"]
+    lines += [f"    {line}" for line in _arguments(operator)]
+    results = ", ".join(f"(..., {', '.join(labels)})" if (labels := algorithm[o].labels) else "(...)" for o in spec.outputs)
+    dtypes = ", ".join(_DTYPES.get(d, d) for d in spec.dtypes)
+    lines += ["", f"Returns {results}. It is tuned for {dtypes}. Differentiable in floating-point arguments.", "", "Algorithm:"]
+    return "\n".join([*lines, *(f"    {line}" for line in str(algorithm).splitlines())]) + "\n"
+
+
+def _arguments(operator: Operator) -> Iterator[str]:
+    """A line for each argument."""
+    spec, algorithm = operator.spec, operator.spec.algorithm
+    leaders, needed = leading_inputs(algorithm, spec.outputs), always_needed(operator)
+    for name in algorithm.inputs:
+        shape = Interface.shape(algorithm.plain_labels(name), name in leaders)
+        kind = ", integers" if name in operator.outline.integers else ""
+        yield f"{name}: {shape}{kind}{'' if name in needed else UNLESS}"
+    for name in algorithm.scalars:
+        kind = "a whole number" if name in algorithm.integer_scalars() else "a number"
+        yield f"{name}: {kind} or a one-element tensor{'' if name in needed else UNLESS}"
+    for name, default in algorithm.params:
+        kind = "True or False" if isinstance(default, bool) else "a whole number"
+        said = " ".join(spec.parameters.get(name, "").split())
+        yield f"{name}: {kind}, {default} unless given{f'; {said}' if said else ''}"
