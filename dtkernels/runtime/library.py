@@ -90,6 +90,14 @@ def tables_folder() -> Path:
     return told_folder(named)
 
 
+def table_names() -> tuple[str, ...]:
+    """The folders of ``tables_folder()`` that have a ``gpu.yaml``. Never raises."""
+    try:
+        return tuple(sorted(p.name for p in tables_folder().iterdir() if (p / "gpu.yaml").exists()))
+    except OSError:
+        return ()
+
+
 @lru_cache(maxsize=1)
 def _own_tables() -> Path:
     inside = _PACKAGE / "schedule_tables"
