@@ -41,5 +41,9 @@ if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone:
 
 
 def in_turn() -> AbstractContextManager:
-    """What a kernel that Triton launches runs in: in the interpreter one at a time."""
-    return one_at_a_time if interpreting() else nullcontext()
+    """The context that a kernel launched by Triton runs in: in the interpreter one at a time, and without NumPy's warnings."""
+    if not interpreting():
+        return nullcontext()
+    from .interpreter import one_kernel
+
+    return one_kernel()
