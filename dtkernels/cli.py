@@ -25,7 +25,9 @@ Refused where the GPU has no room for the schedule; where tiles are whole extent
 _EXPLAIN = """Say which schedule an op gets at a shape on a GPU, which need not be here: the row of the schedule table with its measured
 time, or why the default schedule is taken; the next rows with theirs; and what the kernels launch. DTKERNELS_TABLES names the tables.
 With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""
-_DOCTOR = "One line each: OK, or WARN and what to do."
+_DOCTOR = """One line each, OK or WARN and what to do: what is installed, the schedule tables, the cache, and every variable of the
+environment that is set and whether what it names is usable (docs/configuration.md). Exit status 1 where something is not usable; no GPU,
+and TRITON_INTERPRET, are no fault."""
 _SHAPE = f"""extents: the output's labels, then the other labels in order of declaration, each one of them; labels that share an
 extent count once. Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
 _SIZES = "the same by name, each label once: x=4096,y=8192"
@@ -42,11 +44,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0, or 2 after one line on stderr where the input is refused."""
+    """Run one command: 0, 1 where ``doctor`` finds a fault, or 2 after one line on stderr where the input is refused."""
     try:
         args = _parser().parse_args(argv)
-        args.run(args)
+        status = args.run(args)
         sys.stdout.flush()
+        return status or 0
     except BrokenPipeError:  # the reader had enough; what is still buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except DTError as error:
@@ -182,9 +185,11 @@ def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
     return lines
 
 
-def _doctor(args: argparse.Namespace) -> None:
-    for line in doctor.report():
-        print(line)
+def _doctor(args: argparse.Namespace) -> int:
+    found = list(doctor.facts())
+    for fact in found:
+        print(fact)
+    return int(any(fact.fault for fact in found))
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
