@@ -9,12 +9,12 @@ of the project, and REGEX is looked for in "op shape direction". What a later fi
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import re
 import sys
 from pathlib import Path
+
+from asked import Parser, read_figures, read_text, said
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- figures: ([^>]+?) -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -32,7 +32,7 @@ def table(paths: list[Path], only: str = "") -> str:
     sources = []
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in paths:
-        data = json.loads(path.read_text())
+        data = read_figures(path, ("gpu", "command"))
         sources.append(_source(path, data))
         for f in data["figures"]:
             time = f["microseconds"]
@@ -74,26 +74,33 @@ def filled(text: str) -> str:
 
     found, count = MARK.subn(one, text)
     if not count:
-        raise ValueError("no <!-- figures: FILE.json --> ... <!-- /figures --> in it")
+        raise ValueError("the page has no <!-- figures: FILE.json --> ... <!-- /figures --> in it")
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("figures", __doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table is not what its files say")
     options = parser.parse_args(argv)
     try:
-        before = options.page.read_text()
+        before = read_text(options.page)
         after = filled(before)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:  # a file that is none of tools/bench.py, say
-        print(f"figures: {options.page}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    except re.error as error:
+        print(f"figures: {options.page}: after `only` stands no regular expression: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"figures: {said(error)}", file=sys.stderr)
         return 2
     if options.check:
         if after != before:
             print(f"figures: {options.page} is not what its files say; python tools/figures.py {options.page}", file=sys.stderr)
         return int(after != before)
-    options.page.write_text(after)
+    try:
+        options.page.write_text(after)
+    except OSError as error:
+        print(f"figures: {said(error)}", file=sys.stderr)
+        return 2
     return 0
 
 

@@ -6,18 +6,17 @@ python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path]
 
-from asked import DTYPES, some_of  # noqa: E402
+from asked import DTYPES, Parser, said, some_of  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("report", __doc__)
     parser.add_argument("tables", nargs="*", type=Path, help="folders with measurements.safetensors; default: all under schedule_tables/")
     parser.add_argument(
         "--bench", action="append", type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated; default: those of benchmarks/ of that GPU"
@@ -43,8 +42,11 @@ def main(argv: list[str] | None = None) -> int:
         try:
             benches = measured_on(read_gpu(table).name, ROOT / "benchmarks") if options.bench is None else options.bench
             study = read(table, benches)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # JSON that is not of tools/bench.py, say
-            print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+        except (OSError, ValueError) as error:
+            print(f"report: {said(error)}", file=sys.stderr)
+            return 2
+        except (LookupError, TypeError, AttributeError) as error:  # measurements of another form
+            print(f"report: {table}: {type(error).__name__}: {said(error)}", file=sys.stderr)
             return 2
         study.kinds = [k for k in study.kinds if k.group.dtype in options.dtypes]
         out = options.out or ROOT / "docs" / "report" / table.name

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from asked import read_figures
 from tuning.choosing import Regret, dispatched, summary
 from tuning.journal import HALF
 from tuning.matrix import read_matrices
@@ -90,7 +91,7 @@ class Study:
 def read(folder: Path, benches: list[Path]) -> Study:
     """The study of one table's folder. Raises OSError, and ValueError where a file is not what it should be."""
     by, matrices = read_matrices(folder / "measurements.safetensors")
-    raw = [json.loads(path.read_text()) for path in benches]
+    raw = [read_figures(path) for path in benches]
     peers = _peers(raw)
     kinds = []
     for matrix in matrices:
