@@ -77,7 +77,7 @@ def _compile(args: argparse.Namespace) -> None:
     output = Path(args.output) if args.output else None
     if output and output.exists() and Path(args.file).exists() and output.samefile(args.file):
         raise Refused(f"{output}: the output would replace the program")
-    subject = show.Subject(show.read(args.file), args.gpu, args.sizes or args.shape, args.dtype, given=dict(args.param))
+    subject = show.Subject(show.read(args.file), args.gpu, args.sizes or args.shape, args.dtype, given=_given(args))
     source = subject.text("triton")
     subject.check(every=bool(args.sizes or args.shape))
     if output:
@@ -99,7 +99,10 @@ def write_whole(path: Path, text: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~mask
     if not path.parent.is_dir():
         raise Refused(f"{path.parent}: no such folder")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # of a name that nobody gave
+        raise Refused(f"{path}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
             f.write(text)
@@ -110,13 +113,23 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def _given(args: argparse.Namespace) -> dict[str, object]:
+    """The parameters and scalars by name. Raises Refused where one is given twice."""
+    found: dict[str, object] = {}
+    for name, value in args.param:
+        if name in found:
+            raise Refused(f"--param: {name} is given twice: {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
 def _wanted(args: argparse.Namespace) -> tuple[str, ...] | None:
     """With respect to what a gradient is asked for, () for all of it; None where none is."""
     return tuple(filter(None, args.wrt.split(","))) if args.backward or args.wrt else None
 
 
 def _show(args: argparse.Namespace) -> None:
-    subject = show.Subject(show.read(args.what), args.gpu, args.sizes or args.shape, args.dtype, dict(args.param), _wanted(args))
+    subject = show.Subject(show.read(args.what), args.gpu, args.sizes or args.shape, args.dtype, _given(args), _wanted(args))
     sys.stdout.write(_machine_code(subject, lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage))
 
 
@@ -142,8 +155,8 @@ def _machine_code(subject: show.Subject, make):
 def _explain(args: argparse.Namespace) -> None:
     written, wanted = show.read(args.what), _wanted(args)
     if wanted == () and not written.scheduled:
-        wanted = lookup.usual_gradients(written, args.gpu, dict(args.param))
-    subject = show.Subject(written, args.gpu, args.sizes or args.shape, args.dtype, dict(args.param), wanted)
+        wanted = lookup.usual_gradients(written, args.gpu, _given(args))
+    subject = show.Subject(written, args.gpu, args.sizes or args.shape, args.dtype, _given(args), wanted)
     lines = _chosen(subject)
     made = {}
     if args.build:
@@ -280,8 +293,8 @@ def _assignment(text: str) -> tuple[str, object]:
         return name, value == "true"
     for kind in (int, float):
         try:
-            if name.isidentifier() and value.isascii():
-                return name, kind(value)
-        except ValueError:
+            if name.isidentifier() and value.isascii() and math.isfinite(found := kind(value)):
+                return name, found
+        except (ValueError, OverflowError):
             continue
-    raise argparse.ArgumentTypeError(f"a parameter is name=value with true, false or a number; found {text!r}")
+    raise argparse.ArgumentTypeError(f"a parameter is name=value with true, false or a finite number; found {text!r}")

@@ -207,6 +207,10 @@ def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]
     for name in given:
         if name not in params and name not in algorithm.scalars:
             raise DTError("unknown parameter", found=repr(name), allowed=", ".join([*params, *algorithm.scalars]) or "none")
+    whole = algorithm.integer_scalars()
+    for name, value in given.items():
+        if name in algorithm.scalars and (isinstance(value, bool) or name in whole and value != int(value)):  # type: ignore[call-overload]
+            raise DTError(f"scalar {name} is a {'whole number, as it stands in an index' if name in whole else 'number'}", found=str(value).lower())
     return {n: v for n, v in given.items() if n in params}, {n: v for n, v in given.items() if n not in params}
 
 

@@ -161,6 +161,22 @@ BAD = [
     (["show", "attention", "--param", "causal"], "a parameter is name=value"),
     (["show", "attention", "--param", "causal=3"], "parameter causal is bool: found 3"),
     (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, starts, ends, masked, "),
+    (["show", "attention", "--param", "causal=true", "--param", "causal=false"], "--param: causal is given twice: True and False"),
+    (["show", "attention", "--param", "scale=nan"], "a parameter is name=value with true, false or a finite number; found 'scale=nan'"),
+    (["show", "attention", "--param", "scale=1e999"], "found 'scale=1e999'"),
+    (["show", "attention", "--param", "scale=true"], "scalar scale is a number: found true"),
+    (["show", "grouped.dt", "--param", "g=0.5"], "scalar g is a whole number, as it stands in an index: found 0.5"),
+    (["compile", "good.dt", "-o", "/proc/x.py"], "/proc/x.py: cannot be written"),
+    (["show", "empty.yaml"], "empty.yaml: a spec is a mapping: found NoneType"),
+    (["show", "folder.yaml"], "folder.yaml: Is a directory"),
+    (["show", "list.yaml"], "list.yaml:2:1: not YAML"),
+    (["explain", "none.yaml"], "none.yaml: No such file or directory"),
+    (["explain", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text"),
+    (["explain", "softmax", "--gpu"], "argument --gpu: expected one argument"),
+    (["explain", "softmax", "--shape", "nan"], "a shape is extents from 1 to 2^31 - 1"),
+    (["explain", "softmax", "--shape", "-4x4"], "argument --shape: expected one argument"),
+    (["explain"], "the following arguments are required: OP_OR_FILE"),
+    (["doctor", "stray"], "unrecognized arguments: stray"),
     (["tune"], "invalid choice: 'tune'"),
     ([], "the following arguments are required: COMMAND"),
 ]
@@ -175,6 +191,9 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
         "unused.dt": "Func y; In A, B; Var i; y[i] = A[i];",
         "deep.dt": f"Func y; In A; Var i; y[i] = {'(' * 20000}A[i];",
         "empty.dt": "",
+        "grouped.dt": "Func y; In A, B; SIn g; Var i; y[i] = A[i / g] + B[i];",
+        "empty.yaml": "",
+        "list.yaml": "- [\n",
         "tied.dt": "Func y; In A; Var i, j; y[i, j] = A[i, j] + A[j, i];",
         "constant.dt": "Func y; In A; Var i; RVar j; Extent j = 3; y[i] = rsum(A[i] * j, j);",
         "spec.yaml": SPEC,
@@ -191,6 +210,7 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
     (tmp_path / "bytes.dt").write_bytes(b"F\xff\xfe")
     (tmp_path / "bytes.yaml").write_bytes(b"o\xff\xfe")
     (tmp_path / "folder.dt").mkdir()
+    (tmp_path / "folder.yaml").mkdir()
     said = refused(capsys, *argv)
     assert line in said
     if len(argv) == 2 and argv[1].endswith((".dt", ".yaml")) and "deep" not in argv[1]:
