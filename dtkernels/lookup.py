@@ -33,7 +33,8 @@ def decisions(subject: Subject) -> tuple[str | None, list[Decision]]:
     """
     written = subject.written
     call = Call(subject.op, spec_hash(written.program.algorithm), params=_params(written, subject.params))
-    itemsize, found = DTYPES[subject.dtype], []
+    itemsize = DTYPES[subject.dtype]
+    found: list[Decision] = []
     gradient = subject.gradient
     if gradient is not None:
         outputs = written.program.outputs()
@@ -52,7 +53,7 @@ def _params(written: Written, given: dict[str, object]) -> tuple[tuple[str, int 
     """The parameters that differ from their defaults, as rows name them. Raises DTError for a value of another kind."""
     defaults = dict(written.program.algorithm.params)
     params = {name: value for name, value in given.items() if name in defaults}
-    bind_parameters(written.program.algorithm, params)
+    bind_parameters(written.program.algorithm, params)  # type: ignore[arg-type]  # it refuses what is no number or truth value
     return tuple(sorted((name, value) for name, value in params.items() if value != defaults[name]))  # type: ignore[misc]
 
 

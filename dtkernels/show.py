@@ -9,7 +9,7 @@ from typing import Any
 
 from .algebra import prepare as rules
 from .algebra.fold import bind_parameters
-from .algebra.gradient import gradient
+from .algebra.gradient import Gradient, gradient
 from .algebra.kept import kept_products
 from .algebra.products import chained_products
 from .codegen.fit import element_bytes
@@ -91,7 +91,8 @@ class Subject:
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
         params, self.scalars = _parted(written.program.algorithm, given or {})
-        self.params, self.gradient = params, None
+        self.params = params
+        self.gradient: Gradient | None = None
         self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
         self.scheduled = written.scheduled and wanted is None
         if wanted is not None:

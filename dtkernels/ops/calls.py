@@ -26,7 +26,8 @@ def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
     outline = operator.outline
     own = "gpu" in (*outline.inputs, *outline.scalars, *(name for name, _ in outline.params))
     gpu = None if own else kwargs.pop("gpu", None)
-    return explain_call(operator, *operator.arguments(lambda: function(*args, **kwargs)), gpu)
+    given, named = operator.arguments(lambda: function(*args, **kwargs))
+    return explain_call(operator, given, named, gpu)
 
 
 def warmup(op: str | Callable, /, *args, backward: bool | None = None, **kwargs) -> None:
