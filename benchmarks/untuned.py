@@ -25,7 +25,7 @@ sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", ROOT / "tests") if str(p)
 
 import bench  # noqa: E402
 from common import timing  # noqa: E402
-from common.cli_types import file_to_write, within  # noqa: E402
+from common.cli_types import Parser, file_to_write, within  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
 
@@ -165,7 +165,7 @@ def measure_all(todo: list[Case], seconds: float, json_file: Path | None) -> dic
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("untuned", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write every figure here, after each case")
     parser.add_argument("--only", type=pattern, default=re.compile(""), metavar="REGEX", help="is looked for in titles as they are printed")
     parser.add_argument("--seconds", type=within(0), default=math.inf, help="start no further case after so long")

@@ -7,11 +7,12 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == __package__:
         raise
-    from .doctor import report  # it needs nothing that pip installs
+    from .doctor import facts  # it needs nothing that pip installs
 
     if sys.argv[1:] == ["doctor"]:
-        print(*report(), sep="\n")
-        sys.exit(0)
+        found = list(facts())
+        print(*found, sep="\n")
+        sys.exit(int(any(fact.fault for fact in found)))
     print(f"dtkernels: {error.name} is not installed; python -m dtkernels doctor says what else is not", file=sys.stderr)
     sys.exit(2)
 

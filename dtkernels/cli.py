@@ -10,8 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import __version__, doctor, show
+from . import __version__, doctor, lookup, show
 from .codegen.emit.triton.grid import programs_per_block
+from .codegen.ir.nest import Kernel
 from .codegen.pipeline import without
 from .codegen.target import TARGETS, target
 from .lang.errors import DTError
@@ -22,10 +23,15 @@ changed it; schedule: how the work is cut; nest: the loops; triton: the emitted 
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
 _COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
 Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape."""
-_EXPLAIN = "Say which schedule an op gets at a shape, why, and what its kernels launch."
-_DOCTOR = "One line each: OK, or WARN and what to do."
-_SHAPE = f"""extents: the output's labels, then the other labels in order of declaration; the last one repeats.
-Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
+_EXPLAIN = """Say which schedule an op gets at a shape on a GPU, which need not be here: the row of the schedule table with its measured
+time, or why the default schedule is taken; the next rows with theirs; and what the kernels launch. DTKERNELS_TABLES names the tables.
+With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""
+_DOCTOR = """One line each, OK or WARN and what to do: what is installed, the schedule tables, the cache, and every variable of the
+environment that is set and whether what it names is usable (docs/configuration.md). Exit status 1 where something is not usable; no GPU,
+and TRITON_INTERPRET, are no fault."""
+_SHAPE = f"""extents: the output's labels, then the other labels in order of declaration, each one of them; labels that share an
+extent count once. Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
+_SIZES = "the same by name, each label once: x=4096,y=8192"
 _DTYPE = f"of the inputs: {', '.join(show.DTYPES)}; bf16,slopes=fp32 where an input differs. Default: bf16"
 _VALUE = "a compile-time parameter (causal=true) or a scalar input; may be repeated"
 
@@ -40,11 +46,12 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 0, or 2 after one line on stderr where the input is refused."""
+    """Run one command: 0, 1 where ``doctor`` finds a fault, or 2 after one line on stderr where the input is refused."""
     try:
         args = _parser().parse_args(argv)
-        args.run(args)
+        status = args.run(args)
         sys.stdout.flush()
+        return status or 0
     except BrokenPipeError:  # the reader had enough; what is still buffered goes nowhere
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except DTError as error:
@@ -72,9 +79,9 @@ def _compile(args: argparse.Namespace) -> None:
     output = Path(args.output) if args.output else None
     if output and output.exists() and Path(args.file).exists() and output.samefile(args.file):
         raise Refused(f"{output}: the output would replace the program")
-    subject = show.Subject(show.read(args.file), args.gpu, args.shape, args.dtype, given=dict(args.param))
+    subject = show.Subject(show.read(args.file), args.gpu, args.sizes or args.shape, args.dtype, given=_given(args))
     source = subject.text("triton")
-    subject.check(every=args.shape is not None)
+    subject.check(every=bool(args.sizes or args.shape))
     if output:
         write_whole(output, source)
     else:
@@ -94,7 +101,10 @@ def write_whole(path: Path, text: str) -> None:
     mode = stat.S_IMODE(path.stat().st_mode) if path.exists() else 0o666 & ~mask
     if not path.parent.is_dir():
         raise Refused(f"{path.parent}: no such folder")
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:  # of a name that nobody gave
+        raise Refused(f"{path}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
             f.write(text)
@@ -105,14 +115,24 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
-def _subject(args: argparse.Namespace) -> show.Subject:
-    wanted = tuple(filter(None, args.wrt.split(","))) if args.backward or args.wrt else None
-    return show.Subject(show.read(args.what), args.gpu, args.shape, args.dtype, dict(args.param), wanted)
+def _given(args: argparse.Namespace) -> dict[str, object]:
+    """The parameters and scalars by name. Raises Refused where one is given twice."""
+    found: dict[str, object] = {}
+    for name, value in args.param:
+        if name in found:
+            raise Refused(f"--param: {name} is given twice: {found[name]} and {value}")
+        found[name] = value
+    return found
+
+
+def _wanted(args: argparse.Namespace) -> tuple[str, ...] | None:
+    """With respect to what a gradient is asked for, () for all of it; None where none is."""
+    return tuple(filter(None, args.wrt.split(","))) if args.backward or args.wrt else None
 
 
 def _show(args: argparse.Namespace) -> None:
     with without(*filter(None, args.without.split(","))):
-        subject = _subject(args)
+        subject = show.Subject(show.read(args.what), args.gpu, args.sizes or args.shape, args.dtype, _given(args), _wanted(args))
         sys.stdout.write(_machine_code(subject, lambda: subject.text("ptx")) if args.stage == "ptx" else subject.text(args.stage))
 
 
@@ -136,37 +156,56 @@ def _machine_code(subject: show.Subject, make):
 
 
 def _explain(args: argparse.Namespace) -> None:
-    subject = _subject(args)
-    gpu = subject.target
-    lines = [subject.title()]
-    if not subject.scheduled:
-        lines += [f"schedule: by formula, from the sizes and what {gpu.name} has; nothing is tuned, no table is looked at"]
-    elif subject.written.program.schedule.primitives:
-        lines += ["schedule: the program's own"]
-    else:
-        lines += ["schedule: none is given, so that one program loops over single elements"]
-    lines += [f"  {line}" for line in str(subject.program.schedule).splitlines()]
+    written, wanted = show.read(args.what), _wanted(args)
+    if wanted == () and not written.scheduled:
+        wanted = lookup.usual_gradients(written, args.gpu, _given(args))
+    subject = show.Subject(written, args.gpu, args.sizes or args.shape, args.dtype, _given(args), wanted)
+    lines = _chosen(subject)
     made = {}
     if args.build:
         made = {compiled.metadata.name: compiled for _, compiled in _machine_code(subject, lambda: show.machine_code(subject))}
     for k in subject.kernels():
-        blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
-        count = math.prod(blocks.values())
-        cut = " x ".join(f"{n} of {label}" for label, n in blocks.items()) or "one"
-        lines += [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]
-        lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
-        estimate = subject.resources(k)
-        lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
-        lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps each" for t in k.tail]
-        for name, compiled in made.items():
-            if name == f"{k.name}_kernel":
-                lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]
+        lines += _launched(subject, k, made)
     print("\n".join(lines))
 
 
-def _doctor(args: argparse.Namespace) -> None:
-    for line in doctor.report():
-        print(line)
+def _chosen(subject: show.Subject) -> list[str]:
+    """Say which schedule is taken, and why."""
+    if not subject.written.scheduled:
+        table, found = lookup.decisions(subject)
+        gradients = f"; gradients of {', '.join(subject.wanted)}" if subject.gradient is not None else ""
+        return [f"{subject.title()}{gradients}; table {table or 'none'}", *(line for decision in found for line in str(decision).splitlines())]
+    lines = [subject.title()]
+    if not subject.scheduled:
+        lines += [f"schedule: by formula, the default, from the sizes and what {subject.target.name} has: tables have no rows of a .dt program"]
+    elif subject.written.program.schedule.primitives:
+        lines += ["schedule: the program's own"]
+    else:
+        lines += ["schedule: none is given, so that one program loops over single elements"]
+    return lines + [f"  {line}" for line in str(subject.program.schedule).splitlines()]
+
+
+def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
+    """Say what one kernel launches and takes; ``made``: the compiled kernels by name."""
+    gpu = subject.target
+    blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
+    count = math.prod(blocks.values())
+    cut = " x ".join(f"{n} of {label}" for label, n in blocks.items()) or "one"
+    lines = [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]
+    lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
+    estimate = subject.resources(k)
+    lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
+    lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps each" for t in k.tail]
+    if (compiled := made.get(f"{k.name}_kernel")) is not None:
+        lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]
+    return lines
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    found = list(doctor.facts())
+    for fact in found:
+        print(fact)
+    return int(any(fact.fault for fact in found))
 
 
 # -- arguments --------------------------------------------------------------------------------------------------------
@@ -212,7 +251,9 @@ def _about(parser: argparse.ArgumentParser) -> None:
 
 
 def _sizes(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--shape", type=_shape, metavar="4096x4096", help=_SHAPE)
+    either.add_argument("--sizes", type=_named_sizes, metavar="x=4096,y=8192", help=_SIZES)
     parser.add_argument("--dtype", type=_dtype, default="bf16", metavar="bf16,A=fp32", help=_DTYPE)
 
 
@@ -245,14 +286,26 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
+def _named_sizes(text: str) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for part in text.split(","):
+        label, _, size = (word.strip() for word in part.partition("="))
+        if not label.isidentifier() or not (size.isascii() and size.isdigit() and 0 < int(size[:20]) < 2**31):
+            raise argparse.ArgumentTypeError(f"sizes are label=extent with commas between them, each from 1 to 2^31 - 1, such as x=4096,y=8192; found {part!r}")
+        if label in found:
+            raise argparse.ArgumentTypeError(f"the sizes name {label} twice: {found[label]} and {size}")
+        found[label] = int(size)
+    return found
+
+
 def _assignment(text: str) -> tuple[str, object]:
     name, _, value = text.partition("=")
     if name.isidentifier() and value in ("true", "false"):
         return name, value == "true"
     for kind in (int, float):
         try:
-            if name.isidentifier() and value.isascii():
-                return name, kind(value)
-        except ValueError:
+            if name.isidentifier() and value.isascii() and math.isfinite(found := kind(value)):
+                return name, found
+        except (ValueError, OverflowError):
             continue
-    raise argparse.ArgumentTypeError(f"a parameter is name=value with true, false or a number; found {text!r}")
+    raise argparse.ArgumentTypeError(f"a parameter is name=value with true, false or a finite number; found {text!r}")

@@ -8,8 +8,9 @@ import sys
 from collections.abc import Iterator
 from importlib import metadata, util
 from pathlib import Path
+from typing import NamedTuple
 
-from . import __version__
+from . import __version__, environment
 from .runtime.path_counters import interpreting
 
 OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
@@ -19,8 +20,29 @@ PLAIN = {"pyyaml": "yaml", "safetensors": "safetensors"}  #: needed in any versi
 
 def report() -> Iterator[str]:
     """One line a fact, each beginning with OK or WARN."""
+    for fact in facts():
+        yield str(fact)
+
+
+class Fact(NamedTuple):
+    """One thing that was looked at. ``fault``: whether something is not usable; a machine without a GPU warns and has no fault."""
+
+    good: bool
+    text: str
+    fault: bool
+
+    def __str__(self) -> str:
+        return f"{'OK  ' if self.good else 'WARN'} {self.text}"
+
+
+def facts() -> Iterator[Fact]:
+    """Everything that is looked at."""
     for good, text in _facts():
-        yield f"{'OK  ' if good else 'WARN'} {text}"
+        yield Fact(good, text, not good)
+    for good, text in (_gpu(), _interpreter()):
+        yield Fact(good, text, False)
+    for good, text in environment.reported():
+        yield Fact(good, text, not good)
 
 
 def _facts() -> Iterator[tuple[bool, str]]:
@@ -32,12 +54,22 @@ def _facts() -> Iterator[tuple[bool, str]]:
     for name, module in PLAIN.items():
         if util.find_spec(module) is None:
             yield False, f"{name} is not installed: it is needed"
-    yield _gpu()
+    if not os.environ.get("DTKERNELS_TABLES"):  # else it is looked at with the environment
+        yield _tables()
     yield _cache()
-    yield _interpreter()
     yield _ptxas()
     yield _compiler()
     yield from _traps()
+
+
+def _tables() -> tuple[bool, str]:
+    from .runtime.select.table_loader import tables_folder
+
+    try:
+        folder = tables_folder()
+        return True, f"schedule tables: {folder}: {environment.tables_in(folder)}"
+    except environment.Unusable as problem:
+        return False, f"schedule tables: {problem}"
 
 
 def version(package: str) -> tuple[int, ...] | None:
@@ -103,6 +135,8 @@ def _ptxas() -> tuple[bool, str]:
     tools = Path(spec.origin).parent / "backends" / "nvidia" / "bin"
     asked = os.environ.get("TRITON_PTXAS_PATH")
     found = asked if asked and os.access(asked, os.X_OK) else next(map(str, sorted(tools.glob("ptxas*"))), shutil.which("ptxas"))
+    if asked and found != asked:
+        return False, f"ptxas: {asked}, which TRITON_PTXAS_PATH names, cannot be run; Triton has {found or 'no other'}"
     return bool(found), f"ptxas: {found or f'none in {tools} nor on PATH; no machine code for NVIDIA GPUs'}"
 
 

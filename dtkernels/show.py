@@ -9,7 +9,7 @@ from typing import Any
 
 from .algebra import pipeline as rules
 from .algebra.autodiff.chained_products import chained_products
-from .algebra.autodiff.gradient import gradient
+from .algebra.autodiff.gradient import Gradient, gradient
 from .algebra.autodiff.rematerialization import products_to_save
 from .algebra.operand_types import products
 from .algebra.rules.constant_folding import bind_parameters
@@ -29,6 +29,7 @@ from .lang.checks import check_given
 from .lang.errors import DTError
 from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
+from .runtime.signature.given_sizes import label_order, sizes_by_label, sizes_in_order
 
 SPECS = Path(__file__).resolve().parent / "specs"
 STAGES = ("algorithm", "algebra", "schedule", "passes", "nest", "triton", "ptx")
@@ -83,7 +84,7 @@ class Subject:
         self,
         written: Written,
         gpu: str = "h200",
-        shape: tuple[int, ...] | None = None,
+        shape: tuple[int, ...] | dict[str, int] | None = None,
         dtype: str = "bf16",
         given: dict[str, object] | None = None,
         wanted: tuple[str, ...] | None = None,
@@ -91,12 +92,15 @@ class Subject:
         """``dtype``: of all inputs, "bf16", and of those that differ, "bf16,slopes=fp32".
 
         ``wanted``: show the backward instead, with respect to these inputs and scalars; () for every input with elements.
+        ``shape``: extents in the order of ``free_labels``, or by label. Raises DTError, one line, where anything does not fit.
         """
-        self.written, self.name = written, written.name
+        self.written, self.name, self.op = written, written.name, written.name
         self.dtype, self.named = _dtypes(dtype, written.program.algorithm)
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
         params, self.scalars = _parted(written.program.algorithm, given or {})
+        self.params = params
+        self.gradient: Gradient | None = None
         self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
         self.scheduled = written.scheduled and wanted is None
         if wanted is not None:
@@ -113,16 +117,17 @@ class Subject:
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
-    def _differentiate(self, shape: tuple[int, ...] | None, wanted: tuple[str, ...]) -> None:
+    def _differentiate(self, shape: tuple[int, ...] | dict[str, int] | None, wanted: tuple[str, ...]) -> None:
         """Put the derived backward in the place of what is shown."""
-        a = self.bound.algorithm
-        self.sizes = self._extents(rules.prepare_algorithm(a, self.outputs), shape)
+        a = self.written_bound = self.bound.algorithm
+        self.forward_sizes = self.sizes = self._extents(rules.prepare_algorithm(a, self.outputs), shape)
         for name in wanted:
             if name not in a.inputs + a.scalars:
                 raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
         form = rules.differentiable_form(a, self.outputs)
         kept = products_to_save(chained_products(form, self.outputs), self.sizes)
-        found = gradient(form, self.outputs, wanted or tuple(value_inputs(a, list(a.inputs))), kept)
+        self.wanted = tuple(n for n in (*a.inputs, *a.scalars) if n in wanted) or tuple(value_inputs(a, list(a.inputs)))
+        self.gradient = found = gradient(form, self.outputs, self.wanted, kept)
         if not found.grads:
             raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
         result = self.types(form)
@@ -132,28 +137,32 @@ class Subject:
         self.bound = Program(found.backward)
 
     def _same_extents(self, algorithm: Algorithm) -> dict[str, int]:
-        """Extents of the backward's labels: the forward's own, and those that index the same dimension of something."""
-        tied = {label: [label, *sorted(algorithm.tied_labels(label))] for label in algorithm.labels}
-        known = {label: next((self.sizes[t] for t in group if t in self.sizes), None) for label, group in tied.items()}
-        return {label: size or algorithm.constant_extent(label) or DEFAULT_EXTENT for label, size in known.items()}
+        """Extents of the backward's labels: the forward's own, those that index the same dimension, those of a forward input."""
+        forward = self.written_bound
+        shapes = input_shapes(forward, self.forward_sizes, scalar_values(forward, self.scalars))
+        found = {}
+        for label in algorithm.labels:
+            group = [label, *sorted(algorithm.tied_labels(label))]
+            size = next((self.sizes[t] for t in group if t in self.sizes), None) or algorithm.constant_extent(label)
+            source = algorithm.extent_source(label)
+            if size is None and source is not None and source[0] in shapes:
+                size = shapes[source[0]][source[1]]
+            found[label] = size or DEFAULT_EXTENT
+        return found
 
     @property
     def algorithm(self) -> Algorithm:
         """What is lowered: the algorithm after the last rule."""
         return self.program.algorithm
 
-    def _extents(self, algorithm: Algorithm, shape: tuple[int, ...] | None) -> dict[str, int]:
-        """Extents from a plain tuple: the output's labels, then the others in order of declaration; the last one repeats."""
-        own = algorithm[self.outputs[0]].labels
-        order = own + tuple(label for label in algorithm.labels if label not in own)
-        if shape is None:
-            usual = dict(self.written.usual)
-            return {label: usual.get(label, DEFAULT_EXTENT) for label in order}
-        if not max(1, len(own)) <= len(shape) <= max(1, len(order)):
-            few = f"{len(own)} to {len(order)}" if len(own) < len(order) else str(len(own))
-            found, allowed = "x".join(map(str, shape)), f"{few} extents: {', '.join(order)}"
-            raise DTError(f"a shape of {self.name} has an extent for each label", found=found, allowed=allowed)
-        return dict(zip(order, (*shape, *(shape[-1:] * len(order)))))
+    def _extents(self, algorithm: Algorithm, shape: tuple[int, ...] | dict[str, int] | None) -> dict[str, int]:
+        """The extent of every label: as asked for, else the usual ones."""
+        if isinstance(shape, dict):
+            return sizes_by_label(algorithm, self.outputs[0], shape, self.name)
+        if shape is not None:
+            return sizes_in_order(algorithm, self.outputs[0], shape, self.name)
+        usual = dict(self.written.usual)
+        return {label: usual.get(label) or algorithm.constant_extent(label) or DEFAULT_EXTENT for label in label_order(algorithm, self.outputs[0])}
 
     def kernels(self) -> tuple[Kernel, ...]:
         """The loop nests, in the order they run."""
@@ -247,6 +256,10 @@ def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]
     for name in given:
         if name not in params and name not in algorithm.scalars:
             raise DTError("unknown parameter", found=repr(name), allowed=", ".join([*params, *algorithm.scalars]) or "none")
+    whole = algorithm.integer_scalars()
+    for name, value in given.items():
+        if name in algorithm.scalars and (isinstance(value, bool) or name in whole and value != int(value)):  # type: ignore[call-overload]
+            raise DTError(f"scalar {name} is a {'whole number, as it stands in an index' if name in whole else 'number'}", found=str(value).lower())
     return {n: v for n, v in given.items() if n in params}, {n: v for n, v in given.items() if n not in params}
 
 

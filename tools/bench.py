@@ -27,7 +27,7 @@ from common import (
     timing,  # noqa: E402
     workloads,  # noqa: E402
 )
-from common.cli_types import file_to_write, some_of, within  # noqa: E402
+from common.cli_types import Parser, file_to_write, some_of, within  # noqa: E402
 
 import dtkernels  # noqa: E402
 
@@ -227,7 +227,7 @@ def _works(options: argparse.Namespace) -> list[workloads.Workload]:
 
 
 def _options(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench", __doc__)
     parser.add_argument("--ops", type=some_of(("all", *workloads.OPS)), default=("all",), help=f"all, or comma-separated: {', '.join(workloads.OPS)}")
     parser.add_argument("--peers", type=some_of(("all", "none", *peer_module.PEERS)), default=("all",), help=f"comma-separated, all or none: {', '.join(peer_module.PEERS)}")
     parser.add_argument("--set", type=some_of(("all", *workloads.SETS)), default=("large",), help=f"which shapes: all, or comma-separated: {', '.join(workloads.SETS)}")

@@ -12,7 +12,6 @@ Python may write bytecode beside the modules, which an installation by pip has: 
 
 from __future__ import annotations
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -21,7 +20,7 @@ import time
 from functools import partial
 
 import torch
-from common.cli_types import file_to_write
+from common.cli_types import Parser, file_to_write
 from common.timing import write_figures
 
 ROUNDS, BURST = 60, 100
@@ -140,7 +139,7 @@ def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("host_time", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write the figures here")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float16"))
     parser.add_argument("--first", choices=("softmax", "relu"), help="only the first call of this op in a fresh process")

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 
 import torch
 import transformers
-from common.cli_types import at_least, device, file_to_write, several, some_of
+from common.cli_types import Parser, at_least, device, file_to_write, several, some_of
 from dtkernels.integrations.huggingface import patched
 from dtkernels.integrations.huggingface.apply import OPS
 
@@ -245,7 +245,7 @@ def line(f: Figure) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("bench_models", __doc__)
     parser.add_argument("--models", type=some_of(SHAPES), default=("llama", "opt"), help=f"comma-separated: {', '.join(SHAPES)}")
     parser.add_argument("--work", type=some_of(("train", "generate")), default=("train", "generate"), help="comma-separated: train, generate")
     parser.add_argument("--lengths", type=several(at_least(1)), default=(2048, 8192), help="tokens of a sequence, or of a prompt")

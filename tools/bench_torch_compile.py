@@ -5,11 +5,10 @@ python tools/bench_torch_compile.py --json out.json
 
 from __future__ import annotations
 
-import argparse
 import sys
 
 import torch
-from common.cli_types import at_least, file_to_write, some_of
+from common.cli_types import Parser, at_least, file_to_write, some_of
 from common.timing import write_figures
 
 SHAPES = ((16384, 4096), (4096, 16384), (1024, 4096))
@@ -79,7 +78,7 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("compile_policy", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write the figures here")
     parser.add_argument("--ops", type=some_of(NATIVE), default=tuple(NATIVE), help=f"comma-separated: {', '.join(NATIVE)}")
     parser.add_argument("--shapes", type=at_least(1), default=len(SHAPES), metavar="N", help="only the first N shapes")

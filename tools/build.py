@@ -51,7 +51,7 @@ from dtkernels.runtime.tables.table import (
 
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
-from common.cli_types import DTYPES, at_least, some_of  # noqa: E402
+from common.cli_types import DTYPES, Parser, at_least, said, some_of  # noqa: E402
 from common.deterministic_build import same_addresses  # noqa: E402
 from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
 
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
         failures = build_tables(folders, specs, args.jobs, args.anew)
     except (TableError, OSError) as error:  # tables are written whole or not at all
-        raise SystemExit(f"build: {error}") from None
+        raise SystemExit(f"build: {said(error)}") from None
     except (BrokenProcessPool, MemoryError) as error:
         raise SystemExit(f"build: a process that compiles ended, for want of memory perhaps: {error}; tables stay as they are, --jobs 1 takes least") from None
     for line in failures:
@@ -84,7 +84,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("build", __doc__)
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
     parser.add_argument("--ops", nargs="+", metavar="NAME", help="names and spec files; default: all of the package's that a table has")

@@ -11,7 +11,6 @@ Prints what is wrong, a line each, and exits with 1 if anything is.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
 import os
 import re
@@ -28,7 +27,7 @@ if __name__ == "__main__":
 
     needs("check_tables", "torch", "triton", "numpy")
 
-from common.cli_types import at_least  # noqa: E402
+from common.cli_types import Parser, at_least, folder_to_read  # noqa: E402
 from common.deterministic_build import same_addresses  # noqa: E402
 from tuning.records.measurement_store import read_matrices  # noqa: E402
 
@@ -48,8 +47,8 @@ LARGEST = 30 << 20  #: bytes of all tables and kernels together
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
+    parser = Parser("check_tables", __doc__)
+    parser.add_argument("--tables", type=folder_to_read, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--rebuild", choices=("none", "some", "all"), default="some")
     parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that build")
     args = parser.parse_args(argv)

@@ -7,7 +7,6 @@
 Exits with 1 if any result differs after the patch.
 """
 
-import argparse
 import importlib.util
 import os
 import subprocess
@@ -15,6 +14,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+from common.cli_types import Parser
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # everything is loaded from local files
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -217,7 +218,7 @@ def show_paths() -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("demo", __doc__)
     parser.add_argument("--encoder", type=Path, metavar="DIR", help="the encoder's folder, if its package is not installed")
     parser.add_argument("--interpreted", action="store_true", help="only the part that runs in the interpreter")
     args = parser.parse_args()

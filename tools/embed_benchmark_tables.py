@@ -10,13 +10,13 @@ root of the project, and REGEX is looked for in "op shape direction". What a lat
 
 from __future__ import annotations
 
-import argparse
-import json
 import math
 import os
 import re
 import sys
 from pathlib import Path
+
+from common.cli_types import Parser, read_figures, read_text, said
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- figures: ([^>]+?) -->\n).*?(<!-- /figures -->)", re.DOTALL)
@@ -38,7 +38,7 @@ def table(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
     """
     lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
     lines += [_line(*key, times) for key, times in _groups(paths, only).items() if OURS in times]
-    return "\n".join([*lines, "", *(_source(path, json.loads(path.read_text()), folder) for path in paths)]) + "\n"
+    return "\n".join([*lines, "", *(_source(path, read_figures(path, ("gpu", "command")), folder) for path in paths)]) + "\n"
 
 
 def extremes(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
@@ -61,7 +61,7 @@ def _groups(paths: list[Path], only: str) -> dict[tuple[str, str, str], dict[str
     """(op and direction, shape, dtype) -> who timed it -> microseconds."""
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in paths:
-        for f in json.loads(path.read_text())["figures"]:
+        for f in read_figures(path, ("gpu", "command"))["figures"]:
             time, way = f["microseconds"], f.get("direction", "forward")
             if time is not None and math.isfinite(time) and re.search(only, f"{f['op']} {f['shape']} {way}"):
                 name = f["op"] if way == "forward" else f"{f['op']}, {'forward and backward' if way == 'both' else way}"
@@ -101,26 +101,33 @@ def filled(text: str, folder: Path = ROOT) -> str:
 
     found, count = MARK.subn(one, text)
     if not count:
-        raise ValueError("no <!-- figures: FILE.json --> ... <!-- /figures --> in it")
+        raise ValueError("the page has no <!-- figures: FILE.json --> ... <!-- /figures --> in it")
     return found
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("figures", __doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table is not what its files say")
     options = parser.parse_args(argv)
     try:
-        before = options.page.read_text()
+        before = read_text(options.page)
         after = filled(before, options.page.resolve().parent)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, re.error) as error:  # a file that is none of tools/bench.py, say
-        print(f"figures: {options.page}: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
+    except re.error as error:
+        print(f"figures: {options.page}: after `only` stands no regular expression: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"figures: {said(error)}", file=sys.stderr)
         return 2
     if options.check:
         if after != before:
             print(f"figures: {options.page} is not what its files say; python tools/embed_benchmark_tables.py {options.page}", file=sys.stderr)
         return int(after != before)
-    options.page.write_text(after)
+    try:
+        options.page.write_text(after)
+    except OSError as error:
+        print(f"figures: {said(error)}", file=sys.stderr)
+        return 2
     return 0
 
 

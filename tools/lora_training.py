@@ -8,7 +8,6 @@ transformers and peft; the plot needs matplotlib.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import sys
@@ -24,7 +23,7 @@ if __name__ == "__main__":
 import peft
 import torch
 import transformers
-from common.cli_types import at_least, device, file_to_write, share, within
+from common.cli_types import Parser, at_least, device, file_to_write, share, within
 from dtkernels.integrations.huggingface import patched
 
 import dtkernels
@@ -85,7 +84,7 @@ def train(options, seed: int, ours: bool) -> dict[str, object]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("lora_training", __doc__)
     for name, default, least in (("steps", 200, 4), ("layers", 2, 1), ("rank", 8, 1), ("batch", 8, 1)):
         parser.add_argument(f"--{name}", type=at_least(least), default=default, help=f"{least} or more; default: {default}")
     for name, default, step in (("hidden", 128, 64), ("length", 64, 8)):

@@ -8,18 +8,17 @@ python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(p) for p in (ROOT / "tools", ROOT) if str(p) not in sys.path]
 
-from common.cli_types import DTYPES, some_of  # noqa: E402
+from common.cli_types import DTYPES, Parser, said, some_of  # noqa: E402
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("report", __doc__)
     parser.add_argument("tables", nargs="*", type=Path, help="folders with measurements.safetensors; default: all under schedule_tables/")
     parser.add_argument(
         "--bench", action="append", type=Path, metavar="JSON", help="peers, from tools/bench.py; may be repeated; default: those of benchmarks/ of that GPU"
@@ -32,12 +31,11 @@ def main(argv: list[str] | None = None) -> int:
         print("report: no measurements.safetensors under schedule_tables/; python tools/tune.py makes one", file=sys.stderr)
         return 2
     try:
-        from reporting import drawing
+        from reporting import drawing  # noqa: F401 (whether matplotlib is there)
     except ImportError as error:
         print(f"report: {error}; pip install 'dtkernels[report]'", file=sys.stderr)
         return 2
     from reporting.benchmark_runs import measured_on
-    from reporting.page import page
     from reporting.study import read
 
     from dtkernels.runtime.tables.table import read_gpu
@@ -46,8 +44,11 @@ def main(argv: list[str] | None = None) -> int:
         try:
             benches = measured_on(read_gpu(table).name, ROOT / "benchmarks") if options.bench is None else options.bench
             study = read(table, benches)
-        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:  # JSON that is not of tools/bench.py, say
-            print(f"report: {table}: {type(error).__name__}: {' '.join(str(error).split())[:200]}", file=sys.stderr)
+        except (OSError, ValueError) as error:
+            print(f"report: {said(error)}", file=sys.stderr)
+            return 2
+        except (LookupError, TypeError, AttributeError) as error:  # measurements of another form
+            print(f"report: {table}: {type(error).__name__}: {said(error)}", file=sys.stderr)
             return 2
         study.show(options.dtypes)
         out = options.out or ROOT / "docs" / "report" / table.name
@@ -59,23 +60,31 @@ def main(argv: list[str] | None = None) -> int:
         except OSError as error:
             print(f"report: --out {out}: {error.strerror}", file=sys.stderr)
             return 2
-        general = [drawing.roofline(study), drawing.regret(study)]
-        of_kind = {
-            i: drawing.distribution(k, k.title().replace(" ", "-").replace("(", "").replace(")", "").replace("=", "-"))
-            for i, k in enumerate(study.kinds)
-        }
-        by_op = {op: [k for k in study.kinds if k.group.op == op] for op in dict.fromkeys(k.group.op for k in study.kinds)}
-        maps = {op: drawn for op, kinds in by_op.items() if (drawn := drawing.coverage(kinds, op)) is not None}
-        for drawn in (*general, *of_kind.values(), *maps.values()):
-            drawn.write(out)
-        command = "python tools/report.py " + " ".join(
-            map(str, (_short(table), *(x for b in benches for x in ("--bench", _short(b)))))
-        )
-        (out / "index.html").write_text(page(study, general, of_kind, maps, command))
-        print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")
-        for op, regret in study.regrets(True).items():
-            print(f"  regret of what a call of {op} runs, sizes held out: {regret}")
+        _write(study, table, benches, out)
     return 0
+
+
+def _write(study, table: Path, benches: list[Path], out: Path) -> None:
+    """Draw the pictures and the page of one table into ``out``."""
+    from reporting import drawing
+    from reporting.page import page
+
+    general = [drawing.roofline(study), drawing.regret(study)]
+    of_kind = {
+        i: drawing.distribution(k, k.title().replace(" ", "-").replace("(", "").replace(")", "").replace("=", "-"))
+        for i, k in enumerate(study.kinds)
+    }
+    by_op = {op: [k for k in study.kinds if k.group.op == op] for op in dict.fromkeys(k.group.op for k in study.kinds)}
+    maps = {op: drawn for op, kinds in by_op.items() if (drawn := drawing.coverage(kinds, op)) is not None}
+    for drawn in (*general, *of_kind.values(), *maps.values()):
+        drawn.write(out)
+    command = "python tools/report.py " + " ".join(
+        map(str, (_short(table), *(x for b in benches for x in ("--bench", _short(b)))))
+    )
+    (out / "index.html").write_text(page(study, general, of_kind, maps, command))
+    print(f"{out / 'index.html'}: {len(study.kinds)} kinds of calls, {sum(len(k.sizes) for k in study.kinds)} sizes")
+    for op, regret in study.regrets(True).items():
+        print(f"  regret of what a call of {op} runs, sizes held out: {regret}")
 
 
 def _short(path: Path) -> Path:

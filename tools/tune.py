@@ -42,7 +42,7 @@ if __name__ == "__main__":  # what is imported below takes seconds; main() takes
 
     needs("tune", "torch", "triton", "numpy")
 
-from common.cli_types import DTYPES, at_least, some_of, within  # noqa: E402
+from common.cli_types import DTYPES, Parser, at_least, some_of, within  # noqa: E402
 from tuning.records.journal import Journal  # noqa: E402
 from tuning.records.problems import TuningProblem, op_names, operator_of, shipped_names, works_of  # noqa: E402
 from tuning.records.write_table import (  # noqa: E402
@@ -84,7 +84,7 @@ RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules too
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("tune", __doc__)
     parser.add_argument("--ops", default="all", help="all, or names and spec files separated by commas")
     parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or what to pretend with --dry-run")
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="YAML: op -> list of shapes as in a spec; default: those of the specs")

@@ -9,12 +9,13 @@ when they are first made, and what they need is derived then.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+
+from common.cli_types import Parser
 
 from dtkernels.lang.spec import load_spec
 from dtkernels.ops.registry import SPECS
@@ -63,7 +64,7 @@ def text_of(spec: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser("outlines", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     stale = []

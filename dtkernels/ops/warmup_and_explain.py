@@ -14,13 +14,20 @@ from .registry import registered, shipped_names
 def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
     """What a call of ``op`` would run: the row of the schedule table, how far it is, why, and the other rows with their times.
 
-    ``op`` is an op or its name, the rest is what it would be called with. Nothing is run. Example::
+    ``op`` is an op or its name, the rest is what it would be called with. Nothing is run. ``gpu="h200"`` explains the call as it
+    would run on that GPU, wherever the tensors are; tensors on ``meta`` will do. (An op that has an argument ``gpu`` of its own gets
+    it.) Raises ValueError for an unknown op and DTError for an unknown GPU. Examples::
 
         print(dtkernels.explain("softmax", torch.randn(4096, 4096, device="cuda")))
+        print(dtkernels.explain("softmax", torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta"), gpu="h200"))
     """
     function = _callable(op)
     operator = function if isinstance(function, Operator) else function.operator()  # type: ignore[attr-defined]
-    return explain_call(operator, *operator.arguments(lambda: function(*args, **kwargs)))
+    outline = operator.outline
+    own = "gpu" in (*outline.inputs, *outline.scalars, *(name for name, _ in outline.params))
+    gpu = None if own else kwargs.pop("gpu", None)
+    given, named = operator.arguments(lambda: function(*args, **kwargs))
+    return explain_call(operator, given, named, gpu)
 
 
 def warmup(op: str | Callable, /, *args, backward: bool | None = None, **kwargs) -> None:

@@ -6,37 +6,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from ..codegen.target import Target, target
 from .bind.operator import BoundCall, DifferentiablePair, Operator, Variant, choose_path, device_target
+from .decision import Decision, decided, direction_of, expected_path
 from .dispatch.dispatcher import DTYPE_NAMES
 from .reference.evaluator import result_dtype
-from .select.row_ranking import Candidate
-from .select.schedule_selection import Choice
-
-SHOWN = 5  #: alternatives
-
-
-@dataclass(frozen=True)
-class Decision:
-    """What one direction of a call runs. ``row`` is None where the formula decides."""
-
-    direction: str
-    path: str  #: "prebuilt", "compiled", "interpreter" or "reference"
-    sizes: dict[str, int]
-    row: object | None
-    distance: float | None
-    why: str
-    schedule: str
-    alternatives: tuple[Candidate, ...]
-
-    def __str__(self) -> str:
-        sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
-        lines = [f"{self.direction}: {'; '.join(filter(None, (sizes, self.path)))}", f"  {self.why}"]
-        lines += [f"    {line}" for line in self.schedule.splitlines()]
-        for c in self.alternatives:
-            time = f"{c.row.microseconds:g} us" if c.row.microseconds else "not measured"
-            sizes = " ".join(f"{k}={v}" for k, v in c.row.sizes.items())
-            lines.append(f"  row {sizes}: {c.told()}, {time}" + (f"; refused: {c.refused}" if c.refused else ""))
-        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -54,26 +28,30 @@ class Explanation:
         return "\n".join([head, str(self.forward), *([str(self.backward)] if self.backward else [])])
 
 
-def explain_call(operator: Operator, args: tuple, kwargs: dict) -> Explanation:
-    """The row, its distance, why, and the other rows with their times, for one call, which is not run."""
+def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None = None) -> Explanation:
+    """The row, its distance, why, and the other rows with their times, for one call, which is not run.
+
+    ``gpu``: explain it for this GPU, one of ``codegen.target.TARGETS``, wherever the tensors are. Raises DTError for another.
+    """
+    pretended = None if gpu is None else target(gpu)
     call = operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     wanted = tuple(n for n, v in values.items() if isinstance(v, torch.Tensor) and v.requires_grad)
     pair = call.variant.pair_for(wanted, call.fitted.tensors) if wanted and torch.is_grad_enabled() else None
     variant = pair.forward if pair else call.variant
-    gpu = device_target(next(iter(call.fitted.tensors.values())).device)
-    forward = _decision(variant, call.fitted.tensors, values)
+    where = pretended or device_target(next(iter(call.fitted.tensors.values())).device)
+    forward = _decision(variant, call.fitted.tensors, values, pretended)
     if forward.path == "reference":  # so is its backward; the table knows nothing of such tensors
         backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
-        return Explanation(operator.spec.op, gpu.name, None, forward, backward)
-    backward = _backward(call, pair, values) if pair else None
-    return Explanation(operator.spec.op, gpu.name, variant.dispatch.choose(call.fitted.tensors).table.gpu, forward, backward)
+        return Explanation(operator.spec.op, where.name, None, forward, backward)
+    backward = _backward(call, pair, values, pretended) if pair else None
+    return Explanation(operator.spec.op, where.name, variant.dispatch.choose(call.fitted.tensors, where).table.gpu, forward, backward)
 
 
-def _backward(call: BoundCall, pair: DifferentiablePair, values: dict) -> Decision:
-    """Of the backward, on tensors without storage where it reads what forward has not made yet."""
+def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended: Target | None) -> Decision:
+    """Decide the backward, with tensors without storage for what it reads and forward has not made yet."""
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
-    sizes = call.variant.dispatch.choose(call.fitted.tensors).sizes
+    sizes = call.variant.signature.extents(call.fitted.tensors)
     tensors = {}
     for name in pair.backward.algorithm.inputs:
         func = next((o for o, adjoint in pair.gradient.adjoints.items() if adjoint == name), name)
@@ -81,35 +59,42 @@ def _backward(call: BoundCall, pair: DifferentiablePair, values: dict) -> Decisi
             tensors[name] = values[name]
         else:
             tensors[name] = torch.empty([sizes[label] for label in pair.forward.algorithm[func].labels], dtype=dtype, device="meta")
-    return _decision(pair.backward, tensors, values)
+    return _decision(pair.backward, tensors, values, pretended)
 
 
-def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict) -> Decision:
-    path = choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors)
-    direction = variant.subject.direction + (" (saving for backward)" if variant.subject.saved else "")
+def _path(tensors: dict[str, torch.Tensor], pretended: Target | None) -> str:
+    """gpu, interpreter or reference. On a GPU that is only named, the dtypes decide."""
+    if pretended is not None:
+        return "gpu" if _for_kernels(tensors) else "reference"
+    return choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors)
+
+
+def _for_kernels(tensors: dict[str, torch.Tensor]) -> bool:
+    """Whether the dtypes are those of kernels."""
+    floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
+    return bool(floats) and all(dtype in DTYPE_NAMES for dtype in floats)
+
+
+def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict, pretended: Target | None) -> Decision:
+    path = _path(tensors, pretended)
     dtype = result_dtype(variant.algorithm, tensors)
     if dtype not in DTYPE_NAMES or path == "reference":
-        return Decision(direction, "reference", {}, None, None, "eager torch on the same algorithm: no kernel runs on this device or dtype", "", ())
-    choice: Choice = variant.dispatch.choose(tensors)
-    known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if path == "gpu" and not any(t.is_meta for t in tensors.values()) else None
-    target = device_target(next(t.device for t in tensors.values()))
-    planned = variant.dispatch.programs.plan(choice, variant.dispatch.types(tensors), target)
+        lacking = 'device; gpu="h200" says what that GPU would run' if _for_kernels(tensors) else "dtype"
+        why = f"eager torch on the same algorithm: no kernel runs on this {lacking}"
+        return Decision(direction_of(variant.subject), "reference", {}, None, None, why, "", ())
+    where = pretended or device_target(next(t.device for t in tensors.values()))
+    choice = variant.dispatch.choose(tensors, where)
+    made = path == "gpu" and pretended is None and not any(t.is_meta for t in tensors.values())
+    known = variant.dispatch.known((*tensors.values(), *(values[s] for s in variant.algorithm.scalars))) if made else None
+    planned = variant.dispatch.programs.plan(choice, variant.dispatch.types(tensors), where)
     candidate = planned.candidate
     if known is not None:
         if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row could not be compiled
-            planned = variant.dispatch.programs.formula(choice, variant.dispatch.types(tensors), target)
+            planned = variant.dispatch.programs.formula(choice, variant.dispatch.types(tensors), where)
         candidate, kind = known.candidate, known.kind
     else:
-        kind = "interpreter" if path == "interpreter" else "prebuilt if a binary fits" if candidate and candidate.row.binaries and candidate.exact else "compiled when first called"
-    schedule = candidate.row.schedule if candidate else str(planned.program.schedule)
-    why = f"row {candidate.row.title()}, {candidate.told()}: the nearest that fits" if candidate else f"schedule from the formula{_asked(planned.asked, choice.sizes)}: {choice.why_none()}"
-    others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
-    return Decision(direction, kind, choice.sizes, candidate.row if candidate else None, candidate.distance if candidate else None, why, schedule, others)
-
-
-def _asked(asked: dict[str, int], sizes: dict[str, int]) -> str:
-    """At which sizes the formula was asked, where they are not the call's."""
-    return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
+        kind = "interpreter" if path == "interpreter" else expected_path(candidate)
+    return decided(variant.subject, DTYPE_NAMES[dtype], kind, choice, planned, candidate)
 
 
 __all__ = ["Decision", "Explanation", "explain_call"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from contextlib import AbstractContextManager, nullcontext
 
 KINDS = ("gpu", "interpreter", "reference")
 _counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0))
@@ -43,8 +42,3 @@ def checking() -> bool:
 one_at_a_time = threading.RLock()
 if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone: none of its own holds the lock
     os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]
-
-
-def in_turn() -> AbstractContextManager:
-    """What a kernel that Triton launches runs in: in the interpreter one at a time."""
-    return one_at_a_time if interpreting() else nullcontext()

@@ -131,7 +131,28 @@ BAD = [
     (["show", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text: found byte 0xff at offset 1"),
     (["show", "algorithm.yaml"], "algorithm.yaml:3:41: undeclared tensor: found 'B'"),
     (["show", "softmax", "--shape", "4096"], "a shape of softmax has an extent for each label: found 4096; allowed: 2 extents: x, y"),
-    (["show", "mmsigmoid", "--shape", "1x2x3x4"], "allowed: 2 to 3 extents: x, y, k"),
+    (["show", "mmsigmoid", "--shape", "1x2x3x4"], "found 1x2x3x4; allowed: 3 extents: x, y, k"),
+    (["show", "mmsigmoid", "--shape", "64x64"], "found 64x64; allowed: 3 extents: x, y, k"),
+    (["compile", "good.dt", "--shape", "64x64"], "a shape of good has an extent for each label: found 64x64; allowed: 1 extent: i"),
+    (["explain", "attention", "--backward", "--shape", "4x4096"], "allowed: 6 extents: b, h, m, n, l, d"),
+    (["show", "softmax", "--sizes", "x=4"], "the sizes of softmax name each label: found none for y; allowed: x, y"),
+    (["explain", "softmax", "--sizes", "x=4,y=4,z=4"], "softmax has no label of this name: found 'z'; allowed: x, y"),
+    (["compile", "good.dt", "--sizes", "j=4"], "good has no label of this name: found 'j'; allowed: i"),
+    (["compile", "tied.dt", "--sizes", "i=4,j=5"], "i and j of tied are one extent: found i=4, j=5; allowed: the same"),
+    (["compile", "constant.dt", "--sizes", "i=4,j=5"], "the extent of j in constant: found 5; allowed: 3, as the program says"),
+    (["compile", "constant.dt", "--shape", "4x3"], "found 4x3; allowed: 1 extent: i"),
+    (["show", "softmax", "--sizes", "x=4,x=5"], "the sizes name x twice: 4 and 5"),
+    (["show", "softmax", "--sizes", "x=4,y=0"], "each from 1 to 2^31 - 1, such as x=4096,y=8192; found 'y=0'"),
+    (["show", "softmax", "--sizes", "x=-4"], "found 'x=-4'"),
+    (["show", "softmax", "--sizes", "x=nan"], "found 'x=nan'"),
+    (["show", "softmax", "--sizes", "4096x4096"], "found '4096x4096'"),
+    (["show", "softmax", "--sizes", ""], "found ''"),
+    (["show", "softmax", "--sizes", "x=4,y=4", "--shape", "4x4"], "not allowed with argument --s"),
+    (["explain", "softmax", "--gpu", "h300"], "unknown GPU: found 'h300'"),
+    (["explain", "sotfmax"], "no such op: found 'sotfmax'"),
+    (["explain", "softmax", "--wrt", "B"], "a gradient is with respect to an input or a scalar: found 'B'; allowed: A"),
+    (["explain", "attention", "--param", "causal=3"], "parameter causal is bool: found 3"),
+    (["explain", "attention", "--backward", "--param", "group=true"], "parameter group is"),
     (["show", "softmax", "--shape", "4096xx"], "a shape is extents from 1 to 2^31 - 1"),
     (["show", "softmax", "--shape", "0x1"], "a shape is extents from 1 to 2^31 - 1"),
     (["show", "softmax", "--shape", "9" * 5000], "a shape is extents from 1 to 2^31 - 1"),
@@ -140,6 +161,22 @@ BAD = [
     (["show", "attention", "--param", "causal"], "a parameter is name=value"),
     (["show", "attention", "--param", "causal=3"], "parameter causal is bool: found 3"),
     (["show", "attention", "--param", "cau=true"], "unknown parameter: found 'cau'; allowed: causal, starts, ends, masked, "),
+    (["show", "attention", "--param", "causal=true", "--param", "causal=false"], "--param: causal is given twice: True and False"),
+    (["show", "attention", "--param", "scale=nan"], "a parameter is name=value with true, false or a finite number; found 'scale=nan'"),
+    (["show", "attention", "--param", "scale=1e999"], "found 'scale=1e999'"),
+    (["show", "attention", "--param", "scale=true"], "scalar scale is a number: found true"),
+    (["show", "grouped.dt", "--param", "g=0.5"], "scalar g is a whole number, as it stands in an index: found 0.5"),
+    (["compile", "good.dt", "-o", "/proc/x.py"], "/proc/x.py: cannot be written"),
+    (["show", "empty.yaml"], "empty.yaml: a spec is a mapping: found NoneType"),
+    (["show", "folder.yaml"], "folder.yaml: Is a directory"),
+    (["show", "list.yaml"], "list.yaml:2:1: not YAML"),
+    (["explain", "none.yaml"], "none.yaml: No such file or directory"),
+    (["explain", "bytes.yaml"], "bytes.yaml: a spec is UTF-8 text"),
+    (["explain", "softmax", "--gpu"], "argument --gpu: expected one argument"),
+    (["explain", "softmax", "--shape", "nan"], "a shape is extents from 1 to 2^31 - 1"),
+    (["explain", "softmax", "--shape", "-4x4"], "argument --shape: expected one argument"),
+    (["explain"], "the following arguments are required: OP_OR_FILE"),
+    (["doctor", "stray"], "unrecognized arguments: stray"),
     (["tune"], "invalid choice: 'tune'"),
     ([], "the following arguments are required: COMMAND"),
 ]
@@ -154,6 +191,11 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
         "unused.dt": "Func y; In A, B; Var i; y[i] = A[i];",
         "deep.dt": f"Func y; In A; Var i; y[i] = {'(' * 20000}A[i];",
         "empty.dt": "",
+        "grouped.dt": "Func y; In A, B; SIn g; Var i; y[i] = A[i / g] + B[i];",
+        "empty.yaml": "",
+        "list.yaml": "- [\n",
+        "tied.dt": "Func y; In A; Var i, j; y[i, j] = A[i, j] + A[j, i];",
+        "constant.dt": "Func y; In A; Var i; RVar j; Extent j = 3; y[i] = rsum(A[i] * j, j);",
         "spec.yaml": SPEC,
         "key.yaml": SPEC + "extra: 1\n",
         "parameters.yaml": SPEC + "parameters: 3\n",
@@ -168,6 +210,7 @@ def test_bad_input_is_refused_in_one_line(argv, line, tmp_path, monkeypatch, cap
     (tmp_path / "bytes.dt").write_bytes(b"F\xff\xfe")
     (tmp_path / "bytes.yaml").write_bytes(b"o\xff\xfe")
     (tmp_path / "folder.dt").mkdir()
+    (tmp_path / "folder.yaml").mkdir()
     said = refused(capsys, *argv)
     assert line in said
     if len(argv) == 2 and argv[1].endswith((".dt", ".yaml")) and "deep" not in argv[1]:
@@ -294,10 +337,16 @@ def test_inputs_of_grouped_queries_have_fewer_heads():
 # -- explain, doctor, version -----------------------------------------------------------------------------------------
 
 
-def test_explain_says_which_schedule_and_what_it_launches(capsys):
-    text = run(capsys, "explain", "softmax", "--shape", "16384x8192")
-    assert text.startswith("softmax: x 16384, y 8192; bf16; h200\nschedule: by formula")
-    assert "kernel softmax: reads A; writes softmax\n  16384 programs (16384 of x), 124.1 for each of 132 multiprocessors\n" in text
+def test_sizes_by_name_are_those_in_order(capsys):
+    named = run(capsys, "show", "mmsigmoid", "--sizes", "k=512, y=64,x=128", "--stage", "schedule")
+    assert named == run(capsys, "show", "mmsigmoid", "--shape", "128x64x512", "--stage", "schedule")
+    assert named.startswith("# by formula for mmsigmoid: x 128, y 64, k 512;")
+
+
+def test_labels_that_share_an_extent_are_given_once_and_constants_not_at_all(tmp_path, capsys):
+    (tmp_path / "y.dt").write_text("Func y; In A; Var i, j; RVar k; Extent k = 3; y[i, j] = rsum(A[i, j] * A[j, i] * k, k);")
+    for asked in (("--shape", "64"), ("--sizes", "j=64"), ("--sizes", "i=64,j=64,k=3")):
+        assert run(capsys, "explain", tmp_path / "y.dt", *asked).startswith("y: i 64, j 64, k 3;")
 
 
 def test_explain_of_a_program_names_its_own_schedule(double, tmp_path, capsys):

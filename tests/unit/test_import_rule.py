@@ -24,7 +24,7 @@ SUBROOMS = {
     "dtkernels.autoschedule": ["problem", "rules", "output_fusion", "fit_resources", "default_schedule"],
     "dtkernels.runtime": [
         "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
-        "aot_build", "explain",
+        "aot_build", "decision", "explain",
     ],
     "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "apply"],
 }  # fmt: skip

@@ -3,12 +3,65 @@
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 DTYPES = ("bf16", "fp16", "fp32")
+
+
+class Parser(argparse.ArgumentParser):
+    """The options of a tool. What is wrong with them is one line on stderr, without the usage, and exit status 2."""
+
+    def __init__(self, tool: str, doc: str | None):
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.tool = tool
+
+    def error(self, message: str):
+        """Exit with one line."""
+        self.exit(2, f"{self.tool}: {' '.join(message.split())}; see --help\n")
+
+
+def said(error: Exception) -> str:
+    """An error in one line: the file first where it is one of a file."""
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
+    return " ".join(str(error).split())[:300]
+
+
+def read_text(path: Path) -> str:
+    """The text of a file. Raises OSError, and ValueError where it is no UTF-8."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no UTF-8 text: byte {error.object[error.start]:#x} at offset {error.start}") from None
+
+
+def read_figures(path: Path, about: Iterable[str] = ()) -> dict:
+    """What tools/bench.py wrote: its figures, and ``about`` beside them. Raises OSError, and ValueError where it is something else."""
+    try:
+        data = json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}: not JSON: {error}") from None
+    except RecursionError:
+        raise ValueError(f"{path}: not JSON that is read here: nested too deeply") from None
+    figures = data.get("figures") if isinstance(data, dict) else None
+    if not isinstance(figures, list) or not all(isinstance(f, dict) for f in figures):
+        raise ValueError(f"{path}: not written by tools/bench.py: it has no list of figures")
+    for name in about:
+        if not isinstance(data.get(name), str):
+            raise ValueError(f"{path}: not written by tools/bench.py: it has no {name}")
+    for i, figure in enumerate(figures):
+        for name, kinds in _FIGURE.items():
+            if not isinstance(figure.get(name), kinds):
+                raise ValueError(f"{path}: not written by tools/bench.py: figure {i + 1} has no {name}")
+    return data
+
+
+_FIGURE = {"op": str, "shape": str, "dtype": str, "who": str, "microseconds": (int, float, type(None))}
 
 
 def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
@@ -67,8 +120,22 @@ def file_to_write(text: str) -> Path:
     folder = path.parent
     if path.is_dir() or not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: {'a folder' if path.is_dir() else f'no such folder: {folder}'}")
-    if not os.access(path if path.exists() else folder, os.W_OK):
+    try:
+        if not path.exists():
+            with tempfile.TemporaryFile(dir=folder):  # what a user may do says little: a disk may be full, or read-only
+                return path
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: cannot be written: {error.strerror}") from None
+    if not os.access(path, os.W_OK):
         raise argparse.ArgumentTypeError(f"{text}: cannot be written")
+    return path
+
+
+def folder_to_read(text: str) -> Path:
+    """A folder that is there."""
+    path = Path(text)
+    if not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: {'a file' if path.exists() else 'no such folder'}")
     return path
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
+from common.cli_types import read_figures
 from embed_benchmark_tables import DTYPES, OURS, REFERENCES
 
 ORDER = "oldest_first.txt"  #: lists a folder's runs; files it does not name count as newer
@@ -64,7 +65,7 @@ class Benchmarks:
 
 def read_runs(paths: Iterable[Path]) -> Benchmarks:
     """Read runs, oldest first. Raises OSError and ValueError."""
-    return Benchmarks(json.loads(path.read_text()) for path in paths)
+    return Benchmarks(read_figures(path) for path in paths)
 
 
 def measured_on(gpu: str, folder: Path) -> list[Path]:

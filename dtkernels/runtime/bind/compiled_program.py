@@ -18,7 +18,8 @@ from ...lang import DTError, Position, parse
 from ...lang.checks import check_given
 from ...lang.schedule import Program, host
 from ..build.source_cache import load_module
-from ..path_counters import checking, in_turn, interpreting
+from ..path_counters import checking, interpreting
+from ..reference.launch_context import in_turn
 
 
 class CompiledProgram:

@@ -14,6 +14,7 @@ from ..dispatch.dispatcher import Dispatcher
 from ..path_counters import checking, count, interpreting
 from ..select.schedule_selection import Call
 from ..signature.arguments import Interface
+from ..signature.given_sizes import free_labels, sizes_in_order
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
 from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
@@ -169,13 +170,9 @@ class Variant:
         return Program(self.algorithm, default_schedule(self.algorithm, self.outputs, sizes, itemsize, gpu))
 
     def sizes_from(self, shape: tuple[int, ...] | None) -> dict[str, int]:
-        """Extents from a plain tuple: output labels first, then the others in order of declaration."""
-        root = self.algorithm[self.outputs[0]]
-        order = root.labels + tuple(label for label in self.algorithm.labels if label not in root.labels)
-        shape = shape if shape is not None else (4096,) * len(order)
-        if len(shape) > len(order) or len(shape) < len(root.labels):
-            raise ValueError(f"shape names {len(root.labels)} to {len(order)} extents ({', '.join(order)}); got {tuple(shape)}")
-        return dict(zip(order, (*shape, *(shape[-1:] * len(order)))))
+        """Extents from a plain tuple, in the order of ``free_labels``; 4096 each without one. Raises ValueError where the count differs."""
+        output = self.outputs[0]
+        return sizes_in_order(self.algorithm, output, (4096,) * len(free_labels(self.algorithm, output)) if shape is None else shape, self.subject.op)
 
 
 class _Differentiable(torch.autograd.Function):

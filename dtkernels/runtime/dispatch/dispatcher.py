@@ -18,7 +18,7 @@ from ..launch.cuda_driver import DriverError, driver
 from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_ins, traceable
 from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
-from ..path_counters import in_turn
+from ..reference.launch_context import in_turn
 from ..select.row_ranking import Candidate
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
@@ -103,13 +103,16 @@ class Dispatcher:
             keep(self._routes, key, route, REMEMBERED)
             return route, results
 
-    def choose(self, tensors: dict[str, torch.Tensor]) -> Choice:
-        """The rows for these tensors; where their dtypes differ, those for the dtype of the product with the most work."""
+    def choose(self, tensors: dict[str, torch.Tensor], target: Target | None = None) -> Choice:
+        """The rows for these tensors, on ``target`` or their own device.
+
+        Where their dtypes differ, the rows are those for the dtype of the product with the most work.
+        """
         types = self.types(tensors)
         dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
         if not isinstance(types, int):
             dtype = types.main(self.algorithm(), self.signature.extents(tensors))
-        target = self.device_target(next(iter(tensors.values())).device)
+        target = target or self.device_target(next(iter(tensors.values())).device)
         return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:

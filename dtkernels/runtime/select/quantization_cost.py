@@ -76,6 +76,23 @@ def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
     return max(1.0, lasts / worth)
 
 
+def scaled(row: Row, sizes: dict[str, int]) -> float | None:
+    """Estimate the microseconds of ``row``'s schedule at ``sizes``: its own time by the blocks that one multiprocessor goes through.
+
+    None where the row has no time, does not say how many multiprocessors its GPU has, or cuts nothing.
+    """
+    multiprocessors = row.by.get("multiprocessors")
+    if row.microseconds is None or sizes == row.sizes:
+        return row.microseconds
+    if not isinstance(multiprocessors, int) or multiprocessors < 1:
+        return None
+    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _lasts(row.schedule, sizes, multiprocessors)[0]
+    if not own:
+        return None
+    work = max(row.microseconds - LAUNCH, row.microseconds / 10)  # what is left is the launch
+    return row.microseconds - work + work * there / own
+
+
 @lru_cache(maxsize=4096)
 def _own(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
     return _lasts(schedule, dict(sizes), multiprocessors)

@@ -87,6 +87,14 @@ def tables_folder() -> Path:
     return folder_named(named) if named else _own_tables()
 
 
+def table_names() -> tuple[str, ...]:
+    """The folders of ``tables_folder()`` that have a ``gpu.yaml``. Never raises."""
+    try:
+        return tuple(sorted(p.name for p in tables_folder().iterdir() if (p / "gpu.yaml").exists()))
+    except OSError:
+        return ()
+
+
 @lru_cache(maxsize=1)
 def _own_tables() -> Path:
     inside = _PACKAGE / "schedule_tables"

@@ -1,0 +1,250 @@
+"""Every environment variable that dtkernels reads: name, values, default, meaning, and whether what a value names is usable.
+
+``doctor`` reports those that are set, ``docs/configuration.md`` lists them all. Needs nothing that pip installs.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import util
+from pathlib import Path
+
+TRUE, FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")  #: what Triton reads as a truth value
+
+
+class Unusable(ValueError):
+    """What a variable names cannot be used; one line that says why and what happens instead."""
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable. ``check``: what its value means here; raises Unusable."""
+
+    name: str
+    values: str
+    default: str
+    meaning: str
+    check: Callable[[str], str]
+    group: str = "dtkernels"  #: whose it is: dtkernels, Triton and the system, the tests
+
+
+# -- checks: each takes a value that is not empty, and returns a few words -------------------------------------------------
+
+
+def _tables(value: str) -> str:
+    from .runtime.select.table_loader import tables_folder
+
+    return tables_in(tables_folder())
+
+
+def tables_in(folder: Path) -> str:
+    """The tables in a folder, in a few words. Raises Unusable where there is none, or a file of one cannot be read."""
+    instead = "; every op takes the default schedule"
+    if not folder.is_dir():
+        raise Unusable(f"{folder}: {'a file; name a folder of tables' if folder.exists() else 'no such folder'}{instead}")
+    try:
+        tables = sorted(p.parent for p in folder.glob("*/gpu.yaml"))
+    except OSError as error:
+        raise Unusable(f"{folder}: {error.strerror}{instead}") from None
+    if not tables:
+        alone = "it is one table; name the folder that it lies in" if (folder / "gpu.yaml").exists() else "no folder in it has a gpu.yaml"
+        raise Unusable(f"{folder}: {alone}{instead}")
+    if lacking := [name for name in ("yaml", "safetensors") if util.find_spec(name) is None]:
+        raise Unusable(f"{folder}: cannot be read without {' and '.join(lacking)}")
+    wrong = [line for table in tables for line in wrong_in(table)]
+    if wrong:
+        raise Unusable(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
+    return f"tables of {', '.join(table.name for table in tables)}"
+
+
+def wrong_in(table: Path) -> Iterator[str]:
+    """What is wrong with the files of one table, a line for each file."""
+    from .runtime.tables.kernel_store import KernelStore, StoreError
+    from .runtime.tables.table import TableError, read_gpu, read_rows
+
+    try:
+        paths = sorted(table.iterdir())
+    except OSError as error:
+        yield f"{table}: {error.strerror}"
+        return
+    for path in paths:
+        try:
+            if path.name == "gpu.yaml":
+                read_gpu(table)
+            elif path.suffix == ".yaml":
+                read_rows(path.read_bytes().decode(), str(path))
+            elif path.suffix == ".safetensors" and path.with_suffix(".yaml").exists():
+                KernelStore(path)
+        except (OSError, UnicodeDecodeError, TableError, StoreError) as error:
+            text = " ".join(str(error).split())
+            yield text if str(path) in text else f"{path}: {text}"
+
+
+def _cache(value: str) -> str:
+    from .runtime.folders import folder_named
+
+    return writable(folder_named(value), "another folder is used, see the line on the cache folder")
+
+
+def _home(value: str) -> str:
+    if os.environ.get("DTKERNELS_CACHE"):
+        return "not looked at: DTKERNELS_CACHE is set"
+    return writable(Path(value) / "dtkernels", "another folder is used, see the line on the cache folder")
+
+
+def writable(folder: Path, instead: str) -> str:
+    """A few words on a folder that can be written to, or made. Raises Unusable."""
+    there = next(p for p in (folder, *folder.parents) if p.exists() or p == p.parent)
+    if not there.is_dir():
+        raise Unusable(f"{there}: a file, where a folder is needed; {instead}")
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            pass
+    except OSError as error:
+        raise Unusable(f"{there}: cannot be written ({error.strerror}); {instead}") from None
+    return "can be written" if there == folder else "will be made"
+
+
+def _triton_folder(value: str) -> str:
+    return writable(Path(value).absolute(), "Triton can compile nothing")
+
+
+def folder(value: str) -> str:
+    """A few words on a folder that is there. Raises Unusable."""
+    if not Path(value).is_dir():
+        raise Unusable(f"{value}: {'a file' if Path(value).exists() else 'no such folder'}")
+    return "a folder"
+
+
+def program(value: str) -> str:
+    """A few words on a program that can be run. Raises Unusable."""
+    if shutil.which(value) is None:
+        raise Unusable(f"{value}: {'is no program that can be run' if Path(value).exists() else 'no such program'}")
+    return "a program"
+
+
+def compiler(value: str) -> str:
+    """The same of a compiler, which may be given with options behind it. Raises Unusable."""
+    return program(value if Path(value).exists() else value.split()[0])
+
+
+def file(value: str) -> str:
+    """A few words on a file that is there. Raises Unusable."""
+    if not Path(value).is_file():
+        raise Unusable(f"{value}: {'a folder' if Path(value).exists() else 'no such file'}")
+    return "a file"
+
+
+def one_of(*allowed: str, default: str) -> Callable[[str], str]:
+    """A check that a value is one of some words, in capitals or not."""
+
+    def check(value: str) -> str:
+        if value.lower() not in allowed:
+            raise Unusable(f"{value!r} is none of {', '.join(allowed)}; {default}")
+        return "as asked"
+
+    return check
+
+
+def truth(value: str) -> str:
+    """Whether Triton takes a value for true. Raises Unusable for what it takes for neither."""
+    if value.lower() not in TRUE + FALSE:
+        raise Unusable(f"{value!r} is taken for false; allowed: 1 or 0")
+    return "on" if value.lower() in TRUE else "off"
+
+
+def number(value: str) -> str:
+    """A few words on a whole number. Raises Unusable."""
+    if not (value.isascii() and value.isdigit()):
+        raise Unusable(f"{value!r} is no whole number")
+    return "a number"
+
+
+def anything(value: str) -> str:
+    """Nothing is known of the value."""
+    return "not looked at"
+
+
+_SYSTEM, _TESTS = "Triton and the system", "the tests"
+_FOLDER, _SWITCH, _CACHE_HOME = "a folder", "1, true, yes, on or y; 0", "`~/.cache/dtkernels`"
+VARIABLES = (
+    Variable("DTKERNELS_TABLES", "a folder of tables", "the tables of the package", "Where schedules and prebuilt kernels are looked up. See [tables](tables.md).", _tables),
+    Variable("DTKERNELS_CACHE", _FOLDER, f"`$XDG_CACHE_HOME/dtkernels`, else {_CACHE_HOME}", "Where emitted source is written. A temporary folder where it cannot be written.", _cache),
+    Variable("DTKERNELS_LOG", "debug, info, warning, error", "none",
+             "Print what the logger `dtkernels` says to stderr. `info` has one line for each kernel that is compiled.",
+             one_of("debug", "info", "warning", "error", default="nothing is printed")),
+    Variable("DTKERNELS_FALLBACK", "own, reference", "own", "What a patched module runs where no kernel can: its own path, or the torch reference of the ops.",
+             one_of("own", "reference", default="a call raises")),
+    Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that is read from a tensor, and raise with the index and its bound where one is out of range.",
+             one_of("0", "1", default="a call may raise")),
+    Variable("TRITON_INTERPRET", _SWITCH, "0", "Run kernels in Triton's interpreter, on a CPU and slowly. Set it before Python starts.", truth, _SYSTEM),
+    Variable("TRITON_CACHE_DIR", _FOLDER, "`$TRITON_HOME/.triton/cache`", "Where Triton keeps what it compiled.", _triton_folder, _SYSTEM),
+    Variable("TRITON_HOME", _FOLDER, "the home folder", "The folder that Triton's `.triton` lies in.", _triton_folder, _SYSTEM),
+    Variable("TRITON_PTXAS_PATH", "a program", "the ptxas that comes with Triton", "The assembler for NVIDIA GPUs.", program, _SYSTEM),
+    Variable("TRITON_PTXAS_BLACKWELL_PATH", "a program", "the ptxas that comes with Triton", "The assembler for NVIDIA GPUs from compute capability 10.0 on.", program, _SYSTEM),
+    Variable("TRITON_LIBDEVICE_PATH", "a file", "the one that comes with Triton", "NVIDIA's library of mathematical functions.", file, _SYSTEM),
+    Variable("TRITON_ALWAYS_COMPILE", _SWITCH, "0", "Compile even what Triton's cache has.", truth, _SYSTEM),
+    Variable("TRITON_KERNEL_DUMP", _SWITCH, "0", "Write every stage of what is compiled to `TRITON_DUMP_DIR`.", truth, _SYSTEM),
+    Variable("TRITON_DUMP_DIR", _FOLDER, "`$TRITON_HOME/.triton/dump`", "Where `TRITON_KERNEL_DUMP` writes.", _triton_folder, _SYSTEM),
+    Variable("TRITON_KERNEL_OVERRIDE", _SWITCH, "0", "Take kernels from `TRITON_OVERRIDE_DIR` in place of those that are compiled.", truth, _SYSTEM),
+    Variable("TRITON_OVERRIDE_DIR", _FOLDER, "`$TRITON_HOME/.triton/override`", "Where `TRITON_KERNEL_OVERRIDE` reads.", folder, _SYSTEM),
+    Variable("TRITON_DEBUG", _SWITCH, "0", "Compile with Triton's assertions.", truth, _SYSTEM),
+    Variable("TRITON_DISABLE_LINE_INFO", _SWITCH, "0", "Leave line numbers out of machine code; `tools/build.py` and `tools/check_tables.py` set it.", truth, _SYSTEM),
+    Variable("CC", "a program, and its options", "`cc`, `gcc` or `clang`", "The C compiler that Triton compiles its launchers with.", compiler, _SYSTEM),
+    Variable("XDG_CACHE_HOME", _FOLDER, "`~/.cache`", "The folder that the cache lies in, without `DTKERNELS_CACHE`.", _home, _SYSTEM),
+    Variable("CUDA_VISIBLE_DEVICES", "numbers or names of GPUs", "all", "The GPUs that a process sees.", anything, _SYSTEM),
+    Variable("DTKERNELS_CASES", "a number", "the number of every run", "How many random programs the property test draws.", number, _TESTS),
+    Variable("DTKERNELS_SEED", "a number", "the cases of every run", "Draw other random programs.", anything, _TESTS),
+    Variable("DTKERNELS_TEST_TABLES", _FOLDER, "a table that the tests build", "A folder that `tests/small_tables.py` wrote, for the tests on a GPU.", folder, _TESTS),
+)  # fmt: skip
+BY_NAME = {v.name: v for v in VARIABLES}
+OWN, TRITON = "DTKERNEL", "TRITON_"  #: how names begin, in capitals or not
+
+
+def reported(environment: Mapping[str, str] | None = None) -> Iterator[tuple[bool, str]]:
+    """(whether it is usable, one line) for each variable that is set: those of VARIABLES, and others named DTKERNELS_* or TRITON_*."""
+    environment = os.environ if environment is None else environment
+    for name in sorted(n for n in environment if n in BY_NAME or n.upper().startswith((OWN, TRITON))):
+        value = environment[name]
+        shown = f"{name}={' '.join(value.split())[:200]}"
+        if name not in BY_NAME:
+            yield (False, f"{shown}: {_unknown(name)}") if name.upper().startswith(OWN) else (True, f"{shown}: one of Triton's own, not looked at")
+        elif not value:
+            yield True, f"{shown}: empty, which is as if it were not set"
+        else:
+            try:
+                yield True, f"{shown}: {BY_NAME[name].check(value)}"
+            except Unusable as problem:
+                yield False, f"{shown}: {problem}"
+
+
+def _unknown(name: str) -> str:
+    """What to say of a variable that nothing reads."""
+    allowed = [v.name for v in VARIABLES if v.name.startswith(OWN) and v.group != _TESTS]
+    near = difflib.get_close_matches(name.upper().removeprefix(OWN).lstrip("S_"), [n.removeprefix("DTKERNELS_") for n in allowed], 1)
+    return "nothing reads it" + (f"; did you mean DTKERNELS_{near[0]}?" if near else f"; allowed: {', '.join(allowed)}")
+
+
+def table(group: str) -> str:
+    """The variables of a group as Markdown, for ``docs/configuration.md``."""
+    rows = [f"| `{v.name}` | {v.values} | {v.default} | {v.meaning} |" for v in VARIABLES if v.group == group]
+    return "\n".join(["| variable | values | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def page(text: str) -> str:
+    """``docs/configuration.md`` with its tables as they should be: each between ``<!-- variables: GROUP -->`` and ``<!-- /variables -->``."""
+    import re
+
+    return re.sub(r"(<!-- variables: ([^>]+?) -->\n).*?(<!-- /variables -->)", lambda m: m[1] + table(m[2]) + m[3], text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    import sys
+
+    for name in sys.argv[1:]:
+        Path(name).write_text(page(Path(name).read_text()))

@@ -1,0 +1,138 @@
+"""Say why a call runs what it runs: the row it takes, or the default schedule, and the candidates. Needs no GPU and no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..codegen.target import Target
+from .select.quantization_cost import scaled
+from .select.row_ranking import Candidate
+from .select.schedule_selection import Call, Choice, choose
+from .select.shape_buckets import PlannedKernel, ScheduleCache
+from .select.table_loader import table_names, tables_folder
+from .tables.table import Row, handing
+
+if TYPE_CHECKING:
+    from ..codegen.analysis.product_types import InputTypes
+    from ..lang.algorithm import Algorithm
+
+SHOWN = 5  #: alternatives
+KINDS = 8  #: kinds of rows that are named
+LOOKED_UP = "prebuilt if a binary fits"  #: the path of a row with kernels, where no GPU says more
+TO_COMPILE = "compiled when first called"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one direction of a call runs. ``row`` is None where the default schedule is taken."""
+
+    direction: str
+    path: str  #: "prebuilt", "compiled", "interpreter" or "reference"; LOOKED_UP or TO_COMPILE where no call was made
+    sizes: dict[str, int]
+    row: Row | None
+    distance: float | None
+    why: str
+    schedule: str
+    alternatives: tuple[Candidate, ...]
+
+    def __str__(self) -> str:
+        sizes = " ".join(f"{k}={v}" for k, v in self.sizes.items())
+        lines = [f"{self.direction}: {'; '.join(filter(None, (sizes, self.path)))}", f"  {self.why}"]
+        lines += [f"    {line}" for line in self.schedule.splitlines()]
+        return "\n".join([*lines, *self.candidate_lines()])
+
+    def candidate_lines(self) -> list[str]:
+        """One line for each of the next rows: its sizes, distance and times, and why it may not be taken."""
+        return [f"  row {described(c, self.sizes)}" for c in self.alternatives]
+
+
+def described(candidate: Candidate, sizes: dict[str, int]) -> str:
+    """A row's sizes, its parameters if they differ from the call's, how near it is, and its times."""
+    row = candidate.row
+    words = " ".join(f"{k}={v}" for k, v in row.sizes.items())
+    if not candidate.exact:
+        words += f", of {' '.join(f'{k}={str(v).lower()}' for k, v in row.params.items()) or 'the default parameters'}"
+    return f"{words}: {candidate.told()}, {times(candidate, sizes)}" + (f"; refused: {candidate.refused}" if candidate.refused else "")
+
+
+def times(candidate: Candidate, sizes: dict[str, int]) -> str:
+    """A row's time at its own sizes, and what that comes to at ``sizes`` if they differ."""
+    row = candidate.row
+    if row.microseconds is None:
+        return "not measured"
+    text = f"{row.microseconds:g} us {'measured' if row.measured else 'estimated'}"
+    if sizes == row.sizes:
+        return text
+    here = None if candidate.refused else scaled(row, sizes)
+    return f"{text} at its sizes" + (f", about {here:.4g} us here" if here is not None else "")
+
+
+def direction_of(subject: Call) -> str:
+    """``backward``, or ``forward`` with what it saves."""
+    return subject.direction + (" (saving for backward)" if subject.saved else "")
+
+
+def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
+    """The decision for ``choice`` where ``planned`` runs, by ``candidate`` or, without one, by the default schedule."""
+    if candidate is not None:
+        why = f"row {candidate.row.title()}, {candidate.told()}, {times(candidate, choice.sizes)}: the nearest that fits"
+        schedule = candidate.row.schedule
+    else:
+        why = f"schedule from the formula, the default{_asked(planned.asked, choice.sizes)}: {choice.why_none()}{_there_are(subject, choice)}"
+        schedule = str(planned.program.schedule)
+    others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
+    row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
+    return Decision(direction_of(subject), path, choice.sizes, row, distance, why, schedule, others)
+
+
+def expected_path(candidate: Candidate | None) -> str:
+    """How a row, or the default schedule, would run on its GPU."""
+    return LOOKED_UP if candidate is not None and candidate.row.binaries and candidate.exact else TO_COMPILE
+
+
+def look_up(
+    subject: Call, algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], dtype: str, types: int | InputTypes, target: Target
+) -> tuple[Decision, PlannedKernel, Choice]:
+    """What a call on contiguous tensors would run on ``target``, which need not be here.
+
+    ``algorithm`` is prepared, ``sizes`` has the extent of each of its labels. Raises DTError where no schedule fits.
+    """
+    fixed = frozenset(label for label in algorithm.labels if algorithm.constant_extent(label) is not None)
+    known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None}
+    choice = choose(subject, dtype, known, target, pitches(algorithm))
+    planned = ScheduleCache(lambda: algorithm, outputs, fixed).plan(choice, types, target)
+    return decided(subject, dtype, expected_path(planned.candidate), choice, planned, planned.candidate), planned, choice
+
+
+def pitches(algorithm: Algorithm) -> frozenset[str]:
+    """Labels of an input's last dimension, see ``choice.distance``."""
+    from ..codegen.emit.module import plain_labels
+
+    return frozenset(labels[-1] for n in algorithm.inputs if len(labels := plain_labels(algorithm, n)) > 1 and labels[-1])
+
+
+def _there_are(subject: Call, choice: Choice) -> str:
+    """The tables, or the kinds of rows, that there are instead."""
+    if choice.table.gpu is None:
+        return f" (tables in {tables_folder()}: {', '.join(table_names()) or 'none'})"
+    if choice.considered:
+        return ""
+    kinds = list(dict.fromkeys(kind_words(r) for r in choice.table.rows))
+    more = f" and {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
+    return f" (rows of {subject.op}: {'; '.join(kinds[:KINDS]) or 'none'}{more})"
+
+
+def kind_words(row: Row) -> str:
+    """The kind of call that a row is for, without its sizes."""
+    words = [row.direction + handing(row.saved, row.kept), row.dtype, *(f"{k}={str(v).lower()}" for k, v in row.params.items())]
+    words += [f"gradients of {', '.join(row.wanted)}"] if row.wanted else []
+    return " ".join(words + ([f"batched {', '.join(row.batched)}"] if row.batched else []))
+
+
+def _asked(asked: dict[str, int], sizes: dict[str, int]) -> str:
+    """The sizes that the formula was asked at, where they are not the call's."""
+    return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
+
+
+__all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "decided", "described", "direction_of", "expected_path", "kind_words", "look_up", "pitches", "times"]

@@ -1,0 +1,70 @@
+"""Turn the extents that a user gives, in order or by label, into the extent of every label of an algorithm. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from ...lang.errors import DTError
+
+if TYPE_CHECKING:
+    from ...lang.algorithm import Algorithm
+
+
+def label_order(algorithm: Algorithm, output: str) -> tuple[str, ...]:
+    """The output's labels, then the other labels in order of declaration."""
+    own = algorithm[output].labels
+    return own + tuple(label for label in algorithm.labels if label not in own)
+
+
+def free_labels(algorithm: Algorithm, output: str) -> tuple[str, ...]:
+    """The labels whose extents a user gives: without constants, and one of those that share an extent."""
+    found: list[str] = []
+    for label in label_order(algorithm, output):
+        if _constant(algorithm, label) is None and not algorithm.tied_labels(label) & set(found):
+            found.append(label)
+    return tuple(found)
+
+
+def sizes_in_order(algorithm: Algorithm, output: str, shape: Sequence[int], what: str) -> dict[str, int]:
+    """The extent of every label from those of ``free_labels``, in their order. Raises DTError where there are more or fewer."""
+    free = free_labels(algorithm, output)
+    if len(shape) != len(free):
+        few = f"{len(free)} extent{'s' if len(free) != 1 else ''}" + (f": {', '.join(free)}" if free else "")
+        raise DTError(f"a shape of {what} has an extent for each label", found="x".join(map(str, shape)) or "none", allowed=few)
+    return _filled(algorithm, output, dict(zip(free, shape)))
+
+
+def sizes_by_label(algorithm: Algorithm, output: str, given: Mapping[str, int], what: str) -> dict[str, int]:
+    """The extent of every label from those given by name. Raises DTError for an unknown, a missing or a contradicting one."""
+    order, free = label_order(algorithm, output), free_labels(algorithm, output)
+    for label, size in given.items():
+        if label not in order:
+            raise DTError(f"{what} has no label of this name", found=repr(label), allowed=", ".join(order))
+        if (constant := _constant(algorithm, label)) not in (None, size):
+            raise DTError(f"the extent of {label} in {what}", found=str(size), allowed=f"{constant}, as the program says")
+        for other in sorted(algorithm.tied_labels(label) & set(given)):
+            if given[other] != size:
+                raise DTError(f"{label} and {other} of {what} are one extent", found=f"{label}={size}, {other}={given[other]}", allowed="the same")
+    missing = [label for label in free if not algorithm.tied_labels(label) & set(given)]
+    if missing:
+        raise DTError(f"the sizes of {what} name each label", found=f"none for {', '.join(missing)}", allowed=", ".join(free))
+    return _filled(algorithm, output, given)
+
+
+def _constant(algorithm: Algorithm, label: str) -> int | None:
+    """The number that the program gives for the extent of a label, or of one that shares it."""
+    return next((n for other in sorted(algorithm.tied_labels(label)) if (n := algorithm.constant_extent(other)) is not None), None)
+
+
+def _filled(algorithm: Algorithm, output: str, given: Mapping[str, int]) -> dict[str, int]:
+    """The given extents with those that follow from them."""
+    found = {}
+    for label in label_order(algorithm, output):
+        constant = _constant(algorithm, label)
+        tied = (given[other] for other in sorted(algorithm.tied_labels(label)) if other in given)
+        found[label] = constant if constant is not None else given[label] if label in given else next(tied)
+    return found
+
+
+__all__ = ["free_labels", "label_order", "sizes_by_label", "sizes_in_order"]
