@@ -65,7 +65,8 @@ _before: dict[int, tuple[weakref.ref, str]] = {}  # id(config) -> the config, an
 
 def remember_before(config: object, name: str) -> None:
     """Note the attention implementation of a config whose model is about to be patched; no attribute, which would be saved with it."""
-    _before[id(config)] = weakref.ref(config, lambda _, key=id(config): _before.pop(key, None)), name
+    key = id(config)
+    _before[key] = weakref.ref(config, lambda _: _before.pop(key, None)), name
 
 
 def implementation_before(config: object) -> str | None:

@@ -16,6 +16,7 @@ import bench_models
 @pytest.mark.parametrize("work", ["train", "generate"])
 def test_variants_are_timed_and_compared_with_the_first(work, tmp_path, monkeypatch, capsys):
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
     monkeypatch.setattr(bench_models, "_done", [])
     monkeypatch.setattr(bench_models, "liger", lambda model: 1 / 0)
     variants = ["sdpa", "dtkernels", "dtkernels:all", "dtkernels:rope:rmsnorm", "liger"]
