@@ -22,7 +22,7 @@ WRONG = [
     ("bench", "--json {tmp}/none/x.json", "no such folder"),
     ("bench", "--json {tmp}", "a folder"),
     ("bench", "", "no GPU"),
-    ("bench_models", "--work x", "unknown 'x'; allowed: train, generate"),
+    ("bench_models", "--work x", "unknown 'x'; allowed: forward, train, checkpoint, generate"),
     ("bench_models", "--lengths 16,many", "'many' is no whole number from 1 on"),
     ("bench_models", "--tokens 0", "'0' is no whole number"),
     ("bench_models", "--device tpu", "no device 'tpu' here"),
