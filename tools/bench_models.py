@@ -69,6 +69,7 @@ WORK = ("forward", "train", "checkpoint", "generate")
 #: what is measured unless options say otherwise
 ON_GPU = {"models": ("llama", "opt"), "work": ("train", "generate"), "lengths": (2048, 8192), "tokens": 8192, "new": 64, "repeats": 5, "rounds": 2}
 ON_CPU = {"models": ("small",), "work": WORK, "lengths": (2048,), "tokens": 2048, "new": 16, "repeats": 2, "rounds": 4, "variants": ("sdpa", "dtkernels", "dtkernels:all")}
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 VARIANTS = ("sdpa", "dtkernels", "dtkernels:all", "liger", "sdpa+compile", "dtkernels+compile")
 
 
@@ -113,18 +114,18 @@ def build(name: str, length: int, device: str, dtype: torch.dtype):
         return getattr(transformers, f"{kind}ForCausalLM")(made).to(dtype)
 
 
-def clocked(work: Callable[[], object], repeats: int, device: str) -> tuple[list[float], float | None]:
-    """Times of calls on the wall clock, ms, and on a GPU the peak of memory, GiB."""
+def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callable[[], float] = time.perf_counter) -> tuple[list[float], float | None]:
+    """Times of calls by ``clock``, ms, and on a GPU the peak of memory, GiB."""
     cuda, times = device == "cuda", []
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = clock()
         work()
         if cuda:
             torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
+        times.append((clock() - begin) * 1e3)
     return times, torch.cuda.max_memory_allocated() / 2**30 if cuda else None
 
 
@@ -263,7 +264,7 @@ def _one(options, figure: Figure, truth: dict[str, object]) -> None:
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
         run()  # warm
-        times, peak = clocked(run, options.repeats, options.device)
+        times, peak = clocked(run, options.repeats, options.device, CLOCKS[options.clock])
         figure.times += times
         figure.rounds.append(statistics.median(times))
         figure.milliseconds = statistics.median(figure.times)
@@ -347,6 +348,7 @@ def main(argv: list[str] | None = None) -> int:
         "--rounds", type=at_least(1), help="how often every variant has its turn, every second time in the opposite order"
     )
     parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="process: processor time, on a CPU that other processes share")
     parser.add_argument("--no-memory", dest="memory", action="store_false", help="on a CPU: start no process to measure the peak of memory")
     parser.add_argument("--peak", action="store_true", help="on a CPU: measure this process's own peak, of one line and one variant, and nothing else")
     parser.add_argument("--json", type=file_to_write, help="write every figure here")

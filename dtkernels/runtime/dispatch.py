@@ -25,6 +25,7 @@ from .programs import Planned, Programs
 from .recent import keep
 from .signature import Signature
 from .store import Entry, Store, StoreError, digest
+from .toolchain import NoCompiler, missing
 from .traced import Allocating, Template, kind_of, stand_ins, traceable
 
 if TYPE_CHECKING:
@@ -123,7 +124,10 @@ class Dispatcher:
         except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
             route = self._stored(choice, tensors, scalars, coarse=True) if on_gpu else None
             if route is None:
-                raise
+                why = missing(error, self.device_target(next(iter(tensors.values())).device)) if on_gpu else None
+                if why is None:
+                    raise
+                raise NoCompiler(why) from error
             warn_once(f"{self.subject.op} {self.subject.direction}: a kernel for any layout runs, since none can be compiled: {type(error).__name__}")
             return route
 

@@ -13,10 +13,12 @@ from ..codegen.target import Target, target
 from .decide import Subject
 from .dispatch import Dispatcher
 from .memory import in_memory, is_batch, refuse_batches
+from .notes import warn_once
 from .once import without_derivative
 from .outline import Facts
-from .paths import count, interpreting
+from .paths import count, interpreting, unable
 from .signature import Halves, Signature
+from .toolchain import NoCompiler
 
 if TYPE_CHECKING:
     from ..algebra.gradient import Gradient
@@ -140,18 +142,28 @@ class Variant:
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
-        """The outputs by a generated kernel where one can run, else by the reference; counted."""
+        """The outputs by a generated kernel where one can run, else by the reference; counted.
+
+        Where no kernel can be compiled for a GPU, and none is prebuilt for this call, that is the reference too, with a warning.
+        """
         path = choose_path(tensors)
         if len(self.outputs) > 1 and not all(t.numel() for t in tensors.values()):
             path = "reference"  # a kernel without programs, since its own Func is empty, may compute others that are not
-        count(op, path)
-        if path == "reference":
-            from .reference import evaluate
+        if path != "reference":
+            refuse_batches(op, (*tensors.values(), *scalars.values()))
+            tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
+            try:
+                results = tuple(self.dispatch(tensors, scalars))
+                count(op, path)
+                return results
+            except NoCompiler as error:
+                gpu = next(iter(tensors.values())).get_device()
+                unable(gpu, f"no kernel can be compiled: {error}")
+                warn_once(f"{op}: the torch reference runs on GPU {gpu}, since no kernel can be compiled: {error}")
+        from .reference import evaluate
 
-            return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
-        refuse_batches(op, (*tensors.values(), *scalars.values()))
-        tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
-        return tuple(self.dispatch(tensors, scalars))
+        count(op, "reference")
+        return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
         """The algorithm with the formula's schedule for ``sizes``."""

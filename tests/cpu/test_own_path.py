@@ -3,6 +3,8 @@
 import contextlib
 import copy
 import pickle
+import subprocess
+from dataclasses import replace
 
 import pytest
 import stand_in_gpu
@@ -16,7 +18,8 @@ from dtkernels.integrations.huggingface.record import implementation_before
 from torch import nn
 
 import dtkernels
-from dtkernels.runtime import paths
+from dtkernels.codegen.target import target
+from dtkernels.runtime import dispatch, notes, paths, toolchain
 
 REASON = "no kernel runs on a CPU"
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -211,6 +214,46 @@ def test_a_gpu_for_which_nothing_can_be_compiled_is_left_to_the_models_own_path(
     module(x)
     assert report.paths["softmax"] == {"kernel": 1, "own path": 1, "reference": 0}
     assert report.fallbacks == {"kernels cannot be compiled: no C compiler": 1}
+
+
+BROKEN = {
+    "no Triton": (ModuleNotFoundError("No module named 'triton'", name="triton"), "Triton cannot be imported"),
+    "no C compiler": (RuntimeError("Failed to find C compiler. Please specify via CC environment variable"), "no C compiler works"),
+    "a C compiler without headers": (subprocess.CalledProcessError(1, ["gcc"]), "no C compiler works"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_a_machine_that_cannot_compile_runs_the_reference_once_and_then_the_models_own_path(what, monkeypatch, caplog):
+    def failing(*args):
+        raise error
+
+    error, said = BROKEN[what]
+    module, x = nn.Softmax(-1), torch.randn(5, 13)  # of a shape that no test has run before
+    report = apply_to(module, ops="softmax")
+    stand_in_gpu.tensors_on_it(monkeypatch)
+    monkeypatch.setattr(paths, "_unable", {})
+    monkeypatch.setattr(dispatch.Dispatcher, "_stored", lambda *args, **kwargs: None)
+    monkeypatch.setattr(dispatch.Dispatcher, "_by_triton", failing)
+    notes.forget()
+    before = dtkernels.paths().get("softmax", dict.fromkeys(paths.KINDS, 0))
+    for _ in range(2):
+        torch.testing.assert_close(module(x), x.softmax(-1))
+    after = dtkernels.paths()["softmax"]
+    assert after["reference"] == before["reference"] + 1 and after["gpu"] == before["gpu"]
+    (reason,) = report.fallbacks
+    assert reason.startswith("no kernel can be compiled") and said in reason and report.fallbacks[reason] == 1
+    assert len([r for r in caplog.records if said in r.getMessage()]) == 1
+
+
+def test_an_error_of_one_kernel_is_no_missing_compiler(monkeypatch):
+    stand_in_gpu.tensors_on_it(monkeypatch)
+    monkeypatch.setattr(dispatch.Dispatcher, "_stored", lambda *args, **kwargs: None)
+    monkeypatch.setattr(dispatch.Dispatcher, "_by_triton", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        dtkernels.ops.softmax(torch.randn(5, 13))
+    assert not paths._unable
+    assert "compute capability 6.1" in toolchain.missing(ValueError(), replace(target("h200"), arch=61))
 
 
 def test_the_reference_is_run_where_it_is_asked_for(monkeypatch):
