@@ -20,6 +20,7 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -250,7 +251,8 @@ def grown_alone(options, figure: Figure) -> float:
     """``grown`` in a process of its own. Raises RuntimeError with that process's last line where it fails."""
     told = {"models": figure.model, "work": figure.work, "lengths": figure.length, "variants": figure.variant, "tokens": options.tokens, "new": options.new}
     command = [sys.executable, __file__, "--device", options.device, "--peak", *(part for n, v in told.items() for part in (f"--{n}", str(v)))]
-    done = subprocess.run(command + ["--mask"] * options.mask, capture_output=True, text=True)
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc gives a freed tensor back at once
+    done = subprocess.run(command + ["--mask"] * options.mask, capture_output=True, text=True, env={**os.environ, **returned})
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
     return float(done.stdout.split()[-1])
