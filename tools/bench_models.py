@@ -21,7 +21,6 @@ import gc
 import importlib.metadata
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -240,11 +239,17 @@ def running(options, figure: Figure) -> Iterator[tuple[Callable[[], torch.Tensor
 
 def grown(options, figure: Figure) -> float:
     """Peak of the resident set of this process over what it holds now, GiB, while a model is made and does its work twice."""
-    before = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    before = _resident("VmRSS")
     with running(options, figure) as (run, _):
         run()
         run()
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**30
+    return (_resident("VmHWM") - before) / 2**20
+
+
+def _resident(key: str) -> int:
+    """A line of Linux's /proc/self/status, KiB: VmRSS, what is resident, or VmHWM, its peak. getrusage's peak is the parent's too."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1])
 
 
 def grown_alone(options, figure: Figure) -> float:
@@ -259,7 +264,7 @@ def grown_alone(options, figure: Figure) -> float:
 
 
 def _one(options, figure: Figure, truth: dict[str, object]) -> None:
-    if options.device == "cpu" and options.memory and figure.peak_gib is None:
+    if options.device == "cpu" and options.memory and figure.peak_gib is None and Path("/proc/self/status").exists():
         figure.peak_gib = grown_alone(options, figure)
     with running(options, figure) as (run, report):
         first = run()
