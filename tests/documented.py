@@ -237,10 +237,10 @@ def update(page: Path, folder: Path) -> int:
 if __name__ == "__main__":
     import tempfile
 
-    os.environ["TRITON_INTERPRET"] = "1"
     sys.path.insert(0, str(ROOT))
     if sys.argv[1:2] != ["--update"]:
         sys.exit(__doc__)
     for changed in [Path(p).resolve() for p in sys.argv[2:]] or PAGES:
+        os.environ["TRITON_INTERPRET"] = "1"  # a page may change it
         with tempfile.TemporaryDirectory() as name:
             print(f"{changed.relative_to(ROOT)}: {update(changed, Path(name))} blocks written")

@@ -1,13 +1,17 @@
-"""Time whole Hugging Face models, random weights: a training step and generate, patched against sdpa, torch.compile and Liger.
+"""Time whole Hugging Face models, random weights: forward, training step and generate, patched against sdpa, torch.compile and Liger.
 
     python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
     python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:attention:rope
     python tools/bench_models.py --models toy --lengths 16 --tokens 64 --new 4 --repeats 1 --variants sdpa,dtkernels    # seconds, on a CPU too
+    python tools/bench_models.py --device cpu    # minutes: a patched model is to take no more time and memory than before
 
 A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
 (ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on the same weights, in the order given and then in the
 opposite one, since a process that has run one model for long is no fresh one; the loss of each and the tokens of each are
-compared with those of the first.
+compared with those of the first. The last thing printed is a table of all figures.
+
+The peak of memory is torch's own count on a GPU. On a CPU it is what the resident set of a process that runs this variant alone
+grows by, from before the model is made to its highest point.
 """
 
 from __future__ import annotations
@@ -16,12 +20,15 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import os
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 if __name__ == "__main__":
     from common.require_packages import needs
@@ -49,13 +56,20 @@ def _opt(length: int, hidden: int, layers: int, heads: int) -> dict:
     return sizes | {"word_embed_proj_dim": hidden, "max_position_embeddings": length, "dropout": 0.0}
 
 
-#: model -> (class, config) of a shape; the toy is for trying this script
+#: model -> (class, config) of a shape; small is for a CPU, the toy for trying this script
 SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
     "llama": ("Llama", lambda n: _llama(n, 2048, 16, 32, 8)),
     "opt": ("OPT", lambda n: _opt(n, 2048, 24, 32)),
+    "small": ("Llama", lambda n: _llama(n, 512, 4, 8, 8) | {"vocab_size": 4096}),
+    "small-opt": ("OPT", lambda n: _opt(n, 512, 4, 8) | {"vocab_size": 4096}),
     "toy": ("Llama", lambda n: _llama(n, 64, 2, 4, 2)),
     "toy-opt": ("OPT", lambda n: _opt(n, 64, 2, 4)),
 }
+WORK = ("forward", "train", "checkpoint", "generate")
+#: what is measured unless options say otherwise
+ON_GPU = {"models": ("llama", "opt"), "work": ("train", "generate"), "lengths": (2048, 8192), "tokens": 8192, "new": 64, "repeats": 5, "rounds": 2}
+ON_CPU = {"models": ("small",), "work": WORK, "lengths": (2048,), "tokens": 2048, "new": 16, "repeats": 2, "rounds": 4, "variants": ("sdpa", "dtkernels", "dtkernels:all")}
+CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
 VARIANTS = ("sdpa", "dtkernels", "dtkernels:all", "liger", "sdpa+compile", "dtkernels+compile")
 
 
@@ -93,25 +107,38 @@ def variants(text: str) -> tuple[str, ...]:
 def build(name: str, length: int, device: str, dtype: torch.dtype):
     """A causal language model of a shape with random weights, the same each time."""
     kind, config = SHAPES[name]
-    made = getattr(transformers, f"{kind}Config")(vocab_size=TOKENS, pad_token_id=0, bos_token_id=1, eos_token_id=2, **config(length + 128))
+    sizes = {"vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **config(length + 128)}
+    made = getattr(transformers, f"{kind}Config")(**sizes)
     torch.manual_seed(0)
     with torch.device(device):
         return getattr(transformers, f"{kind}ForCausalLM")(made).to(dtype)
 
 
-def clocked(work: Callable[[], object], repeats: int, device: str) -> tuple[list[float], float | None]:
-    """Times of calls on the wall clock, ms, and on a GPU the peak of memory, GiB."""
+def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callable[[], float] = time.perf_counter) -> tuple[list[float], float | None]:
+    """Times of calls by ``clock``, ms, and on a GPU the peak of memory, GiB."""
     cuda, times = device == "cuda", []
     if cuda:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
     for _ in range(repeats):
-        begin = time.perf_counter()
+        begin = clock()
         work()
         if cuda:
             torch.cuda.synchronize()
-        times.append((time.perf_counter() - begin) * 1e3)
+        times.append((clock() - begin) * 1e3)
     return times, torch.cuda.max_memory_allocated() / 2**30 if cuda else None
+
+
+def forward(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], torch.Tensor]:
+    """The loss, without gradients."""
+    called = torch.compile(model) if compiled else model
+    model.eval()
+
+    def run() -> torch.Tensor:
+        with torch.no_grad():
+            return called(input_ids=ids, attention_mask=mask, labels=ids, use_cache=False).loss
+
+    return run
 
 
 def training(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], float]:
@@ -191,25 +218,73 @@ def liger(model) -> Iterator[None]:
         vars(modeling).update(before)
 
 
-def _one(options, figure: Figure, truth: dict[str, object]) -> None:
+@contextmanager
+def running(options, figure: Figure) -> Iterator[tuple[Callable[[], torch.Tensor], object]]:
+    """(the work, our report) on a model that is made for it and patched."""
     compiled = figure.variant.endswith("+compile")
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
-    ids = torch.randint(3, TOKENS, (figure.batch, figure.length), generator=torch.Generator().manual_seed(1)).to(options.device)
+    shape, generator = (figure.batch, figure.length), torch.Generator().manual_seed(1)
+    ids = torch.randint(3, model.config.vocab_size, shape, generator=generator).to(options.device)
     with under(figure.variant, model) as report:
         mask = torch.ones_like(ids) if options.mask else None
-        run = training(model, ids, compiled, mask) if figure.work == "train" else generating(model, ids, options.new, compiled)
+        if figure.work == "generate":
+            yield generating(model, ids, options.new, compiled), report
+        elif figure.work == "forward":
+            yield forward(model, ids, compiled, mask), report
+        else:
+            if figure.work == "checkpoint":
+                model.gradient_checkpointing_enable()
+            yield training(model, ids, compiled, mask), report
+
+
+def grown(options, figure: Figure) -> float:
+    """Peak of the resident set of this process over what it holds now, GiB, while a model is made and does its work twice."""
+    before = _resident("VmRSS")
+    with running(options, figure) as (run, _):
+        run()
+        run()
+    return (_resident("VmHWM") - before) / 2**20
+
+
+def _resident(key: str) -> int:
+    """A line of Linux's /proc/self/status, KiB: VmRSS, what is resident, or VmHWM, its peak. getrusage's peak is the parent's too."""
+    status = Path("/proc/self/status").read_text()
+    return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1])
+
+
+def grown_alone(options, figure: Figure) -> float:
+    """``grown`` in a process of its own. Raises RuntimeError with that process's last line where it fails."""
+    told = {"models": figure.model, "work": figure.work, "lengths": figure.length, "variants": figure.variant, "tokens": options.tokens, "new": options.new}
+    command = [sys.executable, __file__, "--device", options.device, "--peak", *(part for n, v in told.items() for part in (f"--{n}", str(v)))]
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc gives a freed tensor back at once
+    done = subprocess.run(command + ["--mask"] * options.mask, capture_output=True, text=True, env={**os.environ, **returned})
+    if done.returncode:
+        raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
+    return float(done.stdout.split()[-1])
+
+
+def _one(options, figure: Figure, truth: dict[str, object]) -> None:
+    if options.device == "cpu" and options.memory and figure.peak_gib is None and Path("/proc/self/status").exists():
+        figure.peak_gib = grown_alone(options, figure)
+    with running(options, figure) as (run, report):
         first = run()
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
         run()  # warm
-        times, peak = clocked(run, options.repeats, options.device)
+        times, peak = clocked(run, options.repeats, options.device, CLOCKS[options.clock])
         figure.times += times
         figure.rounds.append(statistics.median(times))
         figure.milliseconds = statistics.median(figure.times)
-        figure.peak_gib = None if peak is None else max(peak, figure.peak_gib or 0.0)
+        if peak is not None:
+            figure.peak_gib = max(peak, figure.peak_gib or 0.0)
         if report is not None:
             figure.fallbacks = report.fallbacks.total()
-            figure.note = ", ".join(f"{op}: {n}" for op, n in report.calls.items())
+            figure.note = ", ".join(f"{op}: {_taken(paths)}" for op, paths in report.paths.items())
+
+
+def _taken(paths: dict[str, int]) -> str:
+    """{"kernel": 3, "own path": 0, "reference": 1} -> "3 kernel, 1 reference"."""
+    return ", ".join(f"{n} {path}" for path, n in paths.items() if n) or "0"
 
 
 def _agreement(found: torch.Tensor, wanted: torch.Tensor, length: int) -> str:
@@ -244,26 +319,59 @@ def line(f: Figure) -> str:
     return f"{what} {ms:>9} ms  by rounds {rounds}  {peak:>10}  {f.agreement}  fell back {f.fallbacks}  {f.note}"
 
 
+def table(figures: list[Figure]) -> list[str]:
+    """All figures, each beside the first variant of its line: how many times its time and its memory."""
+    rows = [("model", "work", "S", "B", "variant", "ms", "x first", "peak MiB", "x first", "agreement", "own path")]
+    first = figures[0] if figures else None
+    for f in figures:
+        if (f.model, f.work, f.length) != (first.model, first.work, first.length):
+            first = f
+        times = [_text(f.milliseconds, "{:.1f}"), _times(f.milliseconds, first.milliseconds)]
+        memory = [_text(f.peak_gib and f.peak_gib * 1024, "{:.0f}"), _times(f.peak_gib, first.peak_gib)]
+        rows.append((f.model, f.work, str(f.length), str(f.batch), f.variant, *times, *memory, f.agreement or f.note, str(f.fallbacks)))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+
+
+def _text(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _times(value: float | None, first: float | None) -> str:
+    return "-" if value is None or not first else f"{value / first:.3f}"
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = Parser("bench_models", __doc__)
-    parser.add_argument("--models", type=some_of(SHAPES), default=("llama", "opt"), help=f"comma-separated: {', '.join(SHAPES)}")
-    parser.add_argument("--work", type=some_of(("train", "generate")), default=("train", "generate"), help="comma-separated: train, generate")
-    parser.add_argument("--lengths", type=several(at_least(1)), default=(2048, 8192), help="tokens of a sequence, or of a prompt")
-    parser.add_argument("--variants", type=variants, default=VARIANTS, help="comma-separated, see above")
-    parser.add_argument("--tokens", type=at_least(1), default=8192, help="tokens of a batch: the batch size is this over the length")
-    parser.add_argument("--new", type=at_least(1), default=64, help="tokens to generate")
+    parser.add_argument("--models", type=some_of(SHAPES), help=f"comma-separated: {', '.join(SHAPES)}")
+    parser.add_argument("--work", type=some_of(WORK), help=f"comma-separated: {', '.join(WORK)}")
+    parser.add_argument("--lengths", type=several(at_least(1)), help="tokens of a sequence, or of a prompt")
+    parser.add_argument("--variants", type=variants, help="comma-separated, see above")
+    parser.add_argument("--tokens", type=at_least(1), help="tokens of a batch: the batch size is this over the length")
+    parser.add_argument("--new", type=at_least(1), help="tokens to generate")
     parser.add_argument("--mask", action="store_true", help="train with an attention_mask of ones, as data collators give it; generate always has one")
-    parser.add_argument("--repeats", type=at_least(1), default=5)
+    parser.add_argument("--repeats", type=at_least(1))
     parser.add_argument(
-        "--rounds", type=at_least(1), default=2, help="how often every variant has its turn, every second time in the opposite order"
+        "--rounds", type=at_least(1), help="how often every variant has its turn, every second time in the opposite order"
     )
     parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--clock", choices=CLOCKS, default="wall", help="process: processor time, on a CPU that other processes share")
+    parser.add_argument("--no-memory", dest="memory", action="store_false", help="on a CPU: start no process to measure the peak of memory")
+    parser.add_argument("--peak", action="store_true", help="on a CPU: measure this process's own peak, of one line and one variant, and nothing else")
     parser.add_argument("--json", type=file_to_write, help="write every figure here")
     options = parser.parse_args(argv)
+    for name, value in {"variants": VARIANTS, **(ON_GPU if options.device == "cuda" else ON_CPU)}.items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    if options.peak:
+        (model,), (work,), (length,), (variant,) = options.models, options.work, options.lengths, options.variants
+        print(grown(options, Figure(model, work, length, max(1, options.tokens // length), variant, None, None, "")))
+        return 0
     for name in options.models:
         for work in options.work:
             for length in options.lengths:
                 _done.extend(measure(options, name, work, length))
+    print("", *table(_done), sep="\n")
     return 0
 
 

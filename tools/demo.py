@@ -126,6 +126,12 @@ def demo_encoder(check: Checks, device: str, folder: Path | None) -> None:
     check("after report.undo()", torch.equal(before, again) and so_far == calls(), f"largest difference {diff(before, again)}")
 
 
+def by_our_ops(device: str) -> None:
+    """Have patched models call our ops on a CPU too, where they would take their own path: it is our numbers that are compared."""
+    if device == "cpu" and os.environ.setdefault("DTKERNELS_FALLBACK", "reference") == "reference":
+        say("no GPU: patched models run the ops' torch reference (DTKERNELS_FALLBACK=reference)")
+
+
 def diff(a, b) -> str:
     return f"{float((a - b).abs().max()):.1e}"
 
@@ -234,6 +240,7 @@ def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     what = torch.cuda.get_device_name() if device == "cuda" else "no GPU: the torch reference stands in for the kernels"
     say(f"torch {torch.__version__}, transformers {transformers.__version__}; {what}")
+    by_our_ops(device)
     check = Checks()
     demo_encoder(check, device, args.encoder or encoder_folder())
     demo_generation(check, device)

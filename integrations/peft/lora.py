@@ -43,7 +43,7 @@ def lora_forward(record: CallRecord, module: nn.Module, x: torch.Tensor, *args, 
     if module.disable_adapters or module.merged or not names:
         return type(module).forward(module, x, *args, **kwargs)
     reason = _unsupported(module, names, x, kwargs)
-    record.count(reason)
+    record.count(reason, x)
     if reason is not None:
         return type(module).forward(module, x, *args, **kwargs)
     result = module.base_layer(x, *args, **kwargs)

@@ -14,6 +14,7 @@ IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 @pytest.fixture(autouse=True)
 def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 def llama(**more):

@@ -56,6 +56,7 @@ class Model(transformers.PreTrainedModel):
 @pytest.fixture(autouse=True)
 def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 def written(folder, monkeypatch, name: str, text: str):

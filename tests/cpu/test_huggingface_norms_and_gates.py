@@ -54,6 +54,7 @@ DECODERS = [name for name in MODELS if name != "bert"]
 def by_the_reference(monkeypatch, request):
     if "kernels" not in request.keywords:
         monkeypatch.delenv("TRITON_INTERPRET")
+        monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 def batch(model) -> dict[str, torch.Tensor]:

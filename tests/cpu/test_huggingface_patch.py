@@ -269,8 +269,8 @@ def test_the_report_gathers_layers_and_does_not_keep_the_model_alive():
     report = apply_to(model, "relu")
     model(torch.randn(2, 8))
     title, head, line = str(report).splitlines()
-    assert title == "dtkernels: 3 patched" and head.split() == ["module", "op", "state", "calls", "fell", "back", "why"]
-    assert line.split() == ["0-2.act", "(x3)", "relu", "patched", "3", "0"]
+    assert title == "dtkernels: 3 patched" and head.split() == ["module", "op", "state", "calls", "path", "why"]
+    assert line.split() == ["0-2.act", "(x3)", "relu", "patched", "3", "kernel"]
     del model
     report.undo()
 

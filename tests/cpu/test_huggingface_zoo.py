@@ -66,6 +66,7 @@ GENERATE = [name for name in MODELS if name not in ("bert", "modernbert", *IMAGE
 @pytest.fixture(autouse=True)
 def by_the_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 def made(name: str):

@@ -24,6 +24,7 @@ def test_embeddings_point_the_same_way(monkeypatch):
     import dtkernels
 
     monkeypatch.delenv("TRITON_INTERPRET")
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
     folder = Path(package.origin).parent / "model"
     model = transformers.AutoModel.from_pretrained(folder, dtype=torch.float32).eval()
     batch = transformers.AutoTokenizer.from_pretrained(folder)(sentences(300), padding=True, return_tensors="pt")

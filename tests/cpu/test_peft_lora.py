@@ -20,6 +20,7 @@ peft = pytest.importorskip("peft")
 def by_the_reference(request, monkeypatch):
     if "kernels" not in request.node.name:
         monkeypatch.delenv("TRITON_INTERPRET")
+        monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 class Block(nn.Module):

@@ -33,6 +33,7 @@ def register(tmp_path):
 @pytest.fixture
 def by_reference(monkeypatch):
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
 
 
 def random(*shape, seed=0):

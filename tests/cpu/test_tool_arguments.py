@@ -32,7 +32,7 @@ WRONG = [
     ("bench", "", "no GPU"),
     ("bench_models", "--models nope", "unknown 'nope'; allowed: llama"),
     ("bench_models", "--variants +compile", "unknown variant '+compile'"),
-    ("bench_models", "--work x", "unknown 'x'; allowed: train, generate"),
+    ("bench_models", "--work x", "unknown 'x'; allowed: forward, train, checkpoint, generate"),
     ("bench_models", "--lengths 16,many", "'many' is no whole number from 1 on"),
     ("bench_models", "--lengths -3", "'-3' is no whole number from 1 on"),
     ("bench_models", "--tokens 0", "'0' is no whole number"),

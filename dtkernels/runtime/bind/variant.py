@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...codegen.target import Target, target
+from ..build.toolchain import NoCompiler
 from ..dispatch.dispatcher import Dispatcher
-from ..path_counters import checking, count, interpreting
+from ..log import warn_once
+from ..path_counters import checking, count, interpreting, unable
 from ..select.schedule_selection import Call
 from ..signature.arguments import Interface
 from ..signature.given_sizes import free_labels, sizes_in_order
@@ -141,20 +143,30 @@ class Variant:
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
-        """The outputs by a generated kernel where one can run, else by the reference; counted."""
+        """The outputs by a generated kernel where one can run, else by the reference; counted.
+
+        Where no kernel can be compiled for a GPU, and none is prebuilt for this call, that is the reference too, with a warning.
+        """
         if checking() and self.subject.direction == "forward":
             self._check_indices(op, tensors, scalars)
         path = choose_path(tensors)
         if len(self.outputs) > 1 and not all(t.numel() for t in tensors.values()):
             path = "reference"  # a kernel without programs, since its own Func is empty, may compute others that are not
-        count(op, path)
-        if path == "reference":
-            from ..reference.evaluator import evaluate
+        if path != "reference":
+            refuse_batches(op, (*tensors.values(), *scalars.values()))
+            tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
+            try:
+                results = tuple(self.dispatch(tensors, scalars))
+                count(op, path)
+                return results
+            except NoCompiler as error:
+                gpu = next(iter(tensors.values())).get_device()
+                unable(gpu, f"no kernel can be compiled: {error}")
+                warn_once(f"{op}: the torch reference runs on GPU {gpu}, since no kernel can be compiled: {error}")
+        from ..reference.evaluator import evaluate
 
-            return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
-        refuse_batches(op, (*tensors.values(), *scalars.values()))
-        tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
-        return tuple(self.dispatch(tensors, scalars))
+        count(op, "reference")
+        return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
 
     def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
         """Raise IndexError, one line, where an element that is asked for lies outside its tensor."""

@@ -13,6 +13,7 @@ import torch
 from ...codegen.target import Target
 from ..build.jit_kernels import CompiledKernels
 from ..build.specialization import fits, loses_alignment, specialized
+from ..build.toolchain import NoCompiler, missing
 from ..launch.bound_launch import BoundLaunch, NotBound
 from ..launch.cuda_driver import DriverError, driver
 from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_ins, traceable
@@ -135,7 +136,10 @@ class Dispatcher:
         except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
             route = self._stored(choice, tensors, scalars, coarse=True) if stored else None
             if route is None:
-                raise
+                why = missing(error, self.device_target(next(iter(tensors.values())).device)) if on_gpu else None
+                if why is None:
+                    raise
+                raise NoCompiler(why) from error
             warn_once(f"{self.subject.op} {self.subject.direction}: a kernel for any layout runs, since none can be compiled: {type(error).__name__}")
             return route
 

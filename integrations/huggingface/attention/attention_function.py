@@ -12,6 +12,7 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from dtkernels import ops
+from dtkernels.runtime.path_counters import no_kernel
 
 from ..patching.call_stats import NAME, CallRecord, record_of
 from ..patching.forward_patching import DTYPES, in_autocast, plain, transformed, without_autocast
@@ -51,9 +52,14 @@ def dtkernels_attention(
     (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None); the attention weights
     in place of None when `output_attentions` asks for them, or when the original path is eager.
 
-    Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord.
+    Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord; all of it where
+    no kernel runs on the device.
     """
     record = record_of(module)
+    if (reason := _without_kernels(query)) is not None:
+        record.count(reason)
+        causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
+        return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
     if _collects_weights(module):
         kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
@@ -72,13 +78,17 @@ def dtkernels_attention(
                 output = ops.attention(*inputs, mask, **options)
         except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
             reason = str(error)
-    record.count(reason)
+    record.count(reason, query)
     if reason is not None:
         return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
     if not cast and not others:  # another module may read those
         added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
         remember(query, key, value, attention_mask, kwargs, mask, options, added)
     return output.transpose(1, 2).contiguous(), None
+
+
+def _without_kernels(query: torch.Tensor) -> str | None:
+    return no_kernel(query) if isinstance(query, torch.Tensor) else None
 
 
 def _collects_weights(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from functools import partial
 
 from torch import nn
 
-from ..patching.call_stats import ATTRIBUTE, NAME, CallRecord
+from ..patching.call_stats import ATTRIBUTE, NAME, CallRecord, remember_before
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 from ..patching.source_inspection import eager_function, gives_weights, names_in, own_attention, treats_specially, uses_interface
 
@@ -145,6 +145,7 @@ def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:
             taken_back.append(restore)
         else:
             report.on_undo(restore)
+            remember_before(config, getattr(config, _KEY))
     for _, module, owner in walk:
         if module is owner and id(module.config) not in blocked and getattr(module.config, _KEY) != NAME and _can_switch(module):
             module.set_attn_implementation(NAME)

@@ -15,7 +15,9 @@ import torch
 from transformers import masking_utils
 from transformers.masking_utils import eager_mask, sdpa_mask
 
-from ..patching.call_stats import unpatched_calls
+from dtkernels.runtime.path_counters import no_kernel, without_kernels
+
+from ..patching.call_stats import implementation_before, unpatched_calls
 from .mask_conventions import knows_sdpa_by_name, takes_eager_masks, without_interface, writes_masks
 
 NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and its version then
@@ -38,9 +40,12 @@ class VisibleKeys:
 def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
     """sdpa's mask, [B, 1, Tq, Tk] boolean or None, for the same arguments; with a Reach attached where one says it all.
 
-    A model that takes eager's masks only gets those. If it computes attention itself, that is counted as a fallback.
+    A model that takes eager's masks only gets those. If it computes attention itself, that is counted as a fallback. Where no
+    kernel runs, a model that had eager attention gets eager's masks as well, and no mask has a Reach.
     """
     config = type(kwargs.get("config"))
+    if _eager_runs(kwargs.get("config"), args, kwargs):
+        return eager_mask(*args, **kwargs)
     if takes_eager_masks(config):
         if without_interface(config):
             unpatched_calls.count(f"models of {config.__name__} do not use transformers' AttentionInterface")
@@ -49,9 +54,16 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
             kwargs["allow_is_causal_skip"] = False  # Gemma 4 cuts queries off, and asks for the name where there is no mask to cut
         mask = None if not args and _implied(**kwargs) else sdpa_mask(*args, **kwargs)
-    if mask is not None and not args and _may_note(config, **kwargs) and (reach := _reach(**kwargs)) is not None:
+    if mask is not None and not args and _may_note(config, **kwargs) and no_kernel(mask) is None and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, (reach, None if torch.compiler.is_compiling() else _version(mask)))
     return mask
+
+
+def _eager_runs(config: object, args: tuple, kwargs: dict) -> bool:
+    """Whether eager attention, which the model had before it was patched, is what reads the mask."""
+    if torch.compiler.is_compiling() or config is None or args or implementation_before(config) != "eager":
+        return False
+    return "device" in kwargs and without_kernels(torch.device(kwargs["device"]).type) is not None
 
 
 def _may_note(kind: type, /, q_length: int | None = None, kv_length: int = 0, q_offset: int | torch.Tensor = 0, kv_offset: int = 0, **_) -> bool:

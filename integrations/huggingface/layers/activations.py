@@ -16,7 +16,7 @@ from ..patching.report import PatchReport
 def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> torch.Tensor:
     """max(x, 0); tensors that the op does not take go to torch."""
     reason = unsupported(input) or ("inplace=True by now" if module.inplace else None)
-    record.count(reason)
+    record.count(reason, input)
     if reason is not None:
         return F.relu(input, module.inplace)
     from dtkernels import ops
@@ -31,7 +31,7 @@ def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor)
         reason = "softmax over a dimension that is not the last"
     if reason is None and input.device.type != "cuda" and input.dtype != torch.float32 and in_autocast(input.device.type):
         reason = "autocast of a 16-bit input"  # on a GPU it gives float32, as the op does
-    record.count(reason)
+    record.count(reason, input)
     if reason is not None:
         return F.softmax(input, dim)
     from dtkernels import ops

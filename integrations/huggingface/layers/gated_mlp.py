@@ -14,8 +14,10 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from dtkernels.runtime.path_counters import no_kernel
+
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import beside_its_forward, replace_forward, taken, unsupported
+from ..patching.forward_patching import beside_its_forward, plain, replace_forward, taken, unsupported
 from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
@@ -52,6 +54,8 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
             reason = "another activation than when it was patched"
         elif name in children and (more := beside_its_forward(held)) is not None:
             reason = f"its {type(held).__name__} has {more}"
+    if reason is None and plain(args[0]):
+        reason = no_kernel(args[0])  # before gate and up are made: the module's own forward holds fewer tensors at once
     if reason is not None:
         record.count(reason)
         return type(module).forward(module, *args, **kwargs)
@@ -60,7 +64,7 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     else:
         gate, up = children[form.gate](args[0]), children[form.up](args[0])
     reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
-    record.count(reason)
+    record.count(reason, gate)
     product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up)
     del gate, up  # at a prefill they are the largest tensors there are: not to be held while down runs
     return children[form.down](product)

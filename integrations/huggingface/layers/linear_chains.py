@@ -34,7 +34,7 @@ def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch
         record, _, joined = way
         reason = unsupported_rows(input) or ("autocast" if in_autocast(input.device.type) else None)
         reason = reason or _special(*pair)
-        record.count(reason)
+        record.count(reason, input)
         input = pair[1](pair[0](input)) if reason is not None else joined(*pair, input)
         i += 2
     return input

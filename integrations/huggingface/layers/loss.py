@@ -42,7 +42,7 @@ def causal_loss(
         target = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
     if reason is None and target.shape != logits.shape[:-1]:
         reason = "labels of another shape than the logits"
-    record.count(reason)
+    record.count(reason, logits)
     if reason is not None or torch.compiler.is_compiling():
         more = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
         return original(logits, labels, vocab_size, **more, **kwargs)

@@ -22,7 +22,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
     x: (..., C) in the dtype of the weight, as is the result. Other calls go to the module's own forward and are counted.
     """
     reason = _unsupported(module.weight, args, kwargs)
-    record.count(reason)
+    record.count(reason, module.weight)
     if reason is not None or torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
     from dtkernels import ops
@@ -33,7 +33,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
     """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as of `rmsnorm_forward`."""
     reason = _not_for_the_op(module) or _unsupported(module.weight, args, kwargs)
-    record.count(reason)
+    record.count(reason, module.weight)
     if reason is not None or torch.compiler.is_compiling():
         return nn.LayerNorm.forward(module, *args, **kwargs)
     from dtkernels import ops

@@ -77,7 +77,7 @@ def rotated(original: Callable, q, k=None, cos=None, sin=None, *args, **kwargs):
     """
     reason = _unsupported(q, k, cos, sin, args, kwargs)
     if (record := _record.get()) is not None:
-        record.count(reason)
+        record.count(reason, q)
     if reason is not None:
         return original(q, k, cos, sin, *args, **kwargs)
     from dtkernels import ops

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
+
+from dtkernels.runtime.path_counters import runs_reference
 
 NAME = "dtkernels"  # the attention implementation's name in transformers' configs
 ATTRIBUTE = "_dtkernels_record"  # where a patched attention module keeps its record
@@ -20,6 +23,7 @@ class CallRecord:
 
     calls       calls that reached the patched module, fallbacks included
     fallbacks   reason -> how many calls went to the original path for it
+    references  calls that the op computed by its torch reference, no kernel (``DTKERNELS_FALLBACK=reference``)
     original    the attention implementation the module had before ("sdpa", "eager", ...); None for activations
     eager       the modeling file's own eager attention function, where there is one
     as_measured whether calls for which the original was measured to be faster go to it; so where "auto" alone asked for the op
@@ -29,22 +33,46 @@ class CallRecord:
 
     calls: int = 0
     fallbacks: Counter = field(default_factory=Counter)
+    references: int = 0
     original: str | None = None
     eager: Callable | None = None
     as_measured: bool = False
 
-    def count(self, fallback: str | None = None) -> None:
-        """Count one call; `fallback` is the reason why it went to the original path."""
+    @property
+    def paths(self) -> dict[str, int]:
+        """Calls by the path that they took: "kernel", "own path" (the module's original one) and "reference"."""
+        own = self.fallbacks.total()
+        return {"kernel": self.calls - own - self.references, "own path": own, "reference": self.references}
+
+    def count(self, fallback: str | None, x: torch.Tensor | None = None) -> None:
+        """Count one call; `fallback` is the reason why it went to the original path, None if the op computes it from `x`."""
         if torch.compiler.is_compiling():
             return
         self.calls += 1
-        if fallback is not None:
+        if fallback is None:
+            self.references += x is not None and runs_reference(x)
+        else:
             known = fallback in self.fallbacks or len(self.fallbacks) < _MOST_REASONS
             self.fallbacks[fallback if known else "other reasons"] += 1
 
 
 # Models loaded with attn_implementation="dtkernels" have no record of their own; their calls are counted here.
 unpatched_calls = CallRecord()
+
+
+_before: dict[int, tuple[weakref.ref, str]] = {}  # id(config) -> the config, and its attention implementation before `apply_to`
+
+
+def remember_before(config: object, name: str) -> None:
+    """Note the attention implementation of a config whose model is about to be patched; no attribute, which would be saved with it."""
+    key = id(config)
+    _before[key] = weakref.ref(config, lambda _: _before.pop(key, None)), name
+
+
+def implementation_before(config: object) -> str | None:
+    """The attention implementation that a config named before its model was patched; None if it was not."""
+    config_is, name = _before.get(id(config), (None, None))
+    return name if config_is is not None and config_is() is config else None
 
 
 def record_of(module: torch.nn.Module) -> CallRecord:

@@ -16,6 +16,8 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
+from dtkernels.runtime.path_counters import no_kernel
+
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -47,6 +49,8 @@ def unsupported(x: torch.Tensor) -> str | None:
         return reason
     if not plain(x):
         return "a nested tensor" if type(x) in _CLASSES and x.is_nested else f"tensor type {type(x).__name__}"
+    if (reason := no_kernel(x)) is not None:
+        return reason
     if x.dtype not in DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     return "scalar input" if x.dim() == 0 else None

@@ -74,6 +74,14 @@ class PatchReport:
         return _sum((row.op, row.record.calls) for row in self._with_record())
 
     @property
+    def paths(self) -> dict[str, Counter]:
+        """op -> calls by the path that they took: "kernel", "own path" (the module's original one) or "reference"."""
+        found: dict[str, Counter] = {}
+        for row in self._with_record():
+            found.setdefault(row.op, Counter()).update(row.record.paths)
+        return found
+
+    @property
     def fallbacks(self) -> Counter:
         """reason -> calls that went to the original path for it so far."""
         return _sum(item for row in self._with_record() for item in row.record.fallbacks.items())
@@ -87,7 +95,7 @@ class PatchReport:
         title = "dtkernels: " + ", ".join(head) + (" (undone)" if self.undone else "")
         if not self.rows:
             return title
-        table = [("module", "op", "state", "calls", "fell back", "why")] + [_line(rows) for rows in _groups(self.rows)]
+        table = [("module", "op", "state", "calls", "path", "why")] + [_line(rows) for rows in _groups(self.rows)]
         return "\n".join([title, *_align(table)])
 
 
@@ -131,10 +139,18 @@ def _line(rows: list[Row]) -> tuple[str, ...]:
     records = [row.record for row in rows if row.record is not None]
     calls = str(sum(record.calls for record in records)) if records else "-"
     fallbacks = _sum(item for record in records for item in record.fallbacks.items())
-    fell_back = str(fallbacks.total()) if records else "-"
     why = [first.reason] if first.reason else []
     why += [f"{reason}: {n}" for reason, n in fallbacks.most_common()]
-    return _shared_name([row.module for row in rows]), first.op, first.state, calls, fell_back, "; ".join(why)
+    return _shared_name([row.module for row in rows]), first.op, first.state, calls, _path(records), "; ".join(why)
+
+
+def _path(records: list[CallRecord]) -> str:
+    """["kernel"] -> "kernel"; where calls took several paths, each with its number."""
+    taken = _sum(item for record in records for item in record.paths.items())
+    taken = [(path, n) for path, n in taken.items() if n]
+    if len(taken) < 2:
+        return taken[0][0] if taken else "-"
+    return ", ".join(f"{path} {n}" for path, n in taken)
 
 
 def _align(table: list[tuple[str, ...]]) -> list[str]:

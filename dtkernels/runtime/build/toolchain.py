@@ -1,0 +1,28 @@
+"""Tell a machine on which no kernel can be compiled from a kernel that cannot be."""
+
+from __future__ import annotations
+
+import subprocess
+
+from ..codegen.target import Target
+
+OLDEST = 70  #: compute capability from which on Triton compiles for NVIDIA GPUs
+
+
+class NoCompiler(RuntimeError):
+    """No kernel can be compiled for this GPU on this machine, whatever its program; the message says what is missing."""
+
+
+def missing(error: Exception, gpu: Target) -> str | None:
+    """Return what keeps Triton from compiling for ``gpu`` at all, judged by the error of one compilation; None if the kernel may be at fault."""
+    if isinstance(error, ImportError) and (error.name or "").partition(".")[0] == "triton":
+        return f"Triton cannot be imported ({error})"
+    if isinstance(gpu.arch, int) and gpu.arch < OLDEST:
+        return f"Triton has no compiler for compute capability {gpu.arch / 10}"
+    if isinstance(error, subprocess.CalledProcessError | FileNotFoundError | PermissionError) or "C compiler" in str(error):
+        return f"no C compiler works, and Triton needs one ({_line(error)})"
+    return f"Triton finds no ptxas ({_line(error)})" if "Cannot find ptxas" in str(error) else None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:120]
