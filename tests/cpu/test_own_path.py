@@ -20,7 +20,8 @@ from torch import nn
 
 import dtkernels
 from dtkernels.codegen.target import target
-from dtkernels.runtime import log, path_counters, toolchain
+from dtkernels.runtime import log, path_counters
+from dtkernels.runtime.build import toolchain
 from dtkernels.runtime.dispatch import dispatcher
 
 REASON = "no kernel runs on a CPU"

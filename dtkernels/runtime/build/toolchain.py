@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 
-from ..codegen.target import Target
+from ...codegen.target import Target
 
 OLDEST = 70  #: compute capability from which on Triton compiles for NVIDIA GPUs
 
