@@ -20,6 +20,7 @@ smallest (Remez exchange on [0, 1]; tests/unit/test_exponentials.py finds the co
 from __future__ import annotations
 
 from ..lang.schedule import SHARES
+from .kinds import is_integer
 from .nest import Op, Statement, Tile, axes_of, map_values, values
 
 #: degree -> coefficients, of 1 first. Largest relative error with float32's roundings: 7.5e-5, a third of half a rounding
@@ -47,7 +48,7 @@ def shared(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[
     most = max((many(n) for v in values(body) for n in v.walk() if isinstance(n, Op) and n.fn in ("exp", "exp2")), default=0)
 
     def change(tile: Tile) -> Tile:
-        if isinstance(tile, Op) and tile.fn in ("exp", "exp2") and most and many(tile) == most:
+        if isinstance(tile, Op) and tile.fn in ("exp", "exp2") and most and many(tile) == most and not is_integer(tile.args[0]):
             return Op(f"{tile.fn}:{share[0]}/{share[1]}", tile.args)
         return tile
 
