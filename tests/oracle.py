@@ -47,18 +47,18 @@ def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], siz
 
 def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
              params: dict[str, int | bool] | None = None, operands: str = "float32", dtypes: dict[str, str] | None = None,
-             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False) -> dict[str, Value]:  # fmt: skip
+             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False, rounded: frozenset[str] = frozenset()) -> dict[str, Value]:  # fmt: skip
     """Every Func of the program.
 
     ``operands``: the inputs' dtype, to which computed operands of rdot are rounded. With ``dtypes``, those of the
     floating-point inputs by name: the coarsest among the inputs that enter the product. ``errors``: how far elements of
     inputs may be off. ``approximate``: the relative error of exp, exp2, sigmoid and tanh by a schedule that asks for one. ``stored``: Funcs
     that others may read back as they were stored in this dtype. ``underflow``: exponentials too small for float32 may be 0,
-    as they are where nothing has the compiler shift them.
+    as they are where nothing has the compiler shift them. ``rounded``: inputs that products round as they do what is computed.
     """
     algorithm = parse(text).algorithm if isinstance(text, str) else text
     with np.errstate(all="ignore"):
-        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}, underflow).run()
+        return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}, underflow, rounded).run()
 
 
 def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
@@ -99,10 +99,10 @@ def compared(want: Value) -> int:
 class _Evaluation:
     def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
                  params: dict[str, int | bool], operands: str, dtypes: dict[str, str] | None = None,
-                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False):  # fmt: skip
+                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False, rounded: frozenset[str] = frozenset()):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
         self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate, stored or {}
-        self.underflow = underflow
+        self.underflow, self.rounded = underflow, rounded
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
         self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()})
@@ -176,7 +176,7 @@ class _Evaluation:
 
     def _operand(self, side: ex.Expr, dtype: str) -> Value:
         value = self.value(side)
-        plain = isinstance(side, ex.Access) and side.tensor in self.inputs
+        plain = isinstance(side, ex.Access) and side.tensor in self.inputs and side.tensor not in self.rounded
         return value if plain or dtype == "float32" else self._cast(value, dtype)
 
     def _cast(self, a: Value, dtype: str) -> Value:
@@ -280,7 +280,7 @@ def _elementwise(fn: str, args: list[Value]) -> Value:
         return _comparison(labels, fn, *args)
     v, e = (_binary if len(args) == 2 else _unary)(fn, *((_number(a.v), a.e) for a in args))
     e = np.broadcast_to(e, v.shape)
-    return Value(labels, *_settled(v, e, [a.e for a in args] + ([e] if fn in ("exp", "exp2") else [])))
+    return Value(labels, *_settled(v, e, [a.e for a in args] + ([e] if fn in ("exp", "exp2", "/") else [])))
 
 
 def _where(labels: tuple[str, ...], condition: Value, a: Value, b: Value) -> Value:
@@ -315,7 +315,8 @@ def _binary(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarra
         case "/":
             v, least = a / b, np.abs(b) - eb
             e = (ea + np.abs(v) * eb) / np.where(eb == 0, np.abs(b), least) + 2 * U * np.abs(v)
-            return v, np.where((least > 0) | (eb == 0), e, np.inf)
+            either = np.isnan(v) & np.isfinite(a) & np.isfinite(b) & ((ea > 0) | (eb > 0))  # 0 / 0, where one of the two may be another number
+            return v, np.where(((least > 0) | (eb == 0)) & ~either, e, np.inf)
         case "%":  # of whole numbers
             return np.mod(a, b), np.zeros(np.broadcast(a, b).shape)
         case "maximum":

@@ -43,8 +43,9 @@ class Scheduler:
         for root in (f for f in needed if f not in fused):
             statements += self.kernel(root, [f for f in needed if host(f, fused) == root])
             statements += self.between_kernels(root, needed, fused)
-        if len(needed) > 1 and self.chance(4):  # several results
-            more = self.several(needed[:-1], 1, 2)
+        reading = [f for f in needed[:-1] if any(a.tensor in algorithm.inputs for g in algorithm.needed_by((f,)) for a in ex.accesses(algorithm[g].expr))]
+        if reading and self.chance(4):  # several results
+            more = self.several(reading, 1, 2)
             statements += [Primitive(f, "compile") for f in self.permuted([output, *more])]
         elif self.chance(16):  # the kernel alone is no call; with both there is a wrapper
             statements += [Primitive(output, "compile"), Primitive(output, "compile_to_kernel")]

@@ -27,4 +27,5 @@ def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algo
 
     definitions = tuple(replace(d, labels=labels + d.labels, expr=d.expr.transform(change)) for d in algorithm.definitions)
     extents = tuple((label, tensor, dim + count if tensor in batched else dim) for label, tensor, dim in algorithm.extents)
-    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions, extents=extents)
+    ranks = tuple((tensor, rank + count if tensor in batched else rank) for tensor, rank in algorithm.ranks)
+    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions, extents=extents, ranks=ranks)

@@ -43,6 +43,8 @@ class Algorithm:
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: labels that schedules or sizes of the spec name, which keep their names
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
+    #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
+    ranks: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Definition]:
@@ -125,7 +127,7 @@ class Algorithm:
             found = [a or b for a, b in zip(found, labels)] if found else labels
         told = {dim: label for label, name, dim in self.extents if name == tensor}
         if not found and told:
-            found = [None] * (1 + max(told))
+            found = [None] * max(1 + max(told), dict(self.ranks).get(tensor, 0))
         return tuple(label or told.get(dim) for dim, label in enumerate(found))
 
     @cached_property

@@ -123,11 +123,11 @@ def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
     told = {tensor for tensor, _ in sources.values()}
     inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
     inputs += tuple(t for t in after.inputs if t not in inputs)
-    return (
-        replace(after, inputs=inputs, extents=after.extents + tuple((label, *source) for label, source in sources.items()))
-        if sources
-        else after
-    )
+    if not sources:
+        return after
+    ranks = {t: len(before.plain_labels(t)) for t in told}  # an input that nothing reads any more keeps its dimensions
+    extents = after.extents + tuple((label, *source) for label, source in sources.items())
+    return replace(after, inputs=inputs, extents=extents, ranks=tuple({**dict(after.ranks), **ranks}.items()))
 
 
 def _fold(node: ex.Expr) -> ex.Expr:

@@ -17,6 +17,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...ir.nest import Kernel, Op, Statement, Tile, axes_of, map_values, values
+from ...ir.value_type import is_integer
 from ...lower.schedule_options import KernelOptions
 
 
@@ -36,7 +37,7 @@ def with_emulated_share(body: tuple[Statement, ...], share: tuple[int, int] | No
     most = max((many(n) for v in values(body) for n in v.walk() if isinstance(n, Op) and n.fn in ("exp", "exp2")), default=0)
 
     def change(tile: Tile) -> Tile:
-        if isinstance(tile, Op) and tile.fn in ("exp", "exp2") and most and many(tile) == most:
+        if isinstance(tile, Op) and tile.fn in ("exp", "exp2") and most and many(tile) == most and not is_integer(tile.args[0]):
             return Op(f"{tile.fn}:{share[0]}/{share[1]}", tile.args)
         return tile
 
