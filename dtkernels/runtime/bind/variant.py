@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ...codegen.target import Target, target
+from ...codegen.target import TARGETS, Target, target
 from ..build.toolchain import NoCompiler
 from ..dispatch.dispatcher import Dispatcher
 from ..log import warn_once
@@ -274,7 +274,15 @@ def device_target(device: torch.device) -> Target:
         arch=p.gcnArchName.split(":")[0] if hip else p.major * 10 + p.minor,
         multiprocessors=p.multi_processor_count,
         shared_bytes=65536 if hip else getattr(p, "shared_memory_per_block_optin", 101376),
-        bandwidth=1e12,
+        bandwidth=_bandwidth(p),
         l2_bytes=p.L2_cache_size,
         warp_size=64 if hip else 32,
     )
+
+
+def _bandwidth(p: Any) -> float:
+    """Bytes a second of a GPU's memory: the datasheet's, else by its memory clock and bus; 0 where neither is known."""
+    named = next((t for t in TARGETS.values() if p.name.upper().startswith(f"NVIDIA {t.name.upper()}")), None)
+    if named is not None:
+        return named.bandwidth
+    return 2e3 * getattr(p, "memory_clock_rate", 0) * getattr(p, "memory_bus_width", 0) / 8  # kHz, bits, two transfers a clock

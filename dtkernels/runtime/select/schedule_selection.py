@@ -61,7 +61,7 @@ class Choice:
 def gpu_of(target: Target) -> Gpu:
     """A target as tables name GPUs."""
     known = target.name in TARGETS
-    return Gpu(f"NVIDIA {target.name.upper()}" if known and target.backend == "cuda" else target.name, target.arch, target.multiprocessors, target.bandwidth if known else 0.0)
+    return Gpu(f"NVIDIA {target.name.upper()}" if known and target.backend == "cuda" else target.name, target.arch, target.multiprocessors, target.bandwidth)
 
 
 def target_for(gpu: Gpu) -> Target | None:
