@@ -139,13 +139,13 @@ def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser("host_time", __doc__)
+    parser = Parser("bench_host_overhead", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write the figures here")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32", "float16"))
     parser.add_argument("--first", choices=("softmax", "relu"), help="only the first call of this op in a fresh process")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        print("host_time: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
+        print("bench_host_overhead: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     figures = [] if options.first else eager_calls(getattr(torch, options.dtype))
     for op in [options.first] if options.first else ["softmax", "relu"]:

@@ -78,13 +78,13 @@ def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser("compile_policy", __doc__)
+    parser = Parser("bench_torch_compile", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write the figures here")
     parser.add_argument("--ops", type=some_of(NATIVE), default=tuple(NATIVE), help=f"comma-separated: {', '.join(NATIVE)}")
     parser.add_argument("--shapes", type=at_least(1), default=len(SHAPES), metavar="N", help="only the first N shapes")
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
-        print("compile_policy: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
+        print("bench_torch_compile: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     figures = []
     for op in options.ops:

@@ -106,7 +106,7 @@ def filled(text: str, folder: Path = ROOT) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = Parser("figures", __doc__)
+    parser = Parser("embed_benchmark_tables", __doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if a table is not what its files say")
     options = parser.parse_args(argv)
@@ -114,19 +114,19 @@ def main(argv: list[str] | None = None) -> int:
         before = read_text(options.page)
         after = filled(before, options.page.resolve().parent)
     except re.error as error:
-        print(f"figures: {options.page}: after `only` stands no regular expression: {error}", file=sys.stderr)
+        print(f"embed_benchmark_tables: {options.page}: after `only` stands no regular expression: {error}", file=sys.stderr)
         return 2
     except (OSError, ValueError) as error:
-        print(f"figures: {said(error)}", file=sys.stderr)
+        print(f"embed_benchmark_tables: {said(error)}", file=sys.stderr)
         return 2
     if options.check:
         if after != before:
-            print(f"figures: {options.page} is not what its files say; python tools/embed_benchmark_tables.py {options.page}", file=sys.stderr)
+            print(f"embed_benchmark_tables: {options.page} is not what its files say; python tools/embed_benchmark_tables.py {options.page}", file=sys.stderr)
         return int(after != before)
     try:
         options.page.write_text(after)
     except OSError as error:
-        print(f"figures: {said(error)}", file=sys.stderr)
+        print(f"embed_benchmark_tables: {said(error)}", file=sys.stderr)
         return 2
     return 0
 

@@ -64,7 +64,7 @@ def text_of(spec: Path) -> str:
 
 
 def main() -> int:
-    parser = Parser("outlines", __doc__)
+    parser = Parser("write_manifests", __doc__)
     parser.add_argument("--check", action="store_true", help="write nothing")
     options = parser.parse_args()
     stale = []

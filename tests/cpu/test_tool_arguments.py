@@ -71,7 +71,7 @@ WRONG = [
     ("embed_benchmark_tables", "{tmp}/empty.md", "the page has no <!-- figures"),
     ("demo", "--encoder {tmp}/none", "no such folder"),
     ("demo", "--frobnicate", "unrecognized arguments"),
-    ("outlines", "stray", "unrecognized arguments: stray"),
+    ("write_manifests", "stray", "unrecognized arguments: stray"),
     ("build", "--gpu nvidia_none", "no table: "),
     ("build", "--ops nope", "no op 'nope'; allowed: all, attention"),
     ("build", "--ops {tmp}/none.yaml", "no such file: {tmp}/none.yaml"),
