@@ -47,8 +47,8 @@ def _spread(array: np.ndarray, have: tuple[str, ...], want: tuple[str, ...], siz
 
 def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float] | None = None, *,
              params: dict[str, int | bool] | None = None, operands: str = "float32", dtypes: dict[str, str] | None = None,
-             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False,
-             rounded: frozenset[str] = frozenset()) -> dict[str, Value]:  # fmt: skip
+             errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None,
+             underflow: bool = False, rounded: frozenset[str] = frozenset()) -> dict[str, Value]:  # fmt: skip
     """Every Func of the program.
 
     ``operands``: the inputs' dtype, to which computed operands of rdot are rounded. With ``dtypes``, those of the
@@ -100,8 +100,8 @@ def compared(want: Value) -> int:
 class _Evaluation:
     def __init__(self, algorithm: Algorithm, inputs: dict[str, np.ndarray], scalars: dict[str, float],
                  params: dict[str, int | bool], operands: str, dtypes: dict[str, str] | None = None,
-                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None, underflow: bool = False,
-                 rounded: frozenset[str] = frozenset()):  # fmt: skip
+                 errors: dict[str, np.ndarray] | None = None, approximate: float = 0.0, stored: dict[str, str] | None = None,
+                 underflow: bool = False, rounded: frozenset[str] = frozenset()):  # fmt: skip
         self.algorithm, self.scalars, self.operands = algorithm, scalars, operands
         self.dtypes, self.errors, self.approximate, self.stored = dtypes, errors or {}, approximate, stored or {}
         self.underflow, self.rounded = underflow, rounded

@@ -83,3 +83,25 @@ def test_a_label_keeps_its_extent_where_another_takes_the_access_that_told_it():
     want = (a * (torch.arange(8) % 2).float().mean())[:, :] * (b * b.sum())[:, None]
     torch.testing.assert_close(out, want.amax(1))
     torch.testing.assert_close(*(torch.autograd.grad(f.sum(), a)[0] for f in (out, want.amax(1))))
+
+
+@pytest.mark.parametrize("g", ["rsum(A[x, j] * B[k, j], j)", "rmax(A[j, k] + B[x, j], j)"])
+@pytest.mark.parametrize("f", ["rsum(g[x, k], k) + rdot(A[x, k], C[k, y], k)", "rdot(A[x, k], C[k, y], k) + rsum(g[x, k], k)"])
+def test_a_load_of_an_inner_loop_has_a_pointer_of_its_own(f, g):
+    """Both loops name their load ``A``; the offsets that the outer loop computes ahead are of its own load alone."""
+    check(f"""Func g, f; In A, B, C; Var x, y; RVar k, j; g[x, k] = {g}; f[x, y] = {f};
+    g.fuse_at(f, k); f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16);""", rand(20, 20), rand(20, 20, seed=1), rand(20, 20, seed=2))  # fmt: skip
+
+
+def test_an_input_that_only_tells_an_extent_keeps_its_dimensions():
+    """``k`` is that of ``T``, so that nothing asks for the last dimension of ``A``, which was taken for a batch."""
+    op = op_of("""Func f; In T, M, A, B, C; Var x, y, k; RVar z; Param flag = false;
+    f[x, y, k] = where(M[T[k]] < A[x, y, k] and flag, rsum(B[z], z), rdot(B[z], C[z], z));""")
+    b, c = rand(5), rand(5, seed=1)
+    out = op(torch.zeros(4, dtype=torch.int32), rand(1), rand(2, 3, 4), b, c)
+    torch.testing.assert_close(out, (b @ c).expand(2, 3, 4))
+
+
+@pytest.mark.parametrize("value", ["exp2(x)", "exp(x - 3)", "exp2(x) + exp(A[x])"])
+def test_a_share_of_exponentials_of_whole_numbers(value):
+    check(f"Func f; In A; Var x; f[x] = {value} * A[x]; f.block(x:16); f.tensorize(x:16); f.approximate(exp:1/4);", rand(9))

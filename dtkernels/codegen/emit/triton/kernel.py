@@ -113,7 +113,7 @@ class _KernelPrinter:
         self.outgrown = outgrown(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
-        self.steady: dict[str, str] = {}  #: load -> its pointer, in the loop that is being printed
+        self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
         self.before: set[str] = set()  #: those that are known at this place of the text
         self.taken = {
@@ -336,7 +336,7 @@ class _KernelPrinter:
             tile = self.name_value(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
             offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
             at = self.name_value(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
-            self.steady[s.name] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
+            self.steady[id(s.value)] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
 
     def name_value(self, wish: str, value: str, depth: int) -> str:
         """The name of a value that is computed here, unless it is known already; another value never gets that name."""

@@ -41,7 +41,7 @@ class MemoryPrinter:
             reshape = f".reshape({shape})" if None in load.box else ""
             return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
         mask = self._mask(load.buffer, load.index, load.checked, axes)
-        args = [self.k.steady.get(name) or self._pointer(load.buffer, load.index, axes)]
+        args = [self.k.steady.get(id(load)) or self._pointer(load.buffer, load.index, axes)]
         if repeated := load.sunk_into or load.duplicate_in:  # 0: no step changes it, and Triton is not to see that
             args[0] += f" + tl.minimum({self.k.first(repeated)}, 0)"
         if mask:
