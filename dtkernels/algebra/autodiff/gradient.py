@@ -1,8 +1,7 @@
-"""The gradient of an algorithm, as Funcs.
+"""Derive the gradient of an algorithm, as Funcs.
 
-Reverse accumulation over the Funcs: the adjoint of a Func is the sum of what its uses contribute. A contribution is
-summed over the labels of the use that the accessed element does not have; where such a sum is over a product it is a
-matrix product again.
+Reverse accumulation over the Funcs: the adjoint of a Func is the sum of the contributions of its uses. A contribution is summed over the
+labels of the use that the accessed element lacks. Where such a sum is over a product of two factors, it becomes a matrix product.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .saved_tensors import SavedTensors, choose_saved_tensors
 
 @dataclass(frozen=True)
 class Gradient:
-    """Forward that also returns what backward needs, and backward.
+    """Forward, extended to return the tensors that backward needs, and backward.
 
     ``forward`` computes ``forward_outputs``: the outputs, then the saved extras. ``backward`` takes the inputs and saved
     values it mentions and the adjoint of each output (``adjoints``: output -> input name); it computes ``grads``
@@ -44,13 +43,14 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
-    Forward hands over those of the Funcs ``products`` that backward would compute again. What does not enter the outputs
-    differentiably is left out of ``grads``. Raises DTError for what has no derivative.
+
+    Forward saves those of the Funcs ``products`` that backward would recompute. Inputs that do not enter the outputs differentiably are
+    missing from ``grads``. Raises DTError for an expression without a derivative.
     """
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
-    grads = {name: func for name, func in grads.items() if r.reads(func)}  # what reads nothing that arrives is 0
+    grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
     saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
@@ -65,7 +65,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
 def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
     """Return gradients of inputs that feed no product in float32, where results are cast to 16 bits.
 
-    The adjoint then has 16 bits, and a float32 bias that is only added would else get a gradient rounded as that.
+    The adjoint then has 16 bits, and the gradient of a float32 bias that is only added would otherwise be rounded to them.
 
     Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
     """
@@ -81,9 +81,9 @@ def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm
 
 
 def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The inputs of ``backward`` that are computed values, adjoints and what forward hands over, each with what feeds it there.
+    """List the inputs of ``backward`` that are computed values (adjoints and saved tensors), each with the sources of its dtype.
 
-    A product that is differentiated has gradients that are products of its own type, whatever dtype the results were returned in.
+    The gradients of a product are products of the same operand type, whatever the dtype of the results.
     """
     of = {adjoint: func for func, adjoint in adjoints.items()} | {name: name for name in forward.funcs}
     computed = [name for name in backward.inputs if name in of]
@@ -92,7 +92,7 @@ def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]
 
 
 def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
-    """Say of inputs that are float32 whatever the others are that they are, so that they do not make results float32.
+    """Mark inputs that are always float32 with a cast, so that they do not promote results to float32.
 
     Before: ``d_A[x, y] = d_f[x, y] * s[x];``  After: ``d_A[x, y] = d_f[x, y] * cast(s[x], fp32);``
     """
@@ -117,7 +117,7 @@ class _Reverse:
         self.new: list[Definition] = []
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
-        self.shared: dict[object, str] = {}  #: labels made so far, by what they stand for
+        self.shared: dict[object, str] = {}  #: key of a label -> label made for it
 
     def run(self) -> None:
         """Visit Funcs last to first; each passes its adjoint to what it accesses."""

@@ -93,7 +93,7 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
 
 
 def moved_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[[ex.Expr], ex.Expr]) -> ex.Expr:
-    """Apply ``shift`` to those addends of ``expr`` that move with mu by degree."""
+    """Apply ``shift`` to those addends of ``expr`` that depend on mu."""
     match expr:
         case ex.Binary("+" | "-", _, _) | ex.Unary("-", _):
             return expr.rebuild(lambda child: moved_terms(child, known, shift))

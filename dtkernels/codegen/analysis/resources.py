@@ -1,10 +1,10 @@
-"""What a kernel takes of a GPU, estimated from its nest: shared memory, registers, threads; and whether that exists.
+"""Estimate the shared memory, registers and threads of a kernel from its nest, and check that the GPU has them.
 
-Shared memory holds the operands of matrix products, a copy for each pipeline stage; registers hold accumulators, named
-tiles while they are needed, the addresses of loads, and on older matrix units the operands on their way in. The numbers
-are compared with what compiled kernels report in tests/compile/test_resources.py: shared memory within a few percent,
-registers within a fifth below and a half above for 16-bit products and rows. For float32 products without TF32, which run
-on the ordinary units, ptxas trades registers for spills as it likes; their registers are a rough guess.
+Shared memory holds the operands of matrix products, one copy for each pipeline stage. Registers hold accumulators, live named tiles,
+addresses of loads, and on older matrix units the operand fragments. The estimates are compared with compiled kernels in
+tests/compile/test_resources.py: shared memory within a few percent, registers within a fifth below and a half above for 16-bit products
+and rows. Float32 products without TF32 run on the ordinary units, where ptxas trades registers for spills; their registers are a rough
+guess.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..transforms.warp_specialize.backend_select import backend, descriptor_form
 from .product_types import BYTES, ElementBytes
 
 MOST_REGISTERS = 255  #: of one thread
-MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
+MOST_UNROLLED = 4  #: unroll factor of a pipelined loop with a product, for Blackwell with Triton before 3.9
 MOST_THREADS = 1024  #: of one program
 OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
 PRODUCT_OVERHEAD = 26
@@ -50,7 +50,7 @@ PRODUCT_OVERHEAD = 26
 
 @dataclass(frozen=True)
 class Resources:
-    """Estimates for one program. ``accumulators`` is the part of ``registers`` that nothing can save."""
+    """Estimates for one program. ``accumulators`` is the part of ``registers`` that cannot be reduced."""
 
     shared_bytes: int
     registers: int
@@ -60,14 +60,14 @@ class Resources:
 
 
 def resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
-    """The estimate for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (4 where not said)."""
+    """Estimate the resources for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (default 4)."""
     return _Estimate(kernel, sizes, itemsizes, target, tf32).result()
 
 
 def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
-    """The estimate. Raises DTError where the GPU does not have what the kernel needs.
+    """Estimate the resources. Raises DTError where the GPU does not have what the kernel needs.
 
-    Where tiles are whole extents of unknown size the wrapper takes fewer stages than were asked for, so one has to fit.
+    Where tiles are whole extents of unknown size, the wrapper lowers the number of stages at the call, so a single stage has to fit.
     """
     for tail in kernel.tail:
         check_resources(tail, sizes, itemsizes, target, tf32)
@@ -77,9 +77,9 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
 
 
 def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
-    """What Triton compiles of a kernel: its form for tensors and GPUs that descriptors do not suit, then the one that has them.
+    """Return the forms of a kernel that Triton compiles: the pointer form, then the descriptor form if there is one.
 
-    Gluon's form takes as many stages as there is room for.
+    The Gluon form is not among them: it takes as many stages as fit.
     """
     if not kernel.descriptors:
         return [kernel]
@@ -109,7 +109,7 @@ def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int]
 
 
 def _check_triton(kernel: Kernel, target: Target) -> None:
-    """Raise DTError for what the Triton that is installed does not compile for this GPU."""
+    """Raise DTError for a kernel that the installed Triton does not compile for this GPU."""
     times, triton = unrolled_product(kernel.body), triton_version()
     if times > MOST_UNROLLED and target.backend == "cuda" and int(target.arch) // 10 == 10 and triton and triton < (3, 9):
         found = f"{times} times by Triton {'.'.join(map(str, triton))}"
@@ -119,7 +119,7 @@ def _check_triton(kernel: Kernel, target: Target) -> None:
 
 
 def whole_extent_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
-    """Labels whose whole extent is one tile somewhere: what the kernels take depends on their sizes."""
+    """Return the labels whose whole extent is one tile somewhere: the resources of the kernels depend on their sizes."""
     axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
     return tuple(dict.fromkeys(a.label for a in axes))
 
