@@ -133,7 +133,10 @@ def _constant(e: ex.Expr) -> bool:
 
 
 def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:
-    """Return the sources of ``func``, for a backward in which an input stands for it. A cast of the whole value is how it is returned, and is ignored."""
+    """Return the sources of ``func``, for a backward whose input stands for it.
+
+    A cast of the whole value is how it is returned, and is ignored.
+    """
     types, e = OperandTypes(algorithm), algorithm[func].expr
     e = e.arg if isinstance(e, ex.Cast) else e
     plain = types.plain(e)
