@@ -273,9 +273,9 @@ class _Reverse:
         return self._plain_sum(e, labels)
 
     def _plain_sum(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """Return a sum in one go; a sum to a single number goes over columns first, so that many programs share the work.
+        """Return a sum in one go; a sum to a single number sums down columns first, so that many programs share the work.
 
-        Columns come first because gradients of values broadcast along rows are sums over columns too, and can share a loop.
+        Columns come first because gradients of values broadcast along rows are sums down columns too, and can share a loop.
         """
         if len(labels) > 1 and not ex.free_labels(e) - set(labels):
             return ex.Reduce("sum", ex.Reduce("sum", e, labels[:-1]), labels[-1:])

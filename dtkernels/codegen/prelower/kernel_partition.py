@@ -14,7 +14,7 @@ def stored_funcs(program: Program) -> tuple[str, ...]:
 
 
 def kernel_roots(program: Program) -> tuple[str, ...]:
-    """Return the Funcs with a kernel of their own, each after those whose results it reads. Raises DTError for a cycle."""
+    """Return the Funcs with a kernel of their own, each after those whose results it reads. Raises DTError if no order exists."""
     fused, outputs = program.schedule.fused(), program.outputs()
     _check_aligned(program, outputs)
     roots = [f for f in program.algorithm.needed_by(outputs) if f not in fused]
