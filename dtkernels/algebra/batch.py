@@ -1,4 +1,4 @@
-"""Batching: more leading dimensions than the algorithm was written with."""
+"""Batch an algorithm: add leading dimensions to those that it was written with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The dtype of a matrix product's operands: a property of the product, not of the program.
+"""Infer the operand dtype of each matrix product. It is a property of the product, not of the program.
 
 The rule, on the algorithm as it is lowered:
 
@@ -9,8 +9,8 @@ The rule, on the algorithm as it is lowered:
 4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is fed by those products;
    any other value is fed by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
 
-Integers and truth values have no type of their own: they take that of the rest, float32 where there is no rest. Inputs of a
-derived backward that stand for computed values (``Algorithm.stands_for``) are computed, and fed by what fed those.
+Integers and booleans have no type of their own: they take that of the other sources, or float32 if there are none. Inputs of a derived
+backward that stand for computed values (``Algorithm.stands_for``) count as computed, with the sources of those values.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from dataclasses import dataclass
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 
-CAST = "cast:"  #: before the name of a dtype among sources; the others are inputs
+CAST = "cast:"  #: prefix of a source that is a dtype; the others are inputs
 
 
 @dataclass(frozen=True)
 class OperandType:
-    """The promoted dtype of ``sources``, inputs and casts ("cast:bf16"); that of ``otherwise`` where all sources hold integers."""
+    """The promoted dtype of ``sources``, which are inputs and casts ("cast:bf16"); that of ``otherwise`` if all sources hold integers."""
 
     sources: tuple[str, ...] = ()
     otherwise: tuple[str, ...] = ()
 
     @property
     def fixed(self) -> bool:
-        """Whether a cast has a say in it."""
+        """Return whether a cast is among the sources."""
         return any(s.startswith(CAST) for s in self.sources)
 
 
@@ -43,7 +43,7 @@ def _type(sources: Iterable[str], otherwise: Iterable[str] = ()) -> OperandType:
 
 @dataclass(frozen=True)
 class _Fed:
-    """What feeds a value: its matrix products, and its inputs and casts."""
+    """The sources of a value: its matrix products, and its inputs and casts."""
 
     products: frozenset[str] = frozenset()
     inputs: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class _Fed:
 
 
 class OperandTypes:
-    """The types of the products of one algorithm."""
+    """Infers the operand types of the products of one algorithm."""
 
     def __init__(self, algorithm: Algorithm):
         self.algorithm = algorithm
@@ -67,7 +67,7 @@ class OperandTypes:
         self._fed: dict[str, _Fed] = {}
 
     def of(self, dot: ex.Dot) -> OperandType:
-        """The type of the operands of ``dot``."""
+        """Return the type of the operands of ``dot``."""
         left, right = self.plain(dot.left), self.plain(dot.right)
         if left is not None and right is not None:
             return _type(left | right)
@@ -77,7 +77,7 @@ class OperandTypes:
         return _type(plain or (), self.fed(computed).sources)
 
     def plain(self, e: ex.Expr) -> frozenset[str] | None:
-        """What gives a plain value its type; None of a computed one."""
+        """Return the sources of a plain value; None for a computed one."""
         match e:
             case ex.Cast(ex.Access(tensor, _), _) if tensor in self.stands_for:
                 return None
@@ -98,7 +98,7 @@ class OperandTypes:
         return None
 
     def fed(self, e: ex.Expr) -> _Fed:
-        """What feeds ``e``."""
+        """Return the sources of ``e``."""
         match e:
             case ex.Access(tensor, _) if tensor in self.stands_for:
                 return _Fed(inputs=frozenset(self.stands_for[tensor] or (tensor,)))
@@ -133,7 +133,10 @@ def _constant(e: ex.Expr) -> bool:
 
 
 def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:
-    """What feeds ``func``, for a backward in which an input stands for it; a cast of all of it is how it is returned, and left out."""
+    """Return the sources of ``func``, for a backward whose input stands for it.
+
+    A cast of the whole value is how it is returned, and is ignored.
+    """
     types, e = OperandTypes(algorithm), algorithm[func].expr
     e = e.arg if isinstance(e, ex.Cast) else e
     plain = types.plain(e)
@@ -141,13 +144,13 @@ def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:
 
 
 def products(algorithm: Algorithm) -> list[tuple[str, ex.Dot, OperandType]]:
-    """(Func, product, type of its operands), in order of definition."""
+    """List (Func, product, type of its operands), in order of definition."""
     types = OperandTypes(algorithm)
     return [(d.name, n, types.of(n)) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
 
 
 def work(dot: ex.Dot, sizes: Mapping[str, int]) -> int:
-    """Multiplications of a product."""
+    """Count the multiplications of a product."""
     count = 1
     for label in ex.free_labels(dot) | set(dot.labels):
         count *= sizes.get(label, 1)

@@ -1,4 +1,4 @@
-"""The rules in the order they are applied, and where the Funcs they derive are computed."""
+"""The algebra pipeline: the rules in the order they are applied, and the placement of the Funcs they derive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 def stages(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
 ) -> Iterator[tuple[str, Algorithm]]:
-    """(name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
+    """Yield (name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
     algorithm = written = bind_parameters(algorithm, params)
     yield "bind_parameters", algorithm
     if inline is None:  # no schedule names the labels
@@ -63,12 +63,12 @@ def stages(
 def prepare_algorithm(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
 ) -> Algorithm:
-    """The algorithm as it is lowered: the last of ``stages``."""
+    """Return the algorithm as it is lowered: the last of ``stages``."""
     return [after for _, after in stages(algorithm, outputs, params, inline)][-1]
 
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """The form that is differentiated: invariant factors outside their sums, so that sums of products meet the outputs again."""
+    """Return the form that is differentiated, with invariant factors outside their sums, so that sums of products equal the outputs again."""
     algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(unify_labels(bind_parameters(algorithm)))), outputs)
     algorithm = unify_labels(hoist_reductions(sums_to_products(reduce_invariants(hoist_factors(algorithm, outputs)))))
     return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
@@ -84,7 +84,7 @@ def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Pr
 
 
 def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
-    """Drop statements on Funcs that the algebra removed; what was fused into one goes where that one was."""
+    """Drop statements on Funcs that the algebra removed; a Func that was fused into one moves to where that one was fused."""
     fused = schedule.fused()
     kept = []
     for p in schedule.primitives:
@@ -100,9 +100,9 @@ def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
 
 
 def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Schedule:
-    """fuse_at for each Func that the algebra made: with the reduction it serves, which is where it is needed first.
+    """Fuse each Func that the algebra made into the loop of the reduction that uses it, where it is needed first.
 
-    One that several kernels read is cut as the reduction it serves is; if it stands in the loop of each, each computes it.
+    A Func that several kernels read is tiled like the reduction that uses it. If it is inside the loop of each, each kernel computes it.
     """
     fused = schedule.fused()
     new: list[Primitive] = []
@@ -120,11 +120,14 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
     return Schedule(tuple(new))
 
 
-_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: how a kernel is cut, whatever it computes
+_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: primitives that tile a kernel, whatever it computes
 
 
 def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
-    """The one of several users, each with a kernel of its own, whose kernel writes what ``func`` is made from: a kernel before it is none."""
+    """Return the user whose kernel also writes the inputs of ``func``, if ``func`` has several users with kernels of their own.
+
+    ``func`` is fused there, since no kernel before that one could compute it.
+    """
     if len(users) < 2 or any(u.name in fused for u in users):
         return None
     written = schedule.written()
@@ -133,7 +136,7 @@ def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm
 
 
 def _alike(user: Definition, d: Definition) -> bool:
-    """Whether both reduce over the same labels for each element of the same ones."""
+    """Return whether both reduce over the same labels and have the same labels."""
     over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
     return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
 
@@ -156,13 +159,13 @@ def _place(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[
 
 
 def _around(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
-    """The reduction of ``user`` in whose terms ``func`` stands."""
+    """Return the reduction of ``user`` whose terms contain ``func``."""
     reductions = (r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)))
     return next((r for r in reductions if any(a.tensor == func for a in ex.accesses(r))), None)
 
 
 def _fits_inside(reduction: ex.Reduce | ex.Dot, d: Definition) -> bool:
-    """Whether ``d`` can be computed in the loop of ``reduction``: it varies there, or the sum is repaired when it moves."""
+    """Return whether ``d`` can be computed in the loop of ``reduction``: it varies there, or the sum can be rescaled when it changes."""
     if reduction.labels[-1] in d.labels:
         return True
     found = degree(reduction, {d.name: Degree(plus=Fraction(1))})

@@ -1,4 +1,4 @@
-"""Building expressions with the trivial cases already done: 0 + a, 1 * a, a / 1, - - a."""
+"""Build expressions, simplifying trivial cases: 0 + a, 1 * a, a / 1, - - a."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_one(e: ex.Expr) -> bool:
 
 
 def is_constant(e: ex.Expr) -> bool:
-    """Whether ``e`` is a number, which is written with a minus if it is negative."""
+    """Return whether ``e`` is a number; a negative one is written with a unary minus."""
     return isinstance(e, ex.Const) or isinstance(e, ex.Unary) and e.op == "-" and isinstance(e.arg, ex.Const)
 
 
@@ -27,7 +27,7 @@ def negate(a: ex.Expr) -> ex.Expr:
 
 
 def is_length(e: ex.Expr) -> bool:
-    """Whether ``e`` is how many elements a sum has: ``len(k)``, or a product of such."""
+    """Return whether ``e`` is the number of terms of a sum: ``len(k)``, or a product of such."""
     return isinstance(e, ex.Len) or isinstance(e, ex.Binary) and e.op == "*" and all(map(is_length, e.children()))
 
 
@@ -42,9 +42,9 @@ def add(a: ex.Expr, b: ex.Expr) -> ex.Expr:
 
 
 def add_alike(a: ex.Expr, b: ex.Expr) -> ex.Expr:
-    """``a + b``, with what both went through last applied once: ``x * e / n + y * e / n`` is ``(x + y) * e / n``.
+    """Return ``a + b``, with common outer operations applied once: ``x * e / n + y * e / n`` is ``(x + y) * e / n``.
 
-    So is what several uses of a Func contribute to its adjoint, where they use it in one way.
+    This joins the contributions to an adjoint from several uses of the same form.
     """
     match a, b:
         case (ex.Binary("*" | "/" as op, x, last), ex.Binary(other, y, same)) if (op, last) == (other, same):
@@ -60,8 +60,10 @@ def add_alike(a: ex.Expr, b: ex.Expr) -> ex.Expr:
 
 
 def _chosen(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
-    """The sum of two choices by one condition of which each leaves the other's branch 0: ``where(c, x, 0) - where(c, 0, y)`` is
-    ``where(c, x, -y)``; None where they are not."""
+    """Return the sum of two choices by one condition, each 0 in the other's branch; None for anything else.
+
+    ``where(c, x, 0) - where(c, 0, y)`` is ``where(c, x, -y)``.
+    """
     (c, x, none), (same, nil, y) = _choice(a), _choice(b)
     if c is None or c != same:
         return None
@@ -71,7 +73,7 @@ def _chosen(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
 
 
 def _choice(e: ex.Expr) -> tuple[ex.Expr | None, ex.Expr, ex.Expr]:
-    """(condition, one, other) of a choice, perhaps negated; no condition where it is none."""
+    """Return (condition, one, other) of a choice, perhaps negated; the condition is None if ``e`` is not a choice."""
     match e:
         case ex.Call("where", (c, a, b)):
             return c, a, b
@@ -108,7 +110,7 @@ def where(condition: ex.Expr, a: ex.Expr, b: ex.Expr) -> ex.Expr:
 
 
 def simplify(e: ex.Expr, index: bool = False) -> ex.Expr:
-    """``e`` rebuilt by the functions above, comparisons of constants decided. In an ``index`` a division rounds down, a negative one too."""
+    """Rebuild ``e`` with the constructors above and decide comparisons of constants. In an ``index`` a division rounds toward -inf."""
     node = e.rebuild(lambda child: simplify(child, index or isinstance(e, ex.Access)))
     match node:
         case ex.Unary("-", arg):

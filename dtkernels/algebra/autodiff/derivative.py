@@ -1,4 +1,4 @@
-"""Derivatives of expressions: what each accessed element contributes, given the adjoint of the whole."""
+"""Differentiate expressions: the contribution to each accessed element, given the adjoint of the whole."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..smart_constructors import ONE, ZERO, add, divide, is_constant, is_length,
 
 @dataclass(frozen=True)
 class Contribution:
-    """``adjoint``, summed over every label of ``labels`` that ``index`` does not name, belongs to ``tensor[index]``."""
+    """A summand of the adjoint of ``tensor[index]``: ``adjoint``, summed over every label of ``labels`` that ``index`` does not name."""
 
     tensor: str
     index: tuple[ex.Expr, ...]
@@ -22,11 +22,11 @@ class Contribution:
 
 
 def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], value: ex.Expr | None = None) -> Iterator[Contribution]:
-    """What each access and scalar in ``expr`` receives when ``expr``, over ``labels``, has ``adjoint``.
+    """Yield the contribution to each access and scalar in ``expr``, where ``expr`` over ``labels`` has the adjoint ``adjoint``.
 
-    ``value`` names the value of ``expr`` where it is at hand, so that ``tanh(a)`` gives ``(1 - value * value)``.
-    A scalar is a tensor without index. Ties: a maximum against a constant gives the constant; between two values it is
-    halved; a maximum over a row is split evenly. floor and comparisons give nothing.
+    ``value`` is an expression for the value of ``expr``, if there is one: ``tanh(a)`` then gives ``(1 - value * value)``.
+    A scalar is a tensor without index. Ties: a maximum against a constant selects the constant; between two values the adjoint is
+    halved; a maximum over a row splits it evenly. floor and comparisons contribute nothing.
     """
     if is_zero(adjoint):
         return
@@ -61,7 +61,7 @@ def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], valu
 
 
 def _arithmetic(op: str, left: ex.Expr, right: ex.Expr, adjoint: ex.Expr, value: ex.Expr | None):
-    """(operand, its adjoint, its value if known) of a sum, difference, product or quotient."""
+    """Yield (operand, its adjoint, its value if known) for a sum, difference, product or quotient."""
     if op in "+-":
         return (left, adjoint, None), (right, adjoint if op == "+" else negate(adjoint), None)
     if op == "*":
@@ -71,7 +71,7 @@ def _arithmetic(op: str, left: ex.Expr, right: ex.Expr, adjoint: ex.Expr, value:
 
 
 def _function(fn: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr, value: ex.Expr) -> tuple[ex.Expr, ...]:
-    """The adjoint of each argument of ``fn(args) = value``."""
+    """Return the adjoint of each argument of ``fn(args) = value``."""
     a = args[0]
     match fn:
         case "exp":
@@ -115,7 +115,7 @@ def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.
 
 
 def _extremum(reduction: ex.Reduce, adjoint: ex.Expr, value: ex.Expr) -> ex.Expr:
-    """The row's maximum passes its adjoint to the elements that equal it, in even parts."""
+    """Split the adjoint of a row's maximum evenly among the elements that equal it."""
     is_it = ex.Binary("==", reduction.arg, value)
     count = ex.Reduce("sum", where(is_it, ONE, ZERO), reduction.labels)
     return where(is_it, divide(adjoint, count), ZERO)

@@ -1,8 +1,7 @@
-"""The gradient of an algorithm, as Funcs.
+"""Derive the gradient of an algorithm, as Funcs.
 
-Reverse accumulation over the Funcs: the adjoint of a Func is the sum of what its uses contribute. A contribution is
-summed over the labels of the use that the accessed element does not have; where such a sum is over a product it is a
-matrix product again.
+Reverse accumulation over the Funcs: the adjoint of a Func is the sum of the contributions of its uses. A contribution is summed over the
+labels of the use that the accessed element lacks. Where such a sum is over a product of two factors, it becomes a matrix product.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from .saved_tensors import SavedTensors, choose_saved_tensors
 
 @dataclass(frozen=True)
 class Gradient:
-    """Forward that also returns what backward needs, and backward.
+    """Forward, extended to return the tensors that backward needs, and backward.
 
     ``forward`` computes ``forward_outputs``: the outputs, then the saved extras. ``backward`` takes the inputs and saved
     values it mentions and the adjoint of each output (``adjoints``: output -> input name); it computes ``grads``
@@ -44,13 +43,14 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
-    Forward hands over those of the Funcs ``products`` that backward would compute again. What does not enter the outputs
-    differentiably is left out of ``grads``. Raises DTError for what has no derivative.
+
+    Forward saves those of the Funcs ``products`` that backward would recompute. Inputs that do not enter the outputs differentiably are
+    missing from ``grads``. Raises DTError for an expression without a derivative.
     """
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
-    grads = {name: func for name, func in grads.items() if r.reads(func)}  # what reads nothing that arrives is 0
+    grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
     saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
@@ -65,7 +65,7 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
 def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
     """Return gradients of inputs that feed no product in float32, where results are cast to 16 bits.
 
-    The adjoint then has 16 bits, and a float32 bias that is only added would else get a gradient rounded as that.
+    The adjoint then has 16 bits, and the gradient of a float32 bias that is only added would otherwise be rounded to them.
 
     Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
     """
@@ -81,9 +81,9 @@ def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm
 
 
 def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """The inputs of ``backward`` that are computed values, adjoints and what forward hands over, each with what feeds it there.
+    """List the inputs of ``backward`` that are computed values (adjoints and saved tensors), each with the sources of its dtype.
 
-    A product that is differentiated has gradients that are products of its own type, whatever dtype the results were returned in.
+    The gradients of a product are products of the same operand type, whatever the dtype of the results.
     """
     of = {adjoint: func for func, adjoint in adjoints.items()} | {name: name for name in forward.funcs}
     computed = [name for name in backward.inputs if name in of]
@@ -92,7 +92,7 @@ def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]
 
 
 def in_float32(algorithm: Algorithm, names: set[str]) -> Algorithm:
-    """Say of inputs that are float32 whatever the others are that they are, so that they do not make results float32.
+    """Mark inputs that are always float32 with a cast, so that they do not promote results to float32.
 
     Before: ``d_A[x, y] = d_f[x, y] * s[x];``  After: ``d_A[x, y] = d_f[x, y] * cast(s[x], fp32);``
     """
@@ -117,10 +117,10 @@ class _Reverse:
         self.new: list[Definition] = []
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
-        self.shared: dict[object, str] = {}  #: labels made so far, by what they stand for
+        self.shared: dict[object, str] = {}  #: key of a label -> label made for it
 
     def run(self) -> None:
-        """Visit Funcs last to first; each passes its adjoint to what it accesses."""
+        """Visit Funcs last to first; each passes its adjoint to the elements that it accesses."""
         for d in reversed(self.algorithm.definitions):
             if d.name not in self.algorithm.needed_by(self.outputs):
                 continue
@@ -132,7 +132,7 @@ class _Reverse:
                 self.received.setdefault(c.tensor, []).append(c)
 
     def _adjoint(self, d: Definition) -> ex.Expr | None:
-        """The adjoint of a Func over its own labels: an input, a new Func, or both."""
+        """Return the adjoint of a Func over its own labels: an input, a new Func, or both."""
         own = tuple(ex.Label(label) for label in d.labels)
         total: ex.Expr = ex.Access(self.adjoint_inputs[d.name], own) if d.name in self.adjoint_inputs else ZERO
         for c in self.received.get(d.name, []):
@@ -146,7 +146,7 @@ class _Reverse:
         return ex.Access(name, own)
 
     def collect(self, name: str) -> str | None:
-        """The Func that is the gradient of input or scalar ``name``; None where it does not enter differentiably."""
+        """Return the Func that is the gradient of input or scalar ``name``; None where it does not enter differentiably."""
         found = self.received.get(name, [])
         labels = self._labels_of(name, found)
         total: ex.Expr = ZERO
@@ -159,7 +159,7 @@ class _Reverse:
         return func
 
     def _labels_of(self, name: str, found: list[Contribution]) -> tuple[str, ...]:
-        """A label for each dimension of an input: the one that indexes it by itself, else a new one of that extent."""
+        """Return a label for each dimension of an input: one that indexes it by itself, or a new one of that extent."""
         rank = len(found[0].index) if found else 0
         labels: list[str] = []
         for dim in range(rank):
@@ -173,7 +173,7 @@ class _Reverse:
         return tuple(labels)
 
     def _gathered(self, c: Contribution, target: tuple[str, ...]) -> ex.Expr:
-        """``c`` as an expression over ``target``: index arithmetic undone, other labels summed."""
+        """Return ``c`` as an expression over ``target``: index arithmetic inverted, other labels summed."""
         names = {label: f"{label}'" for label in sorted((set(c.labels) | _bound(c.adjoint)) & set(target))}  # out of the target's way
         rename = {label: ex.Label(name) for label, name in names.items()}
         adjoint = ex.substitute(rename_bound(c.adjoint, names), rename)
@@ -208,9 +208,9 @@ class _Reverse:
     def _solve(
         self, index: ex.Expr, target: ex.Label, over: list[str], dimension: tuple[str, int], names: dict[str, str]
     ) -> tuple[str, Inverse] | None:
-        """A label in ``index``, of the ``dimension`` of a tensor, and what it is where ``index = target``; None if none has one answer.
+        """Solve ``index = target`` for a label in ``index``, of the ``dimension`` of a tensor; None if no label has a unique solution.
 
-        ``names``: label -> the name it goes by while ``target`` bears its own.
+        ``names``: label -> its temporary name while ``target`` uses its own.
         """
         match index:
             case ex.Binary("%", moved, ex.Len(round_)):  # moved round: every element goes to another, if all three have one extent
@@ -225,13 +225,13 @@ class _Reverse:
         return None if name is None else (name, solve(index, target, name, self._rest))
 
     def _rest(self, division: ex.Binary, name: str) -> str:
-        """The label of what ``division`` drops of ``name``."""
+        """Return the label of the remainder of ``name`` in ``division``."""
         size = division.right.value  # type: ignore[attr-defined]
         within = sum(isinstance(n, ex.Binary) and n.op == "/" for n in division.left.walk())
         return self._label((name, size, within), f"{name}_in".replace("'", ""), "", int(size))
 
     def _label(self, stands_for: object, wish: str, tensor: str, size: int) -> str:
-        """A new label with the extent of a dimension (or a constant one), the same for all that stand for the same thing."""
+        """Return a new label with the extent of a dimension (or a constant one), shared by equal ``stands_for``."""
         if stands_for not in self.shared:
             self.shared[stands_for] = fresh_name(wish, self.taken)
             self.new_labels.append(self.shared[stands_for])
@@ -250,7 +250,7 @@ class _Reverse:
         return rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
 
     def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """The sum over ``labels``: of each addend alone; of a product of two that both have the label, as a rdot."""
+        """Return the sum over ``labels``: each addend alone; a product whose factors both have the label as a rdot."""
         if not labels:
             return e
         match e:
@@ -273,16 +273,16 @@ class _Reverse:
         return self._plain_sum(e, labels)
 
     def _plain_sum(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """A sum in one go; down to a single number, columns first and then their sums, so that many programs share the work.
+        """Return a sum in one go; a sum to a single number sums down columns first, so that many programs share the work.
 
-        Columns, because the gradients of what broadcasts along rows are sums down columns too, and can share a loop.
+        Columns come first because gradients of values broadcast along rows are sums down columns too, and can share a loop.
         """
         if len(labels) > 1 and not ex.free_labels(e) - set(labels):
             return ex.Reduce("sum", ex.Reduce("sum", e, labels[:-1]), labels[-1:])
         return ex.Reduce("sum", e, labels)
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
-        """A sum of products is a matrix product if each side has a label that the other lacks."""
+        """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
         left, right = ex.free_labels(a), ex.free_labels(b)
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
@@ -290,12 +290,12 @@ class _Reverse:
         return self._plain_sum(ex.Binary("*", a, b), labels)
 
     def reads(self, func: str) -> bool:
-        """Whether ``func`` is made from an input at all."""
+        """Return whether ``func`` depends on an input."""
         whole = self.algorithm.with_definitions((*self.algorithm.definitions, *self.new))
         return any(a.tensor not in whole for name in whole.needed_by((func,)) for a in ex.accesses(whole[name].expr))
 
     def algorithm_of(self, grads: tuple[str, ...]) -> Algorithm:
-        """Forward and backward Funcs together, of which only what the gradients need stays."""
+        """Return forward and backward Funcs together, reduced to those that the gradients need."""
         a = self.algorithm
         adjoints = tuple(self.adjoint_inputs.values())
         definitions = a.definitions + tuple(self.new)
@@ -307,12 +307,12 @@ class _Reverse:
 
 
 def _bound(e: ex.Expr) -> set[str]:
-    """Labels that reductions inside ``e`` run over."""
+    """Return the labels that reductions inside ``e`` run over."""
     return {label for n in e.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
 
 
 def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
-    """Whether ``adjoint`` is 0 where ``label`` is outside its extent: a product of an element that reads 0 there and what is finite."""
+    """Return whether ``adjoint`` is 0 where ``label`` is past its extent: a product of an element that reads 0 there and finite factors."""
     match adjoint:
         case ex.Access(_, index):
             return any(isinstance(i, ex.Label) and i.name == label for i in index)
@@ -326,7 +326,7 @@ def _vanishes_outside(adjoint: ex.Expr, label: str) -> bool:
 
 
 def _finite_outside(e: ex.Expr, label: str) -> bool:
-    """Whether ``e`` surely is a number where ``label`` is outside its extent, and what it accesses there is 0."""
+    """Return whether ``e`` is known to be finite where ``label`` is past its extent and accesses read 0."""
     match e:
         case ex.Call("where", (ex.Binary("==", ex.Access() as tested, ex.Const(0)), other, _)) if _vanishes_outside(tested, label):
             return _finite_outside(other, label)
@@ -338,7 +338,7 @@ def _finite_outside(e: ex.Expr, label: str) -> bool:
 
 
 def _only_where(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
-    """``e`` where ``condition`` holds, else 0: asked of the factor that varies with ``label``, so that a product stays one."""
+    """Return ``e`` where ``condition`` holds, else 0. The factor that varies with ``label`` is masked, so that a product stays one."""
     match e:
         case ex.Binary("*", a, b) if (label in ex.free_labels(a)) != (label in ex.free_labels(b)):
             return ex.Binary("*", *(_only_where(condition, x, label) if label in ex.free_labels(x) else x for x in (a, b)))

@@ -1,10 +1,11 @@
-"""What the forward saves for the backward.
+"""Choose the tensors that forward saves for backward.
 
-Outputs are at hand anyway: a test is asked of the output that what is tested went into, where it is the same test. So that
-no row is read again for it, a reduction of rows is saved too. Where a sum of exponentials enters, its logarithm is saved and used
-as the shift of those exponentials: by the degree argument of shift_degree.py any shift leaves the gradients unchanged, and under this
-one the sum itself is 1. An expression that then equals an output is read instead of computed again. Products that enter further
-products are outputs too where the caller, who knows the sizes, asks for it: see chained_products.py.
+Outputs are available at no cost. A comparison of an input with a bound is applied to the output instead, where the result is the same.
+Reductions along rows are saved, so that backward does not read the rows again.
+
+For a sum of exponentials the logarithm is saved, and used as the shift of those exponentials. By the degree argument of shift_degree.py
+any shift leaves the gradients unchanged, and under this one the sum itself is 1. An expression that then equals an output is read instead
+of recomputed. Products that enter further products are saved if the caller, who knows the sizes, asks for it: see chained_products.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..smart_constructors import ONE, ZERO, is_zero, simplify
 
 @dataclass(frozen=True)
 class SavedTensors:
-    """The two programs, and the Funcs that forward returns besides its outputs: numbers of rows in float32, products as results are."""
+    """Forward and backward, and the Funcs that forward returns besides its outputs: row values in float32, products in the dtype of results."""
 
     forward: Algorithm
     backward: Algorithm
@@ -36,7 +37,7 @@ class SavedTensors:
 def choose_saved_tensors(
     forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: tuple[str, ...], products: tuple[str, ...] = ()
 ) -> SavedTensors:
-    """Replace in ``backward`` what forward can hand over: log-sum-exps, then outputs, then the Funcs ``products``."""
+    """Replace values in ``backward`` by saved ones: logarithms of sums of exponentials, then outputs, then the Funcs ``products``."""
     extra: list[Definition] = []
     for d in forward.definitions:
         if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
@@ -71,7 +72,7 @@ def choose_saved_tensors(
 
 
 def _is_small(d: Definition, algorithm: Algorithm) -> bool:
-    """Whether ``d`` is a reduction of what has more dimensions, and no stability shift could be inserted into it were it an output."""
+    """Return whether ``d`` reduces terms of more dimensions, and would get no stability shift if it were an output."""
     parts = [algorithm[f].expr for f in algorithm.needed_by((d.name,))]
     nodes = [n for e in parts for n in e.walk()]
     reduces = any(isinstance(n, (ex.Reduce, ex.Dot)) for n in d.expr.walk())
@@ -80,7 +81,7 @@ def _is_small(d: Definition, algorithm: Algorithm) -> bool:
 
 
 def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
-    """The argument if ``d`` is a sum of exponentials, the exponential possibly a Func of its own, and of what is shifted alike."""
+    """Return the argument of exp if ``d`` is a sum of exponentials, perhaps through a Func, plus addends that are shifted alike."""
     alike = shifted_alike(d, algorithm)
     parts = [a for a in addends(d.expr) if not (isinstance(a, ex.Access) and a.tensor in alike)]
     if len(parts) != 1 or not (isinstance(parts[0], ex.Reduce) and parts[0].kind == "sum"):
@@ -94,10 +95,10 @@ def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
 def _shift_by(
     backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], alike: tuple[str, ...], by_term: bool
 ) -> Algorithm | None:
-    """``backward`` with exp(argument) shifted by the saved logarithm and the sum itself 1; None if gradients would change.
+    """Shift exp(argument) in ``backward`` by the saved logarithm, which makes the sum itself 1; None if gradients would change.
 
-    ``alike`` are shifted too, see sum_exp_addends.py. ``by_term``: only in terms that the sum enters, as where another sum of the
-    same exponentials is there too.
+    The addends ``alike`` are shifted too, see sum_exp_addends.py. ``by_term``: shift only in terms that contain the sum, for programs with
+    another sum of the same exponentials.
     """
 
     def shifted(e: ex.Expr) -> ex.Expr:
@@ -125,7 +126,7 @@ def _shift_by(
 
 
 def _with_unit_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
-    """``expr`` where ``total`` is 1, but 0 where ``log`` is -inf. If such rows vanish, only comparisons tell the two apart."""
+    """Replace ``total`` by 1, or by 0 where ``log`` is -inf. If such rows vanish, only comparisons keep that distinction."""
     match expr:
         case ex.Access(tensor, index) if tensor == total:
             return ONE if rows_vanish else _one_or_zero(log, index)
@@ -143,7 +144,7 @@ def _one_or_zero(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
 
 
 def _is_guard(expr: ex.Expr, total: str) -> bool:
-    """Whether ``expr`` is ``where(total == 0, 0, ...)``."""
+    """Return whether ``expr`` is ``where(total == 0, 0, ...)``."""
     match expr:
         case ex.Call("where", (ex.Binary("==", ex.Access(tensor, _), ex.Const(0)), ex.Const(0), _)):
             return tensor == total
@@ -151,9 +152,9 @@ def _is_guard(expr: ex.Expr, total: str) -> bool:
 
 
 def _rows_vanish(definitions: list[Definition], total: str, argument: ex.Expr, grads: tuple[str, ...]) -> bool:
-    """Whether a row whose ``total`` is 0, all its exponentials being 0, enters ``grads`` through nothing but factors of those.
+    """Return whether rows with ``total`` 0, whose exponentials are all 0, enter ``grads`` only as factors of these exponentials.
 
-    Then it does not matter what ``total`` and the values it guards are taken for in that row.
+    The values of ``total`` and of anything that it guards then do not matter in such a row.
     """
     known: dict[str, str] = {total: "any"}
 
@@ -210,13 +211,16 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
 
 
 def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) -> Algorithm:
-    """Tests against a bound asked of the output that is bounded so, if then ``grads`` read the input no more that was tested, or make
-    fewer products and sums.
+    """Test the output instead of the input it is bounded by, where ``grads`` then no longer read that input, or compute fewer reductions.
 
     Before: ``y[x] = maximum(A[x], 0); d_A[x] = where(A[x] > 0, d_y[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);``
     An output has the dtype of an input that it picks, and a NaN is neither above nor below. What is computed is rounded to it, and
     stays on its side of 0 but for what is too small for the dtype, which torch's results have lost too. What comes behind keeps the
     output in memory anyway, while nothing may keep the input.
+
+    An output that selects an input has its dtype, and a NaN compares false either way. A computed value is rounded when it is stored and stays
+    on its side of 0, except for values too small for the dtype, which torch's results lose too. The output usually stays in memory for later
+    operations, while nothing else may keep the input.
     """
     test = _test(backward[output].expr) if output in backward else None
     if test is None:
@@ -235,11 +239,11 @@ def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) 
 
 
 def _test(e: ex.Expr) -> ex.Binary | None:
-    """The comparison of what ``e`` is made of with a constant that ``e``, a maximum or a choice, answers alike."""
+    """Return the comparison with a constant that decides ``e``, a maximum or a choice, and that has the same result for ``e`` itself."""
     match e:
         case ex.Call("maximum" | "minimum" as fn, (tested, ex.Const() as bound) | (ex.Const() as bound, tested)):
             return ex.Binary(">" if fn == "maximum" else "<", tested, bound)
-        case ex.Call("where", (ex.Binary(">" | "<=" as op, tested, bound) as test, a, b)) if is_zero(bound):  # else what rounds to 0 is no longer below it
+        case ex.Call("where", (ex.Binary(">" | "<=" as op, tested, bound) as test, a, b)) if is_zero(bound):  # otherwise a value that rounds to 0 is no longer below the bound
             kept, other = (a, b) if op == ">" else (b, a)
             if kept == tested and (is_zero(other) or _slopes(other, tested)):
                 return test
@@ -247,7 +251,7 @@ def _test(e: ex.Expr) -> ex.Binary | None:
 
 
 def _slopes(e: ex.Expr, tested: ex.Expr) -> bool:
-    """Whether ``e`` is ``tested`` times a positive number."""
+    """Return whether ``e`` is ``tested`` times a positive number."""
     match e:
         case ex.Binary("*", ex.Const(times), arg) | ex.Binary("*" | "/", arg, ex.Const(times)):
             return arg == tested and 0 < times < math.inf
@@ -255,19 +259,19 @@ def _slopes(e: ex.Expr, tested: ex.Expr) -> bool:
 
 
 def _reductions(backward: Algorithm, output: str, grads: tuple[str, ...]) -> int:
-    """How many sums and products ``grads`` take where ``output`` is at hand."""
+    """Count the sums and products that ``grads`` take if ``output`` is available."""
     rest = backward.with_definitions(tuple(d for d in backward.definitions if d.name != output))
     return sum(isinstance(n, (ex.Reduce, ex.Dot)) for f in rest.needed_by(grads) for n in rest[f].expr.walk())
 
 
 def _in_every_dtype(value: float) -> bool:
-    """Whether a number is the same in float32, float16 and bfloat16."""
+    """Return whether a number is the same in float32, float16 and bfloat16."""
     significand, exponent = math.frexp(value)
     return value == 0 or (significand * 256).is_integer() and -13 <= exponent <= 16
 
 
 def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Outputs that backward mentions become inputs, and so does any Func or expression that equals one."""
+    """Turn outputs that backward mentions into inputs, along with any Func or expression that equals one."""
     for output in outputs:
         if output not in backward or _compared(output, backward):
             continue
@@ -283,7 +287,7 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
 
 
 def _compared(func: str, backward: Algorithm) -> bool:
-    """Whether ``backward`` asks what equals ``func``, a value that is computed: as forward returns it, it may be rounded otherwise."""
+    """Return whether ``backward`` tests values for equality with the computed ``func``: forward may return it with another rounding."""
     d = backward[func]
     if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
         return _compared(d.expr.tensor, backward)
@@ -296,7 +300,7 @@ def _compared(func: str, backward: Algorithm) -> bool:
 
 
 def _picks(node: ex.Expr) -> bool:
-    """Whether ``node`` gives one of the values in it as it is."""
+    """Return whether ``node`` selects one of its values without changing it."""
     return (
         isinstance(node, (ex.Access, ex.Const, ex.Label, ex.Len))
         or isinstance(node, ex.Reduce) and node.kind in ("max", "min")

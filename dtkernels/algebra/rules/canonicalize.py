@@ -1,4 +1,4 @@
-"""One shape for all programs: means as sums, no reduction inside another's argument."""
+"""Canonicalize programs: means become sums, and no reduction stays inside the argument of another."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ...lang.reserved_names import clashes
 
 
 def mean_to_sum(algorithm: Algorithm) -> Algorithm:
-    """Before: ``rmean(A[x, y], y)``  After: ``rsum(A[x, y], y) / len(y)``"""
+    """Rewrite means as sums.
+
+    Before: ``rmean(A[x, y], y)``  After: ``rsum(A[x, y], y) / len(y)``
+    """
 
     def change(node: ex.Expr) -> ex.Expr:
         if isinstance(node, ex.Reduce) and node.kind == "mean":
@@ -24,7 +27,7 @@ def mean_to_sum(algorithm: Algorithm) -> Algorithm:
 
 
 def reduce_invariants(algorithm: Algorithm) -> Algorithm:
-    """A reduction over a label its terms do not have: the extent times the term, or the term itself.
+    """Evaluate a reduction over a label that its terms lack: the extent times the term, or the term itself.
 
     Before: ``rsum(A[x], y)``, ``rmax(A[x], y)``, ``rdot(A[x], B[x], y)``
     After:  ``A[x] * len(y)``, ``where(len(y) > 0, A[x], -inf)``, ``A[x] * B[x] * len(y)``
@@ -51,11 +54,11 @@ def reduce_invariants(algorithm: Algorithm) -> Algorithm:
 
 
 def sums_to_products(algorithm: Algorithm) -> Algorithm:
-    """A sum of products of two inputs, each with a label that the other has not, is a matrix product.
+    """Rewrite a sum of products of two inputs as a matrix product, where each input has a label that the other lacks.
 
     Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
 
-    Of inputs alone: a matrix product rounds what is computed to the inputs' dtype.
+    Only inputs qualify: a matrix product would round a computed operand to the inputs' dtype.
     """
 
     def change(node: ex.Expr) -> ex.Expr:
@@ -71,12 +74,12 @@ def sums_to_products(algorithm: Algorithm) -> Algorithm:
 
 
 def hoist_reductions(algorithm: Algorithm) -> Algorithm:
-    """Give a reduction its own Func where it stands inside another's argument or runs over a label of its Func.
+    """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
     After:  ``y_dot[x, l] = rdot(A[x, k], B[k, l], k);  y[x] = rsum(exp(y_dot[x, l]), l);``
 
-    One that a Func is made from already is that Func's, so that rules which compare what is computed see that it is the same.
+    A reduction that another Func already computes is read from that Func, so that later rules recognize it as the same value.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);  z[x, l] = exp(rdot(A[x, k], B[k, l], k)) / y[x];``
     After:  ``y_dot[x, l] = ...;  y[x] = rsum(exp(y_dot[x, l]), l);  z[x, l] = exp(y_dot[x, l]) / y[x];``
@@ -88,16 +91,16 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
         hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm)
         expr = hoisting.of(d.expr, whole=True)
         hoisting.below += hoisting.made
-        expr = hoisting.of(expr, whole=True)  # what stood before the one that was hoisted
+        expr = hoisting.of(expr, whole=True)  # the rest of the definition
         definitions += [*hoisting.made, replace(d, expr=expr)]
     return algorithm.with_definitions(tuple(definitions))
 
 
 def name_reductions(algorithm: Algorithm) -> Algorithm:
-    """Give a reduction its own Func where something else than sums and products is made of it, so that derivatives can name it.
+    """Give a reduction its own Func if it enters anything but sums and products, so that derivatives can refer to it.
 
-    Not where the result itself is a function of it whose derivative is told by its value, as is that of sigmoid. What a
-    maximum is taken of gets one too: its derivative asks which terms equal it, so that both must be one computation.
+    A Func whose derivative follows from its own value, such as a sigmoid of the reduction, needs none. The argument of a maximum gets a Func
+    too: its derivative asks which terms equal the maximum, so both must come from one computation.
 
     Before: ``y[x] = rsum(A[x, c], c) * rsqrt(rsum(A[x, c] * A[x, c], c));``
     After:  ``y_sum[x] = rsum(A[x, c] * A[x, c], c);  y[x] = rsum(A[x, c], c) * rsqrt(y_sum[x]);``
@@ -113,14 +116,14 @@ def name_reductions(algorithm: Algorithm) -> Algorithm:
 
 
 class _Naming:
-    """The Funcs that ``name_reductions`` makes for one definition."""
+    """Makes the Funcs of ``name_reductions`` for one definition."""
 
     def __init__(self, owner: Definition, taken: set[str], order: tuple[str, ...]):
         self.owner, self.taken, self.order = owner, taken, order
         self.made: list[Definition] = []
 
     def of(self, node: ex.Expr, linear: bool = True, whole: bool = False) -> ex.Expr:
-        """``node`` with reductions named; ``linear`` where it is part of sums and products only."""
+        """Name the reductions in ``node``; ``linear``: it is part of sums and products only."""
         match node:
             case ex.Reduce("max" | "min", arg, _):
                 if not isinstance(arg, ex.Access):
@@ -141,14 +144,14 @@ class _Naming:
 
 
 class _Hoisting:
-    """The Funcs that ``hoist_reductions`` makes for one definition, and those that it finds among the Funcs ``below``."""
+    """Makes the Funcs of ``hoist_reductions`` for one definition, or finds them among the Funcs ``below``."""
 
     def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
         self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
         self.made: list[Definition] = []
 
     def of(self, node: ex.Expr, inside: bool = False, whole: bool = False) -> ex.Expr:
-        """``node`` with reductions hoisted; ``inside`` another's argument, or the ``whole`` definition."""
+        """Hoist the reductions in ``node``, which is ``inside`` another's argument or the ``whole`` definition."""
         reduces = isinstance(node, (ex.Reduce, ex.Dot))
         over = node.labels if isinstance(node, (ex.Reduce, ex.Dot)) else ()
         node = node.rebuild(lambda child: self.of(child, inside or reduces))
@@ -161,7 +164,7 @@ class _Hoisting:
         return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
 
     def _computed(self, node: ex.Expr) -> ex.Expr | None:
-        """The element of a Func below that is this reduction and nothing else, at other labels perhaps."""
+        """Return the element of a Func below that computes just this reduction, perhaps at other labels."""
         for d in self.below:
             names = matches(d.expr, node) if isinstance(d.expr, type(node)) else None
             if names is not None and set(d.labels) == set(names) and all(new == old or new in self.tied(old) for old, new in names.items()):
@@ -170,7 +173,7 @@ class _Hoisting:
 
 
 def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
-    """The element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after its ``kind``."""
+    """Return an element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after ``kind``."""
     for d in made:
         if d.expr == node:
             return ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
@@ -181,9 +184,9 @@ def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition
 
 
 def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
-    """What an element of a Func is, in place of the element; None where the two differ.
+    """Inline the definition of a Func at ``access``; None where the result would differ.
 
-    They do where the index may lie outside, which reads 0, and where a reduction inside binds a label of the index.
+    It differs where the index may lie outside the extent, which reads 0, and where a reduction inside binds a label of the index.
     """
     d = algorithm[access.tensor]
     bound = {label for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
@@ -203,7 +206,7 @@ def fresh_name(wish: str, taken: set[str]) -> str:
 
 
 def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
-    """The renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
+    """Return the renaming of free labels that makes ``pattern`` equal ``node``; None if there is none."""
     ours, theirs = ([n.name for n in e.walk() if isinstance(n, ex.Label)] for e in (pattern, node))
     if len(ours) != len(theirs):
         return None
@@ -213,7 +216,7 @@ def matches(pattern: ex.Expr, node: ex.Expr) -> dict[str, str] | None:
 
 
 def rename_bound(e: ex.Expr, names: dict[str, str]) -> ex.Expr:
-    """Labels bound by reductions inside ``e`` under their new names, with their uses."""
+    """Rename labels that reductions inside ``e`` bind, with their uses."""
     if not names:
         return e
 

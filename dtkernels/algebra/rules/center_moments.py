@@ -1,4 +1,4 @@
-"""Moments: a mean of products less the product of the means, as the mean of products of deviations, which sum to 0."""
+"""Center moments: rewrite a mean of products minus the product of means as the mean of products of deviations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .canonicalize import written_out
 
 
 def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
-    """Take variances and covariances from deviations, so that they are not lost beside the square of a large mean.
+    """Compute variances and covariances from deviations, so that a large mean does not cancel their digits.
 
     Before: ``m[x] = rsum(A[x, c], c) / len(c);  v[x] = rsum(A[x, c] * A[x, c], c) / len(c) - m[x] * m[x];``
     After:  ``m[x] = rsum(A[x, c], c) / len(c);  v[x] = rsum((A[x, c] - m[x]) * (A[x, c] - m[x]), c) / len(c);``
@@ -34,12 +34,12 @@ def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: froze
 
 
 def cancel_deviations(algorithm: Algorithm) -> Algorithm:
-    """Leave out sums of deviations from the mean.
+    """Drop sums of deviations from the mean, which are 0.
 
     Before: ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x] - rsum(A[x, c] - m[x], c);``
     After:  ``m[x] = rsum(A[x, c], c) / len(c);  f[x] = g[x];``
 
-    The gradient of a variance has such a sum, from the mean in it. In floating point it is the rounding error of ``m``.
+    The gradient of a variance contains such a sum, from its mean. In floating point it is only the rounding error of ``m``.
     """
     changed = {d.name: d.expr.transform(lambda node: ZERO if _sums_to_nothing(node, algorithm) else node) for d in algorithm.definitions}
     return algorithm.with_definitions(
@@ -59,7 +59,7 @@ def _sums_to_nothing(node: ex.Expr, algorithm: Algorithm) -> bool:
 
 @dataclass(frozen=True)
 class _Monomial:
-    """``factor``, a power of each length, and sums, multiplied."""
+    """A rational factor times powers of extents times sums."""
 
     factor: Fraction = Fraction(1)
     lengths: tuple[tuple[str, int], ...] = ()
@@ -73,7 +73,7 @@ class _Monomial:
 
 
 def _monomial(e: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None = None) -> _Monomial | None:
-    """``e`` as a monomial, Funcs looked through; None if it is none."""
+    """Return ``e`` as a monomial, looking through Funcs; None if it is not one."""
     match e:
         case ex.Const(value) if not isinstance(value, bool) and value and math.isfinite(value):
             return _Monomial(Fraction(value))
@@ -111,7 +111,7 @@ def _centered(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None
 
 
 def _same_multiple(a: _Monomial, b: _Monomial, algorithm: Algorithm) -> bool:
-    """Whether the same number and the same lengths stand before the sums; labels of one dimension have one length."""
+    """Return whether two monomials have the same factor and the same extents; labels of one dimension have one extent."""
 
     def powers(m: _Monomial) -> dict[str, int]:
         found: Counter[str] = Counter()
@@ -123,7 +123,7 @@ def _same_multiple(a: _Monomial, b: _Monomial, algorithm: Algorithm) -> bool:
 
 
 def _factors(moment: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> Iterator[tuple[ex.Expr, ex.Expr]]:
-    """The two factors of the terms of a sum."""
+    """Yield the two factors of the terms of a sum."""
     if isinstance(moment, ex.Dot):
         yield moment.left, moment.right
     elif isinstance(moment, ex.Reduce):
@@ -135,14 +135,14 @@ def _factors(moment: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | Non
 
 
 def _is_sum_of(total: ex.Expr, terms: ex.Expr, over: tuple[str, ...]) -> bool:
-    """Whether ``total`` is the sum of ``terms`` over ``over``, whatever it calls those labels."""
+    """Return whether ``total`` is the sum of ``terms`` over ``over``, up to the names of these labels."""
     if not isinstance(total, ex.Reduce) or len(total.labels) != len(over) or ex.free_labels(total) & set(over):
         return False
     return ex.substitute(total.arg, dict(zip(total.labels, map(ex.Label, over)))) == terms
 
 
 def _mean(total: ex.Reduce, over: tuple[str, ...], text: ex.Expr, algorithm: Algorithm) -> ex.Expr:
-    """The mean as a Func that ``text`` reads, if it does."""
+    """Return the mean as an element of a Func that ``text`` reads, if it reads one."""
     mean = _Monomial(lengths=tuple(sorted((label, -1) for label in over)), sums=(total,))
     for access in ex.accesses(text):
         if access.tensor in algorithm and _monomial(access, algorithm) == mean:
@@ -154,7 +154,7 @@ def _mean(total: ex.Reduce, over: tuple[str, ...], text: ex.Expr, algorithm: Alg
 
 
 def _of_deviations(products: _Monomial, moment: ex.Reduce | ex.Dot, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
-    """The multiple of a sum that ``products`` is, of the deviations of ``terms`` from ``means``."""
+    """Return the multiple of a sum that ``products`` describes, with ``terms`` replaced by their deviations from ``means``."""
     left, right = (ex.Binary("-", term, mean) for term, mean in zip(terms, means))
     if isinstance(moment, ex.Dot):
         result: ex.Expr = replace(moment, left=left, right=right)

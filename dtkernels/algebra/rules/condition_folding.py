@@ -1,9 +1,9 @@
-"""Conditions on indices that hold for every element, or for none.
+"""Fold conditions on indices that hold for every element, or for none.
 
 Before: ``d_A[d] = where(d - 4 < len(d), where(d >= 0, d_y[d - 4], 0), 0);``  After: ``d_A[d] = d_y[d - 4];``
 
-A comparison is decided where both sides are sums of labels, extents and their halves, thirds and so on, each times a number:
-a label is at least 0 and less than its extent, which is then at least 1; other extents may be 0.
+A comparison is decided where both sides are linear in labels and extents with rational coefficients. A label is at least 0 and less than
+its extent, which is then at least 1; other extents may be 0.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from ...lang import expr as ex
 from ..smart_constructors import where
 from .constant_folding import fold_logic
 
-_Form = dict[ex.Expr | None, Fraction]  #: what each atom is multiplied by; None stands for 1
+_Form = dict[ex.Expr | None, Fraction]  #: atom -> its factor; None is the constant addend
 
 
 def fold_condition(e: ex.Expr) -> ex.Expr:
-    """``e`` without what conditions that are decided leave out."""
+    """Drop the choices and conditions in ``e`` that are decided."""
 
     def change(node: ex.Expr) -> ex.Expr:
         match node:
@@ -36,7 +36,7 @@ def fold_condition(e: ex.Expr) -> ex.Expr:
 
 
 def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
-    """Whether the comparison holds always (True) or never (False)."""
+    """Return whether the comparison always (True) or never (False) holds; None if it depends on the element."""
     if op in (">", ">="):
         return _holds(op.replace(">", "<"), right, left)
     form: _Form = {}
@@ -46,7 +46,7 @@ def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
                 return None
             form[atom] = form.get(atom, Fraction(0)) + times
     if not any(isinstance(atom, (ex.Label, ex.Call)) for atom in form):
-        return None  # of extents alone: decided at the call
+        return None  # only extents: decided at the call
     most, least = _largest(form), _largest({atom: -times for atom, times in form.items()})
     if most is not None and (most < 0 or most == 0 and op == "<="):
         return True
@@ -54,7 +54,7 @@ def _holds(op: str, left: ex.Expr, right: ex.Expr) -> bool | None:
 
 
 def _terms(e: ex.Expr, times: Fraction) -> Iterator[tuple[ex.Expr | None, Fraction | None]]:
-    """The addends of ``e``, as (atom, its factor); a factor of None where it is no such sum."""
+    """Yield the addends of ``e`` as (atom, factor); the factor is None where ``e`` is not linear."""
     match e:
         case ex.Const(value) if type(value) is int:
             yield None, times * value
@@ -76,7 +76,7 @@ def _terms(e: ex.Expr, times: Fraction) -> Iterator[tuple[ex.Expr | None, Fracti
 
 
 def _largest(form: _Form) -> Fraction | None:
-    """An upper bound of a form; None where there is none."""
+    """Return an upper bound of a form; None where there is none."""
     extents: dict[str, Fraction] = {}
     constant, own = Fraction(0), {atom.name.rstrip("'") for atom in form if isinstance(atom, ex.Label)}
     for atom, times in form.items():
@@ -96,4 +96,4 @@ def _largest(form: _Form) -> Fraction | None:
     if any(times > 0 for times in extents.values()):
         return None
     bound = constant + sum(extents[label] for label in own & set(extents))
-    return Fraction(math.floor(bound)) if all(times.denominator == 1 for times in form.values()) else bound  # of whole numbers it is one
+    return Fraction(math.floor(bound)) if all(times.denominator == 1 for times in form.values()) else bound  # an integer, since every addend is

@@ -1,4 +1,4 @@
-"""Constants: parameters bound to values, arithmetic on constants done, branches that cannot be taken removed."""
+"""Fold constants: bind parameters to values, do arithmetic on constants, and remove branches that are never taken."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     """Replace each parameter by its value (its default where none is given), then fold.
 
     Before: ``Param causal = false; s[m, l] = where(not causal or l <= m, q[m, l], -inf);``
-    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are no longer inputs, and a Func
-    that has become a mere name of another, or a constant, is not used any more.
+    After, causal = false: ``s[m, l] = q[m, l];``. Inputs that only a removed branch used are removed too. A Func that only renames another,
+    or that is a constant, is no longer used.
     """
     defaults = dict(algorithm.params)
     values = dict(values or {})
@@ -48,7 +48,7 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
 
 
 def _check_divisors(algorithm: Algorithm) -> None:
-    """Raise DTError for a whole number divided by 0."""
+    """Raise DTError for an integer division by 0."""
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     inside = {id(n) for a in nodes if isinstance(a, ex.Access) for i in a.index for n in i.walk()}
     for n in nodes:
@@ -57,9 +57,9 @@ def _check_divisors(algorithm: Algorithm) -> None:
 
 
 def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
-    """Uses of the Funcs ``names``, each another's element, an input's, a scalar or a constant, replaced by what they are.
+    """Inline the Funcs ``names``, each an element of another Func or input, a scalar or a constant.
 
-    Not of one that some use shifts: outside its extent it reads 0, what it stands for may not.
+    A Func that some use shifts is not inlined: outside its extent it reads 0, and what it copies may not.
     """
     shifted = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if not all(isinstance(i, ex.Label) for i in a.index)}
     copies = {d.name: d for d in algorithm.definitions if d.name in names and d.name not in shifted}
@@ -74,7 +74,7 @@ def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorith
 
 
 def fold_constants(algorithm: Algorithm) -> Algorithm:
-    """Do arithmetic on constants and drop branches never taken; reshape, which labels make needless, goes too.
+    """Do arithmetic on constants and drop branches that are never taken. A reshape, which labels make needless, is dropped too.
 
     Before: ``y[x] = where(true, 2 * 3 * A[x], 0);``  After: ``y[x] = 6 * A[x];``
     """
@@ -82,14 +82,14 @@ def fold_constants(algorithm: Algorithm) -> Algorithm:
 
 
 def _folded(node: ex.Expr, is_index: bool = False) -> ex.Expr:
-    """``node`` folded; ``A[x + 0]`` stays: by itself ``x`` would have the extent of that dimension."""
+    """Fold ``node``. ``A[x + 0]`` stays: a bare ``x`` would take the extent of that dimension."""
     node = node.rebuild(lambda child: _folded(child, isinstance(node, ex.Access)))
     folded = _fold(node)
     return node if is_index and isinstance(folded, ex.Label) and isinstance(node, ex.Binary) and node.op in "+-" else folded
 
 
 def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
-    """Remove inputs, scalars and labels that no definition mentions any more; a Var that is no dimension now is an RVar."""
+    """Remove inputs, scalars and labels that no definition mentions. An RVar becomes a Var if it is a dimension and no longer reduced."""
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     reduced = {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
     own = {label for d in algorithm.definitions for label in d.labels}
@@ -104,7 +104,7 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
 
 
 def with_plain_vars(algorithm: Algorithm) -> Algorithm:
-    """An RVar that nothing reduces any more, and that is a dimension, as a Var.
+    """Declare an RVar as a Var if it is a dimension and nothing reduces it any more.
 
     Before: ``RVar k; d_A[m, k] = d_y[m] * B[k];``  After: ``Var k; d_A[m, k] = d_y[m] * B[k];``
     """
@@ -114,7 +114,7 @@ def with_plain_vars(algorithm: Algorithm) -> Algorithm:
 
 
 def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
-    """``after``, with an ``Extent`` for each label whose length only a removed access told.
+    """Declare an ``Extent`` for each label of ``after`` whose extent only a removed access defined.
 
     Before: ``f[x] = rsum(where(false, A[x, y], B[x]), y);``  After: ``Extent y = A[1]; f[x] = rsum(B[x], y);``
     """
@@ -150,7 +150,7 @@ def _fold(node: ex.Expr) -> ex.Expr:
 
 
 def fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:
-    """``node``, an and or an or, without a side that is known."""
+    """Simplify an ``and`` or an ``or`` with a constant side; ``node`` is the original expression."""
     decides = op == "or"  # true decides an or, false an and
     for one, other in ((left, right), (right, left)):
         if isinstance(one, ex.Const):
@@ -184,7 +184,7 @@ def _value(node: ex.Expr) -> int | float | None:
 
 
 def constant(value: int | float | bool) -> ex.Expr:
-    """The expression that prints and parses back as ``value``."""
+    """Return the expression that prints and parses back as ``value``."""
     if not isinstance(value, bool) and value < 0:
         return ex.Unary("-", ex.Const(-value))
     return ex.Const(value)

@@ -1,4 +1,4 @@
-"""Pull-out: a factor that does not depend on the summed label leaves the sum."""
+"""Hoist loop-invariant factors out of sums: a factor that does not depend on the summed label is applied after the sum."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from .canonicalize import written_out
 
 
 def hoist_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
-    """Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
+    """Hoist factors that do not depend on the summed label.
 
-    Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through, so that
-    ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum to leave it. Funcs that nothing uses any more go.
-    A sum over nothing stays 0 whatever it is divided by; where ``d[m] == 0`` is asked anyway, that is enough.
+    Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
+
+    Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]``
+    need not be written inside the sum. Funcs that nothing uses any more are removed. An empty sum stays 0 whatever divides it; an existing
+    test of ``d[m] == 0`` covers this case.
     """
 
     def pull(node: ex.Expr) -> ex.Expr:
@@ -49,7 +51,7 @@ def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) ->
 
 
 def _needless(node: ex.Expr) -> ex.Expr:
-    """``where(d == 0, 0, x / d)`` without the guard of ``x`` over nothing, which it is too."""
+    """Drop the guard against an empty sum inside ``where(d == 0, 0, x / d)``, which covers that case."""
     match node:
         case ex.Call("where", (ex.Binary("==", d, ex.Const(0)) as none, ex.Const(0) as zero, ex.Call("where", (empty, _, kept)))):
             ours = isinstance(empty, ex.Binary) and empty.op == "==" and is_length(empty.left)
@@ -59,7 +61,7 @@ def _needless(node: ex.Expr) -> ex.Expr:
 
 
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
-    """``node`` as (part that depends on labels, [(op, factor that does not)])."""
+    """Split ``node`` into (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
         body = written_out(node, algorithm)
         if isinstance(body, ex.Binary) and body.op in "*/":

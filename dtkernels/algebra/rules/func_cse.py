@@ -1,4 +1,4 @@
-"""What several derived Funcs compute is computed by one: Funcs that are equal, and products inside sums, whatever their labels are called.
+"""Merge derived Funcs that compute the same value: equal Funcs, and equal products inside sums, up to the names of labels.
 
 Before::
 
@@ -9,7 +9,7 @@ After::
     product[x, y] = rdot(A[x, k], B[y, k], k);
     d_a[x] = rsum(d_y[x, y] * product[x, y], y);                d_b[y] = rsum(d_y[x, y] * product[x, y], x);
 
-A product inside a sum becomes a Func anyway; each sum would get one of its own.
+A product inside a sum becomes a Func anyway; without this rule each sum would get one of its own.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .canonicalize import fresh_name, matches, rename_bound
 
 
 def merge_equal_funcs(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
-    """The algorithm with one Func for what was computed by several; the Funcs ``keep`` stay."""
+    """Keep one Func where several compute the same value; the Funcs ``keep`` stay."""
     while (changed := _one_func(algorithm, keep) or _one_product(algorithm, keep)) is not None:
         algorithm = changed
     return algorithm
 
 
 def _one_func(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
-    """Without one of two Funcs that are equal, if there are such. A result of its own is rounded, and no other Func is made of it."""
+    """Remove one of two equal Funcs, if there are two. An output is rounded, so no other Func is made to read it."""
     seen: dict[object, str] = {}
     for d in (d for d in algorithm.definitions if d.name not in keep):
         first = seen.setdefault((d.labels, _canonical(d.expr, algorithm)), d.name)
@@ -40,7 +40,7 @@ def _one_func(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
 
 
 def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | None:
-    """With one product inside a sum as an element of the Func that it is, of a new one where several such products are equal."""
+    """Replace one product inside a sum by an element of a Func: an existing one, or a new one where several products are equal."""
     for at, d in enumerate(algorithm.definitions):
         nested = _nested(d.expr)
         for node in nested:
@@ -58,12 +58,12 @@ def _one_product(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm | Non
 
 
 def _nested(e: ex.Expr) -> list[ex.Dot]:
-    """Products inside other reductions of ``e``, the outer ones first."""
+    """Return the products inside other reductions of ``e``, outer ones first."""
     return [n for r in e.walk() if isinstance(r, (ex.Reduce, ex.Dot)) for c in r.children() for n in c.walk() if isinstance(n, ex.Dot)]
 
 
 def _element(func: Definition, node: ex.Dot, algorithm: Algorithm) -> ex.Access | None:
-    """The element of ``func`` that ``node`` is; None if it is none."""
+    """Return the element of ``func`` that equals ``node``; None if there is none."""
     names = matches(_canonical(func.expr, algorithm), _canonical(node, algorithm))
     if names is None or set(names) != set(func.labels) or any(new not in algorithm.tied_labels(label) for label, new in names.items()):
         return None
@@ -71,7 +71,7 @@ def _element(func: Definition, node: ex.Dot, algorithm: Algorithm) -> ex.Access 
 
 
 def _canonical(e: ex.Expr, algorithm: Algorithm) -> ex.Expr:
-    """``e`` with the labels of its reductions called by what has their extent and by how deep they stand."""
+    """Rename the labels of reductions in ``e`` by their extent and nesting depth."""
 
     def change(node: ex.Expr) -> ex.Expr:
         if not isinstance(node, (ex.Reduce, ex.Dot)):

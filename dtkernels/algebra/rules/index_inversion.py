@@ -1,4 +1,4 @@
-"""Index arithmetic undone: which of its labels an index can be solved for, and what that label then is.
+"""Invert index arithmetic: solve an index for one of its labels.
 
 Before: ``s + k - 3 == t``  After: ``s == t - k + 3``; a factor divides: ``2 * s + k == t`` is ``s == (t - k) / 2`` where ``(t - k) % 2 == 0``.
 """
@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ..smart_constructors import ZERO, add, negate
 
-_Form = dict[ex.Expr | None, int]  #: what each addend is multiplied by, in the order of the text; None stands for 1
+_Form = dict[ex.Expr | None, int]  #: addend -> its integer factor, in the order of the text; None is the constant addend
 
 
 @dataclass(frozen=True)
 class Inverse:
-    """``value``, where the conditions ``when`` hold; the labels ``new`` vary freely in it."""
+    """The ``value`` of a label where the conditions ``when`` hold; the labels ``new`` vary freely in it."""
 
     value: ex.Expr
     new: tuple[str, ...] = ()
@@ -24,7 +24,7 @@ class Inverse:
 
 
 def unknown(index: ex.Expr, over: list[str]) -> str | None:
-    """The label that ``index`` is solved for, the first of ``over`` where several could be: a result's own before those of sums."""
+    """Return the first label of ``over`` that ``index`` can be solved for: a result's labels come before those of sums."""
     match index:
         case ex.Label(name):
             return name if name in over else None
@@ -33,13 +33,13 @@ def unknown(index: ex.Expr, over: list[str]) -> str | None:
     if not _is_sum(index):
         return None
     form = _form(index)
-    if list(form) == [index]:  # a product by what is not a number
+    if list(form) == [index]:  # a product whose factor is not a constant
         return None
     return next((name for name in over if (atom := _alone(form, name)) is not None and unknown(atom, [name])), None)
 
 
 def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.Binary, str], str]) -> Inverse:
-    """The label ``name`` from ``index == target``, where ``unknown`` gave it. ``rest_label`` makes one for what a division drops."""
+    """Solve ``index == target`` for the label ``name`` that ``unknown`` chose; ``rest_label`` names the remainder of a division."""
     match index:
         case ex.Label():
             return Inverse(target)
@@ -56,7 +56,7 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
     for a in others:
         place = add(place, _times(a, -form[a] if times > 0 else form[a]))
     place = place if times > 0 else add(place, negate(target))
-    if place == target and abs(times) == 1:  # an index that has not the extent of its label
+    if place == target and abs(times) == 1:  # a bare label would give the dimension its extent
         place = ex.Binary("-", target, ZERO)
     if abs(times) == 1:
         return solve(atom, place, name, rest_label)
@@ -70,7 +70,7 @@ def _is_sum(index: ex.Expr) -> bool:
 
 
 def _alone(form: _Form, name: str) -> ex.Expr | None:
-    """The one addend that has the label ``name``."""
+    """Return the one addend that contains the label ``name``."""
     having = [a for a, times in form.items() if times and a is not None and name in ex.free_labels(a)]
     return having[0] if len(having) == 1 else None
 

@@ -1,4 +1,4 @@
-"""One name for labels that stand for one dimension, so that what runs over it in several places is seen to do so."""
+"""Unify labels that index one dimension, so that later rules see that computations run over the same one."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .constant_folding import keep_extents
 
 
 def unify_labels(algorithm: Algorithm) -> Algorithm:
-    """A reduction runs over the label that what is made of it runs along, where both index one dimension.
+    """Rename the label of a reduction to the label of its user, where both index the same dimension.
 
     Before: ``s[x] = rsum(exp(A[x, z]), z);  f[x, y] = exp(A[x, y]) / s[x];``
     After:  ``s[x] = rsum(exp(A[x, y]), y);  f[x, y] = exp(A[x, y]) / s[x];``
 
-    The two labels have one extent, that of the dimension, so nothing else changes. One that schedules or sizes name keeps its name.
+    Both labels have the extent of that dimension, so nothing else changes. A label that a schedule or sizes name keeps its name.
     """
     later: list[Definition] = []
-    given: dict[str, set[tuple[str, int]]] = {}  #: extents that are said, not those of what the label indexes
+    given: dict[str, set[tuple[str, int]]] = {}  #: extents that are declared, not derived from what the label indexes
     for label, tensor, dim in algorithm.extents:
         given.setdefault(label, set()).add((tensor, dim))
     renamed: dict[str, str] = {}
@@ -37,14 +37,14 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
 
 
 def _told(after: Algorithm, before: Algorithm) -> Algorithm:
-    """``after``, with an ``Extent`` for each label that is still reduced elsewhere, and whose length only a renamed access told."""
+    """Declare an ``Extent`` for each label that is still reduced, and whose extent only a renamed access defined."""
     used = {label for d in after.definitions for n in _reductions(d.expr) for label in n.labels}
     told = keep_extents(after, before)
     return replace(told, extents=tuple(e for e in told.extents if e in after.extents or e[0] in used))
 
 
 def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
-    """``e`` with the extents of renamed labels, which perhaps nothing indexes any more, under their new names."""
+    """Rename labels in ``len(...)``, since nothing may index the old ones any more."""
 
     def change(node: ex.Expr) -> ex.Expr:
         return ex.Len(renamed[node.label]) if isinstance(node, ex.Len) and node.label in renamed else node
@@ -53,14 +53,16 @@ def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
 
 
 def _shared(d: Definition, label: str, later: list[Definition]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Labels whose name ``label``, bound in ``d``, may take, and the dimension of a tensor that both index: of ``d`` itself, or of
-    those among ``later`` that use it as it is."""
+    """Find labels whose name ``label``, which ``d`` binds, may take.
+
+    Each comes with the dimension of a tensor that both index, either in ``d`` itself or in a Func of ``later`` that reads it unshifted.
+    """
     inside = [n for n in _reductions(d.expr) if label in n.labels]
     within = [a for n in inside for a in ex.accesses(n)]
     known = set().union(*(ex.free_labels(n) | {x for r in _reductions(n) for x in r.labels} for n in inside))
     element = ex.Access(d.name, tuple(map(ex.Label, d.labels)))
     users = [u for u in later if element in ex.accesses(u.expr)]
-    apart = [n for n in _reductions(d.expr) if not any(x in inside for x in _reductions(n))]  # around none of these, and none of them
+    apart = [n for n in _reductions(d.expr) if not any(x in inside for x in _reductions(n))]  # neither one of these nor around one
     for user in (d, *users):
         outside = [a for a in ex.accesses(user.expr) if user is not d or a not in within]
         names = (*user.labels, *(x for n in (apart if user is d else _reductions(user.expr)) for x in n.labels))

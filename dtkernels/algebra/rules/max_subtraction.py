@@ -1,4 +1,4 @@
-"""Stability: shift the argument of exp by its row maximum wherever the shift cancels exactly."""
+"""Stabilize exponentials: subtract the row maximum from the argument of exp wherever the shift cancels exactly."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
     s[x] = rsum(exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)), y);
     f[x, y] = exp(A[x, y] - where(s_shift[x] > -inf, s_shift[x], 0)) / s[x];``
 
-    Exact because every output has degree 0 in mu (see shift_degree.py); a logarithm of a sum of degree j gains ``+ j * mu``.
-    What else is added to the sum, an exponential too, is shifted alike (see sum_exp_addends.py).
-    Where shifting every such exp would change an output, as it does when rows and columns of one matrix are normalized,
-    only those of the sum and of the Funcs that use it are shifted, then only those in terms that the sum enters, then none.
-    The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein,
-    *Online normalizer calculation for softmax*, 2018, found here by degree instead of by pattern.
+    Exact because every output has degree 0 in mu (see shift_degree.py); the logarithm of a sum of degree j gains ``+ j * mu``.
+    Other addends of the sum, exponentials included, are shifted alike (see sum_exp_addends.py).
+
+    Shifting every such exp may change an output, as it does when rows and columns of one matrix are normalized. Then only those of the sum
+    and of the Funcs that use it are shifted; failing that, only those in terms that contain the sum; failing that, none.
+
+    The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein, *Online normalizer calculation
+    for softmax*, 2018, found here by degree instead of by pattern.
     """
     tried: set[tuple[str, ex.Expr]] = set()
     while (site := next(_sites(algorithm, tried), None)) is not None:
@@ -42,12 +44,12 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
 
 
 def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Say of an exponential that a condition leaves out that its argument is -inf there, where ``subtract_maxima`` then shifts no less.
+    """Move a mask into the exponential: a masked exponential has the argument -inf. Applied where ``subtract_maxima`` then shifts no fewer.
 
     Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
     After:  ``s[x] = rsum(exp(where(m[x, y], A[x, y], -inf)), y);  f[x] = log(s[x]);``
 
-    So the maximum is of what is summed: a larger one would shift all of that to 0.
+    The maximum is then taken over the terms that are summed: a larger one would make all of them underflow to 0.
     """
 
     def change(node: ex.Expr) -> ex.Expr:
@@ -66,7 +68,7 @@ def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorith
 
 
 def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
-    """(Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
+    """Yield (Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
     for d in algorithm.definitions:
         for reduction in d.expr.walk():
             if not isinstance(reduction, ex.Dot) and not (isinstance(reduction, ex.Reduce) and reduction.kind == "sum"):
@@ -78,7 +80,7 @@ def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tu
 
 
 def _is_shifted(arg: ex.Expr, algorithm: Algorithm) -> bool:
-    """Whether a guarded shift is subtracted from ``arg`` already, or the program itself subtracts the maximum."""
+    """Return whether ``arg`` already has a guarded shift or the maximum subtracted."""
     match arg:
         case ex.Binary("-", value, ex.Access(name, index)) if name in algorithm:
             match algorithm[name].expr:
@@ -91,7 +93,7 @@ def _is_shifted(arg: ex.Expr, algorithm: Algorithm) -> bool:
 
 
 def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
-    """Arguments of exp that the terms of ``reduction`` contain, looking through Funcs without reductions of their own."""
+    """Yield the arguments of exp in the terms of ``reduction``, looking through Funcs without reductions of their own."""
     todo = list(reduction.children())
     while todo:
         node = todo.pop(0)
@@ -114,7 +116,7 @@ def _shifted(
     within: frozenset[str],
     by_term: bool,
 ) -> Algorithm | None:
-    """The algorithm with ``exp(arg)`` shifted in ``owner`` and the Funcs ``within``, or None if the outputs would change."""
+    """Shift ``exp(arg)`` in ``owner`` and in the Funcs ``within``; None if the outputs would change."""
 
     def shifted(e: ex.Expr) -> ex.Expr:
         return _replace_exponent(e, arg, name, labels)
@@ -144,12 +146,12 @@ def _shifted(
 
 
 def shift_value(mu: ex.Expr) -> ex.Expr:
-    """``mu``, made safe for a row in which nothing is finite."""
+    """Guard ``mu`` for a row in which nothing is finite."""
     return ex.Call("where", (ex.Binary(">", mu, ex.NEG_INF), mu, ex.Const(0)))
 
 
 def shift_exponent(expr: ex.Expr, mu: ex.Expr) -> ex.Expr:
-    """``exp(x)`` as ``exp(x - mu)``, mu made safe."""
+    """Rewrite ``exp(x)`` as ``exp(x - mu)``, with mu guarded."""
     assert isinstance(expr, ex.Call) and expr.fn == "exp"
     return ex.Call("exp", (ex.Binary("-", expr.args[0], shift_value(mu)),), pos=expr.pos)
 
@@ -169,7 +171,7 @@ def _replace_exponent(expr: ex.Expr, arg: ex.Expr, name: str, labels: tuple[str,
 
 
 def _restore_logarithms(expr: ex.Expr, known: dict[str, Degree | None], name: str) -> ex.Expr:
-    """log(v * exp(j*mu)) = log(v) + j*mu, for sums that the shift scaled by exp(-mu)."""
+    """Add j*mu to the logarithms of sums that the shift scaled: log(v * exp(j*mu)) = log(v) + j*mu."""
 
     def change(node: ex.Expr) -> ex.Expr:
         if not (isinstance(node, ex.Call) and node.fn == "log"):

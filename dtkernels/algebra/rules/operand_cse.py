@@ -1,4 +1,4 @@
-"""Operands of matrix products that several products take: computed by one Func, so that a schedule may compute them once.
+"""Share operands of matrix products: an operand that several products take becomes one Func, which a schedule may compute once.
 
 Before::
 
@@ -20,9 +20,9 @@ from .canonicalize import fresh_name
 
 
 def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
-    """The algorithm with a Func for each operand, made of several tensors, that more than one definition has.
+    """Make a Func of each operand that more than one definition has, if it is computed from several tensors.
 
-    What is one tensor times a number stays: the number is pulled out of the product.
+    One tensor times a number stays in place: the number is hoisted out of the product.
     """
     sides = Counter(side for d in algorithm.definitions for side in {s for s in _operands(d.expr) if len(list(ex.accesses(s))) > 1})
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}

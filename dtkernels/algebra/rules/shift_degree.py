@@ -1,11 +1,11 @@
-"""How an expression answers to a shift of ``mu``: the question behind stability, streaming and splitting.
+"""Analyse how an expression changes with a shift ``mu``: the property behind stabilization, online reductions and split-K.
 
 Write a value as ``v * exp(j * mu)`` with ``v`` independent of ``mu``: it has multiplicative degree j. Write it as
 ``v + j * mu``: additive degree j. exp turns additive into multiplicative degree, log turns it back, products add,
 quotients subtract, sums and comparisons need equal degrees. Where no rule applies there is no degree.
 
-mu has an index of its own: a value that moves with ``mu[x]`` and one that moves with ``mu[x + 1]`` do not move together,
-and a sum over x of what moves with ``mu[x]`` has no degree.
+mu is indexed: a value that moves with ``mu[x]`` does not move together with one that moves with ``mu[x + 1]``. A sum over x of terms that
+move with ``mu[x]`` has no degree.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ...lang.algorithm import Definition
 
 @dataclass(frozen=True)
 class Degree:
-    """``v * exp(times * mu[at])`` or ``v + plus * mu[at]``; both zero for a value that does not depend on mu.
+    """The degree of ``v * exp(times * mu[at])`` or ``v + plus * mu[at]``; both are zero for a value that does not depend on mu.
 
-    ``at`` is None for what is known of a Func at whatever index it is accessed: mu itself, above all.
+    ``at`` is None where the degree holds at any index of a Func, above all for mu itself.
     """
 
     times: Fraction = Fraction(0)
@@ -39,7 +39,7 @@ FREE = Degree()
 
 
 def degree_of(d: Definition, known: dict[str, Degree | None]) -> Degree | None:
-    """Degree of a Func over its own labels, in the form that ``known`` takes: with its labels as numbers of dimensions."""
+    """Return the degree of a Func over its own labels, in the form that ``known`` takes: labels are numbered by dimension."""
     found = degree(d.expr, known)
     if found is None or found.free:
         return found
@@ -52,7 +52,7 @@ def _dimension(number: int) -> ex.Label:
 
 
 def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
-    """Degree of ``expr``; ``known`` gives that of each Func (None where it has none, absent where mu does not enter)."""
+    """Return the degree of ``expr``; ``known`` has that of each Func (None if it has none, absent if mu does not enter)."""
     match expr:
         case ex.Access(tensor, index):
             return _accessed(known.get(tensor, FREE), index)
@@ -93,7 +93,7 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
 
 
 def moved_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[[ex.Expr], ex.Expr]) -> ex.Expr:
-    """``expr`` with ``shift`` applied to those of its addends that move with mu as they are."""
+    """Apply ``shift`` to those addends of ``expr`` that depend on mu."""
     match expr:
         case ex.Binary("+" | "-", _, _) | ex.Unary("-", _):
             return expr.rebuild(lambda child: moved_terms(child, known, shift))
@@ -102,7 +102,7 @@ def moved_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[
 
 
 def guarded_shift(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
-    """``where(mu > -inf, mu, 0)``: mu itself, made safe for a row in which nothing is finite."""
+    """Match ``where(mu > -inf, mu, 0)``: mu itself, guarded for a row in which nothing is finite."""
     match expr:
         case ex.Call("where", (ex.Binary(">", a, ex.Unary("-", ex.Const(math.inf))), b, ex.Const(0))):
             d = degree(a, known) if a == b and isinstance(a, (ex.Access, ex.Cast)) else None
@@ -111,7 +111,7 @@ def guarded_shift(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | No
 
 
 def _degree(times: Fraction | int, plus: Fraction | int, at: tuple[ex.Expr, ...] | None) -> Degree:
-    """A Degree, without an index where mu cancels."""
+    """Return a Degree, without an index where mu cancels."""
     return Degree(Fraction(times), Fraction(plus), at) if times or plus else FREE
 
 
@@ -123,14 +123,14 @@ def _accessed(d: Degree | None, index: tuple[ex.Expr, ...]) -> Degree | None:
 
 
 def _reduced(d: Degree | None, labels: tuple[str, ...]) -> Degree | None:
-    """A reduction keeps the degree of its terms if all of them move with the same element of mu."""
+    """Return the degree of a reduction: that of its terms, if all of them move with the same element of mu."""
     if d is None or any(ex.free_labels(i) & set(labels) for i in d.at or ()):
         return None
     return d
 
 
 def _together(a: Degree, b: Degree) -> bool:
-    """Whether not both move, or both with the same element of mu."""
+    """Return whether at most one of the two moves, or both move with the same element of mu."""
     return a.free or b.free or a.at == b.at
 
 
@@ -165,7 +165,7 @@ def _rational(node: ex.Expr) -> Fraction | None:
 
 
 def _fits_any(node: ex.Expr, *, additive: bool) -> bool:
-    """Constants that have every degree: 0 multiplicatively, plus or minus infinity additively."""
+    """Match constants that have every degree: 0 multiplicatively, plus or minus infinity additively."""
     if additive:
         return node in (ex.INF, ex.NEG_INF)
     return node in (ex.Const(0), ex.Const(0.0))
@@ -186,5 +186,5 @@ def _where(condition: ex.Expr, a: ex.Expr, b: ex.Expr, known: dict[str, Degree |
 
 
 def _comparison(left: ex.Expr, right: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
-    """A comparison is unchanged by mu if both sides move alike: same degree, or scaled and held against 0."""
+    """Return degree 0 for a comparison whose sides move alike: same degree, or scaled and compared with 0."""
     return FREE if _same(degree(left, known), degree(right, known), (left, right)) is not None else None

@@ -1,7 +1,7 @@
-"""What is added to a sum of exponentials: the sink of an attention head, the one of a softmax that may say "none of these".
+"""Handle addends of a sum of exponentials: the sink of an attention head, or the 1 of a softmax that may choose nothing.
 
-A shift of the exponentials by mu scales their sum by exp(-mu). The sum keeps a degree if what is added to it is scaled
-alike, which an exponential can be without overflow: ``exp(x - mu)``.
+Shifting the exponentials by mu scales their sum by exp(-mu). The whole keeps a degree if the addend is scaled too. An exponential can be
+scaled without overflow: ``exp(x - mu)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from .constant_folding import constant
 
 
 def name_addends(algorithm: Algorithm) -> Algorithm:
-    """Give an exponential, or a positive constant, that is added to a sum of exponentials a Func over the labels of that sum.
+    """Name each exponential or positive constant that is added to a sum of exponentials, as a Func over the labels of that sum.
 
     Before: ``t[x] = 1 + rsum(exp(A[x, y]), y);``  After: ``t_rest[x] = exp(0);  t[x] = t_rest[x] + rsum(exp(A[x, y]), y);``
     """
@@ -30,7 +30,7 @@ def name_addends(algorithm: Algorithm) -> Algorithm:
 
 
 def shifted_alike(owner: Definition, algorithm: Algorithm) -> tuple[str, ...]:
-    """Funcs over the labels of ``owner``, an exponential each, that it adds to a sum of exponentials."""
+    """Return the Funcs over the labels of ``owner`` that are one exponential each, and that it adds to a sum of exponentials."""
     if not _sums_exponentials(owner, algorithm):
         return ()
     own = tuple(map(ex.Label, owner.labels))
@@ -39,14 +39,14 @@ def shifted_alike(owner: Definition, algorithm: Algorithm) -> tuple[str, ...]:
 
 
 def addends(expr: ex.Expr) -> list[ex.Expr]:
-    """The terms of a sum written with ``+``."""
+    """Return the terms of a sum written with ``+``."""
     if isinstance(expr, ex.Binary) and expr.op == "+":
         return addends(expr.left) + addends(expr.right)
     return [expr]
 
 
 def _sums_exponentials(d: Definition, algorithm: Algorithm) -> bool:
-    """Whether ``d`` is a reduction plus something, and an exponential is in reach of the reduction."""
+    """Return whether ``d`` is a sum plus further addends, where the terms of the sum contain an exponential."""
     parts = addends(d.expr)
     nodes = [n for a in parts if isinstance(a, ex.Reduce) and a.kind == "sum" for n in a.walk()]
     named = [algorithm[n.tensor].expr for n in nodes if isinstance(n, ex.Access) and n.tensor in algorithm]

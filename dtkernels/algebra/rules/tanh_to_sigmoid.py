@@ -1,4 +1,4 @@
-"""A hyperbolic tangent beside 1 as a sigmoid, which takes one exponential where a tangent has two forms and a choice of them."""
+"""Rewrite ``1 + tanh`` as a sigmoid, which takes one exponential; a tanh computes two forms and selects one."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from ...lang.algorithm import Algorithm
 from ..smart_constructors import ONE, is_one
 from .constant_folding import constant
 
-SMALL = 2.0**-60  #: products of constants that are smaller, or larger than its inverse, stay as they were written: float32 has 2**-126 to 2**128
+SMALL = 2.0**-60  #: products of constants below this, or above its inverse, are not folded: float32 has 2**-126 to 2**128
 
 
 def tanh_to_sigmoid(algorithm: Algorithm) -> Algorithm:
-    """``1 + tanh(a)`` is ``2 * sigmoid(2 * a)``, and loses no digits where the two cancel; constants are multiplied beforehand.
+    """Rewrite ``1 + tanh(a)`` as ``2 * sigmoid(2 * a)``, which loses no digits to cancellation, and combine constant factors.
 
     Before: ``y[x] = 0.5 * A[x] * (1 + tanh(3 * B[x]));``  After: ``y[x] = A[x] * sigmoid(6 * B[x]);``
     """
@@ -38,7 +38,7 @@ def _changed(e: ex.Expr) -> ex.Expr:
 
 
 def _tangent(e: ex.Expr) -> tuple[float, ex.Expr] | None:
-    """(1 or -1, a) of ``1 + tanh(a)`` or ``1 - tanh(a)``; None of anything else."""
+    """Return (1 or -1, a) for ``1 + tanh(a)`` or ``1 - tanh(a)``; None for anything else."""
     match e:
         case ex.Binary("+", one, ex.Call("tanh", (a,))) | ex.Binary("+", ex.Call("tanh", (a,)), one) if is_one(one):
             return 1.0, a
@@ -56,7 +56,7 @@ def _factors(e: ex.Expr) -> Iterator[ex.Expr]:
 
 
 def _number(e: ex.Expr) -> float | None:
-    """The value of a finite constant."""
+    """Return the value of a finite constant."""
     match e:
         case ex.Const(value) if not isinstance(value, bool) and math.isfinite(value):
             return float(value)
@@ -66,7 +66,7 @@ def _number(e: ex.Expr) -> float | None:
 
 
 def _scaled(e: ex.Expr, times: float) -> ex.Expr:
-    """``times * e``, the constants of a product multiplied first."""
+    """Return ``times * e``, folded into the constant factor of a product."""
     rest = []
     for f in _factors(e):
         value = _number(f)

@@ -1,8 +1,8 @@
-"""Kernels of one call that overlap: programmatic dependent launch (CUDA C++ Programming Guide, compute capability 9.0 on).
+"""Link kernels of one call that overlap by programmatic dependent launch (CUDA C++ Programming Guide, compute capability 9.0 on).
 
-A kernel is launched while the one before it runs, once every program of that one has said so or ended, and asks for the end of
-that one before it reads what came before. So a launch costs a microsecond or two less, and kernels that do not read one another's
-results run side by side. Every kernel of a call asks, so that the end of the last one is the end of all.
+A kernel is launched while its predecessor runs, once every program of the predecessor has triggered the launch or ended. It waits for the
+end of the predecessor before it reads earlier results. A launch then costs a microsecond or two less, and kernels that do not read one
+another's results run side by side. Every kernel of a call waits, so the end of the last kernel is the end of all.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from ..ir.nest import Kernel, Link
 
 
 def links(kernels: Sequence[Kernel]) -> dict[str, Link]:
-    """The link of each of several kernels, by name, in the order in which they are launched; none for a kernel alone."""
+    """Return the link of each kernel by name, for kernels in launch order; none for a single kernel."""
     if len(kernels) < 2:
         return {}
     needs = [any(set(k.reads) & set(before.writes) for before in kernels[:i]) for i, k in enumerate(kernels)]
-    waits = [needed and k.num_warps > 1 for k, needed in zip(kernels, needs)]  # and would keep programs of the one before it out
+    waits = [needed and k.num_warps > 1 for k, needed in zip(kernels, needs)]  # too early, it would keep programs of its predecessor out
     releases = ["stores" if waiting else "first" for waiting in waits[1:]] + [""]
     return {k.name: Link(*link) for k, *link in zip(kernels, needs, releases)}

@@ -1,4 +1,4 @@
-"""Which inputs give the results their dtype, and what is kept in theirs between kernels."""
+"""Determine which inputs give the results their dtype, and which values stay in that dtype between kernels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from ...lang.algorithm import Algorithm
 
 
 def value_inputs(algorithm: Algorithm, inputs: Iterable[str]) -> list[str]:
-    """Inputs whose dtype enters the results'.
+    """Return the inputs whose dtype enters the promotion of the results.
 
-    Not masks, which are only asked whether they are true, nor integers, nor what is cast wherever it is read.
+    Excluded are masks, which are only tested for truth, integers, and inputs that are cast wherever they are read.
     """
     masks = {
         t
@@ -23,9 +23,9 @@ def value_inputs(algorithm: Algorithm, inputs: Iterable[str]) -> list[str]:
 
 
 def product_inputs(algorithm: Algorithm) -> frozenset[str]:
-    """Value inputs that products take, as they are or computed with first: they are brought to the dtype of the results.
+    """Return the value inputs that enter matrix products, directly or through a computation: they are cast to the dtype of the results.
 
-    Others are widened to float32 where they are read, so that a whole number which is compared or added keeps its value.
+    Other inputs are widened to float32 where they are read, so that an integer that is compared or added keeps its value.
     """
     uses: dict[str, list[tuple[str, ex.Expr, bool, bool]]] = {}
     for d in algorithm.definitions:
@@ -46,7 +46,7 @@ def product_inputs(algorithm: Algorithm) -> frozenset[str]:
 
 
 def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Access, bool, bool]]:
-    """Each access in ``expr``, whether it stands in a side of a product, and whether it is asked for more than its value."""
+    """Yield each access in ``expr``, whether it is inside an operand of a product, and whether it needs more than its truth value."""
     if isinstance(expr, ex.Access):
         yield expr, within, compared
     for i, child in enumerate(expr.children()):
@@ -55,7 +55,7 @@ def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Acce
 
 
 def operands_only(algorithm: Algorithm) -> frozenset[str]:
-    """Funcs that matrix products alone consume: between kernels they are kept as products take them, in the inputs' dtype."""
+    """Return the Funcs that only matrix products consume: between kernels they are stored in the inputs' dtype."""
     plain: set[str] = set()
     sides = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)]
     operands = {id(side) for side in sides if isinstance(side, ex.Access)}
@@ -65,7 +65,7 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:
-    """Whether every access to ``tensor`` in ``expr`` stands where a truth value is wanted, or under a cast."""
+    """Return whether every access to ``tensor`` in ``expr`` is used as a boolean or under a cast."""
     match expr:
         case ex.Access(name, _) if name == tensor:
             return inside

@@ -1,8 +1,8 @@
-"""How emitted kernels hold the operands of their matrix products; the rule is algebra/operand_types.py.
+"""Decide in which dtype emitted kernels store the operands of their matrix products; algebra/operand_types.py has the rule.
 
-Between kernels a Func that products of one type alone take, as it is, is stored in that type, rounded once where it is made.
-Any other is float32, unless it is an output or a cast. An input that products of one type take is brought to it by the wrapper;
-one that products of several types take keeps its dtype, and each product converts what it loads.
+A Func that only products of one type read, without conversion, is stored between kernels in that type, rounded once where it is computed.
+Any other Func is float32, unless it is an output or a cast. The wrapper casts an input that products of one type read. An input that
+products of several types read keeps its dtype, and each product converts what it loads.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .dtype_propagation import operands_only, product_inputs, value_inputs
 if TYPE_CHECKING:
     from ..ir.nest import Kernel
 
-#: bytes of an element
+#: dtype -> bytes per element
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "uint8": 1, "bool": 1, "int32": 4, "int64": 8}
 
 
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
-    """Funcs that products of one type alone take, as they are: between kernels they are stored in that type."""
+    """Map Funcs that only products of one type read, without conversion, to that type: they are stored in it between kernels."""
     only = operands_only(algorithm)
     return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in only}
 
 
 def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
-    """Inputs that products of one type alone take as they are: the wrapper brings them to it."""
+    """Map inputs that only products of one type read, without conversion, to that type: the wrapper casts them to it."""
     return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in algorithm.inputs and not wanted.fixed}
 
 
 def _taken_directly(algorithm: Algorithm) -> dict[str, OperandType]:
-    """Tensors whose elements are operands of products of one type."""
+    """Map tensors whose elements are operands of products of one type to that type."""
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
         for side in (dot.left, dot.right):
@@ -47,21 +47,21 @@ def _taken_directly(algorithm: Algorithm) -> dict[str, OperandType]:
 
 @dataclass
 class Operands:
-    """How the products of emitted kernels find their operands.
+    """The dtypes of the operands of products in emitted kernels.
 
-    ``held``: buffers whose elements have the type of the products that take them, None where that is the results' dtype.
-    ``loose``: inputs that products of several types take; they keep their dtype, and kernels convert what they load.
+    ``held``: buffers that are stored in the type of the products that read them, None where that is the results' dtype.
+    ``loose``: inputs that products of several types read; they keep their dtype, and kernels convert what they load.
     """
 
     algorithm: Algorithm
-    uniform: bool  #: all inputs have one dtype, or are brought to it by the wrapper
+    uniform: bool  #: all inputs have one dtype, or the wrapper casts them to it
     held: dict[str, OperandType | None] = field(default_factory=dict)
     loose: frozenset[str] = frozenset()
-    names: dict[OperandType | None, str] = field(default_factory=dict)  #: of the wrapper's variables
+    names: dict[OperandType | None, str] = field(default_factory=dict)  #: type -> name of the wrapper's variable
 
     @staticmethod
     def of(algorithm: Algorithm, kernels: Iterable[Kernel], uniform: bool) -> Operands:
-        """For all kernels of a program. ``uniform``: it is called with inputs of one floating-point dtype only."""
+        """Return the operands of all kernels of a program. ``uniform``: every call passes inputs of a single floating-point dtype."""
         taken = taken_by(kernels)
         types = {t for found in taken.values() for t in found}
         floats = value_inputs(algorithm, algorithm.inputs)
@@ -78,16 +78,16 @@ class Operands:
         return made
 
     def type_of(self, dot: TileDot) -> OperandType | None:
-        """The type of a product's operands; None for the results' dtype."""
+        """Return the type of a product's operands; None for the results' dtype."""
         found = dot.operands
         return None if found is None or self.uniform and not found.fixed else found
 
     def as_it_is(self, buffer: str, wanted: OperandType | None) -> bool:
-        """Whether a product takes what is loaded of ``buffer`` without conversion."""
+        """Return whether a product reads ``buffer`` without conversion."""
         return buffer in self.held and self.held[buffer] == wanted
 
     def variable(self, wanted: OperandType | None) -> str:
-        """The wrapper's name for a type."""
+        """Return the wrapper's name for a type."""
         if wanted is None:
             return "dtype"
         if wanted not in self.names:
@@ -99,12 +99,12 @@ class Operands:
         return self.names[wanted]
 
     def constant(self, wanted: OperandType | None) -> str:
-        """The kernels' name for a type."""
+        """Return the kernels' name for a type."""
         return f"AS_{self.variable(wanted)}"
 
 
 def taken_by(kernels: Iterable[Kernel]) -> dict[str, set[OperandType]]:
-    """Buffer -> types of the products that take what is loaded of it; computed operands under the name ''."""
+    """Map each buffer to the types of the products that read it; computed operands are under the name ''."""
     found: dict[str, set[OperandType]] = {}
     for kernel in (one for k in kernels for one in (k, *k.tail)):
         loads = {s.name: s.value.buffer for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
@@ -116,7 +116,7 @@ def taken_by(kernels: Iterable[Kernel]) -> dict[str, set[OperandType]]:
 
 
 def products_of(kernel: Kernel) -> tuple[TileDot, ...]:
-    """The matrix products of one kernel."""
+    """Return the matrix products of one kernel."""
     return tuple(n for value in values(kernel.body) for n in value.walk() if isinstance(n, TileDot))
 
 
@@ -130,21 +130,21 @@ class InputTypes:
     of: tuple[tuple[str, str], ...]
 
     def promoted(self, sources: Iterable[str]) -> str:
-        """The promoted dtype of inputs and casts; "" if none is a floating-point one."""
+        """Return the promoted dtype of inputs and casts; "" if none is a floating-point one."""
         given = dict(self.of)
         found = {d for s in sources if (d := given.get(s) or s.removeprefix(CAST)) in ex.DTYPES}
         return "" if not found else found.pop() if len(found) == 1 else "fp32"
 
     def operand(self, wanted: OperandType) -> str:
-        """The dtype of operands."""
+        """Return the dtype of operands."""
         return self.promoted(wanted.sources) or self.promoted(wanted.otherwise) or "fp32"
 
     def result(self, algorithm: Algorithm) -> str:
-        """The dtype of results."""
+        """Return the dtype of results."""
         return self.promoted(value_inputs(algorithm, algorithm.inputs)) or "fp32"
 
     def main(self, algorithm: Algorithm, sizes: Mapping[str, int]) -> str:
-        """The dtype that schedules are chosen by: that of the product with the most work, else the results'."""
+        """Return the dtype that schedules are chosen by: that of the product with the most work, or the results' if there is no product."""
         dots = products(algorithm)
         if not dots:
             return self.result(algorithm)

@@ -1,10 +1,10 @@
-"""What a kernel takes of a GPU, estimated from its nest: shared memory, registers, threads; and whether that exists.
+"""Estimate the shared memory, registers and threads of a kernel from its nest, and check that the GPU has them.
 
-Shared memory holds the operands of matrix products, a copy for each pipeline stage; registers hold accumulators, named
-tiles while they are needed, the addresses of loads, and on older matrix units the operands on their way in. The numbers
-are compared with what compiled kernels report in tests/compile/test_resources.py: shared memory within a few percent,
-registers within a fifth below and a half above for 16-bit products and rows. For float32 products without TF32, which run
-on the ordinary units, ptxas trades registers for spills as it likes; their registers are a rough guess.
+Shared memory holds the operands of matrix products, one copy for each pipeline stage. Registers hold accumulators, live named tiles,
+addresses of loads, and on older matrix units the operand fragments. The estimates are compared with compiled kernels in
+tests/compile/test_resources.py: shared memory within a few percent, registers within a fifth below and a half above for 16-bit products
+and rows. Float32 products without TF32 run on the ordinary units, where ptxas trades registers for spills; their registers are a rough
+guess.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from ..transforms.warp_specialize.backend_select import backend, descriptor_form
 from .product_types import BYTES, ElementBytes
 
 MOST_REGISTERS = 255  #: of one thread
-MOST_UNROLLED = 4  #: times that a pipelined loop with a product is unrolled where Triton before 3.9 compiles it for Blackwell
+MOST_UNROLLED = 4  #: unroll factor of a pipelined loop with a product, for Blackwell with Triton before 3.9
 MOST_THREADS = 1024  #: of one program
 OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
 PRODUCT_OVERHEAD = 26
@@ -50,7 +50,7 @@ PRODUCT_OVERHEAD = 26
 
 @dataclass(frozen=True)
 class Resources:
-    """Estimates for one program. ``accumulators`` is the part of ``registers`` that nothing can save."""
+    """Estimates for one program. ``accumulators`` is the part of ``registers`` that cannot be reduced."""
 
     shared_bytes: int
     registers: int
@@ -60,14 +60,14 @@ class Resources:
 
 
 def resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
-    """The estimate for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (4 where not said)."""
+    """Estimate the resources for labels of extents ``sizes`` and buffers of ``itemsizes`` bytes an element (default 4)."""
     return _Estimate(kernel, sizes, itemsizes, target, tf32).result()
 
 
 def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool = False) -> Resources:
-    """The estimate. Raises DTError where the GPU does not have what the kernel needs.
+    """Estimate the resources. Raises DTError where the GPU does not have what the kernel needs.
 
-    Where tiles are whole extents of unknown size the wrapper takes fewer stages than were asked for, so one has to fit.
+    Where tiles are whole extents of unknown size, the wrapper lowers the number of stages at the call, so a single stage has to fit.
     """
     for tail in kernel.tail:
         check_resources(tail, sizes, itemsizes, target, tf32)
@@ -77,9 +77,9 @@ def check_resources(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, 
 
 
 def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
-    """What Triton compiles of a kernel: its form for tensors and GPUs that descriptors do not suit, then the one that has them.
+    """Return the forms of a kernel that Triton compiles: the pointer form, then the descriptor form if there is one.
 
-    Gluon's form takes as many stages as there is room for.
+    The Gluon form is not among them: it takes as many stages as fit.
     """
     if not kernel.descriptors:
         return [kernel]
@@ -109,7 +109,7 @@ def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int]
 
 
 def _check_triton(kernel: Kernel, target: Target) -> None:
-    """Raise DTError for what the Triton that is installed does not compile for this GPU."""
+    """Raise DTError for a kernel that the installed Triton does not compile for this GPU."""
     times, triton = unrolled_product(kernel.body), triton_version()
     if times > MOST_UNROLLED and target.backend == "cuda" and int(target.arch) // 10 == 10 and triton and triton < (3, 9):
         found = f"{times} times by Triton {'.'.join(map(str, triton))}"
@@ -119,7 +119,7 @@ def _check_triton(kernel: Kernel, target: Target) -> None:
 
 
 def whole_extent_labels(kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
-    """Labels whose whole extent is one tile somewhere: what the kernels take depends on their sizes."""
+    """Return the labels whose whole extent is one tile somewhere: the resources of the kernels depend on their sizes."""
     axes = (s.axis for k in kernels for s in statements(k.body) if isinstance(s, nest.Index) and s.axis.tile == nest.WHOLE)
     return tuple(dict.fromkeys(a.label for a in axes))
 
@@ -153,14 +153,14 @@ class _Estimate:
         return count
 
     def each(self, elements: float) -> int:
-        """Of one thread."""
+        """Return the share of one thread."""
         return -int(-elements // self.threads)
 
     def bytes_of(self, buffer: str) -> int:
         return self.itemsizes.get(buffer, 4)
 
     def operand_bytes(self, dot: TileDot) -> int:
-        """Bytes an element of what the matrix units take: those of the product's type, else of the operand that is loaded."""
+        """Return the bytes per element of an operand on the matrix units: those of the product's type, else of the loaded operand."""
         if dot.operands is not None and isinstance(self.itemsizes, ElementBytes):
             return BYTES[self.itemsizes.types.operand(dot.operands)]
         if dot.operands is not None and dot.operands.fixed:
@@ -169,7 +169,7 @@ class _Estimate:
         return min(found, default=min((self.bytes_of(b) for b in self.kernel.reads), default=4))
 
     def units(self, dot: TileDot) -> str:
-        """What multiplies: ``shared`` units read operands there, ``warp`` units from registers, ``plain`` is no matrix unit."""
+        """Classify the units: ``shared`` ones read operands from shared memory, ``warp`` ones from registers, ``plain`` is no matrix unit."""
         if self.operand_bytes(dot) == 4 and not self.tf32:
             return "plain" if self.target.backend == "cuda" else "warp"
         rows = self.elements(axes_of(dot.left) - frozenset(dot.axes))
@@ -193,30 +193,30 @@ class _Estimate:
 
     @cached_property
     def fused(self) -> bool:
-        """Whether the loop over blocks and the one inside are one to Triton."""
+        """Return whether Triton fuses the loop over blocks with the one inside."""
         return self.kernel.persistent and is_single_reduction_loop(self.kernel)
 
     @cached_property
     def depth(self) -> int:
-        """Stages of the loop over blocks, or of the one that it is made one with."""
+        """Return the stages of the loop over blocks, or of the loop it is fused with."""
         own = [dict(s.options).get("num_stages") for s in self.kernel.body if isinstance(s, Loop)] if self.fused else []
         return int(self.kernel.block_stages or next(iter(own), None) or self.kernel.num_stages)
 
     @cached_property
     def ahead(self) -> int:
-        """Blocks whose tiles are there at once, in a persistent kernel without a loop inside; 1: none is loaded ahead."""
+        """Return how many blocks have their tiles loaded at once, in a persistent kernel without an inner loop; 1: no prefetching."""
         alone = self.kernel.persistent and not any(isinstance(s, Loop) for s in self.kernel.body)
         return self.depth if alone and (self.dots or self.kernel.block_stages) else 1
 
     @cached_property
     def overlaps(self) -> bool:
-        """Whether tiles of the next block are on their way while a block is stored."""
+        """Return whether tiles of the next block are loaded while a block is stored."""
         fetched = any(isinstance(v, Fetch) and self._feeds_products(n) for n, v in self.loads.items())
         return self.ahead > 1 or self.fused and self.depth > 1 and fetched
 
     @cached_property
     def kept(self) -> list[nest.Put]:
-        """Stores by descriptors in pipelined loops: Triton gives their tiles a place for the whole kernel."""
+        """Return the stores by descriptors in pipelined loops: Triton allocates their tiles for the whole kernel."""
 
         def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.Put]:
             for s in body:
@@ -231,7 +231,7 @@ class _Estimate:
         return self.elements(s.axes) * self.bytes_of(buffer)
 
     def _passed(self, s: Statement) -> int:
-        """Bytes that pass through shared memory where ``s`` moves a tile: by a descriptor, or beside a product into another layout."""
+        """Return the bytes of shared memory through which ``s`` moves a tile: by a descriptor, or for a layout conversion beside a product."""
         warpgroups = isinstance(self.target.arch, int) and self.target.arch // 10 == 9 and any(self.units(d) == "shared" for d in self.dots)
         relaid = bool(self.dots) and (self.overlaps or warpgroups)
         if isinstance(s, nest.Put) and s not in self.kept or isinstance(s, nest.Store) and relaid:
@@ -250,7 +250,7 @@ class _Estimate:
         return here + max((self._loop(s) for s in inner), default=0)
 
     def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
-        """Shared memory that one statement needs: a load that a product takes, or a computed operand on its way."""
+        """Return the shared memory that one statement needs: for a load that a product reads, or for a computed operand."""
         total = 0
         if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)):
             uses = [d for d in self.dots if s.name in self._operand_names(d)]
@@ -269,12 +269,12 @@ class _Estimate:
         return total
 
     def _converted(self, side: Local, dot: TileDot) -> bool:
-        """Whether what is loaded is no operand before it is converted."""
+        """Return whether a loaded tile must be converted before it is an operand."""
         known = dot.operands is not None and (dot.operands.fixed or isinstance(self.itemsizes, ElementBytes))
         return known and self.bytes_of(self.loads[side.name].buffer) != self.operand_bytes(dot)
 
     def _operand_names(self, dot: TileDot) -> set[str]:
-        """Names that the operands of a product are made from: Triton loads ahead what reaches it through arithmetic too."""
+        """Return the names that the operands of a product are computed from: Triton prefetches those loads too."""
         todo, found = [dot.left, dot.right], set()  # type: ignore[var-annotated]
         while todo:
             for n in todo.pop().walk():
@@ -291,7 +291,7 @@ class _Estimate:
         return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)
 
     def _peak(self, body: tuple[Statement, ...], after: set[str], width: Callable, working: Callable) -> float:
-        """The most registers at once in ``body``: by ``width`` of each named value while it is needed, by ``working`` of each statement."""
+        """Return the most registers live at once in ``body``: ``width`` of each live named value, plus ``working`` of each statement."""
         uses = [self._names(s) for s in body]
         widths = {s.name: width(s) for s in body if isinstance(s, (Let, Accumulator))}
         live: dict[str, float] = {}
@@ -314,7 +314,7 @@ class _Estimate:
         return {n.name for v in values(inner) for n in v.walk() if isinstance(n, Local)}
 
     def _width(self, s: Let | Accumulator) -> float:
-        """Registers of a thread for one named value."""
+        """Return the registers of a thread for one named value."""
         load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) else None
         if load is not None and self._feeds_products(s.name):
             vector = max(1, 16 // self.bytes_of(load.buffer))
@@ -325,7 +325,7 @@ class _Estimate:
         return any(isinstance(side, Local) and side.name == name for d in self.dots for side in (d.left, d.right))
 
     def _working(self, s: Statement) -> float:
-        """Registers that computing one statement takes beside what it reads: fragments and rounded operands of products."""
+        """Return the registers that a statement takes beside its inputs: fragments and rounded operands of products."""
         most = 0.0
         for n in s.value.walk() if hasattr(s, "value") else ():
             if isinstance(n, TileDot):
@@ -339,7 +339,7 @@ class _Estimate:
         return isinstance(tile, Local) and tile.name in self.loads
 
     def _fragments(self, dot: TileDot) -> float:
-        """Registers of a thread for the operands of units that read registers: each warp holds its rows and columns."""
+        """Return the registers of a thread for operand fragments, on units that read registers: each warp holds its rows and columns."""
         rows, columns = (self.elements(axes_of(side) - frozenset(dot.axes)) for side in (dot.left, dot.right))
         depth, down, across = self.elements(dot.axes), self.kernel.num_warps if self.chained else 1, 1
         while down * across < self.kernel.num_warps:

@@ -1,4 +1,4 @@
-"""Affine conditions on axes: ``a*x + b*y + c >= 0`` read off comparisons, and their extremes over a tile."""
+"""Parse comparisons into affine conditions ``a*x + b*y + c >= 0`` on axes, and find their extremes over a tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _ATOMS = (Position, Size, Scalar, Start, Step)
 
 @dataclass(frozen=True)
 class Affine:
-    """``constant`` plus a whole multiple of each tile in ``terms``."""
+    """A ``constant`` plus an integer multiple of each tile in ``terms``."""
 
     terms: dict[Tile, int] = field(default_factory=dict)
     constant: int = 0
@@ -37,11 +37,11 @@ class Affine:
         return frozenset(t.axis for t in self.terms if isinstance(t, Position))
 
     def never_negative(self) -> bool:
-        """Whether the value is at least 0 because nothing in it can be less (scalars can)."""
+        """Return whether the value is at least 0 because no term can be negative (scalars can)."""
         return self.constant >= 0 and all(k > 0 and not isinstance(t, (Scalar, Op)) for t, k in self.terms.items())
 
     def tile(self) -> Tile:
-        """As an expression, what is added before what is subtracted."""
+        """Return the form as an expression, added terms before subtracted ones."""
         result: Tile | None = None
         for t, k in sorted(self.terms.items(), key=lambda item: item[1] < 0):
             term = t if abs(k) == 1 else Op("*", (Const(abs(k)), t))
@@ -52,7 +52,7 @@ class Affine:
 
 
 def affine(tile: Tile) -> Affine | None:
-    """``tile`` as an affine form; None if it is not one over the integers (and at most one other scalar)."""
+    """Parse ``tile`` as an affine form; None if it is not one over the integers (and at most one other scalar)."""
     match tile:
         case Const(value):
             return Affine({}, value) if type(value) is int else None
@@ -73,7 +73,7 @@ def affine(tile: Tile) -> Affine | None:
 
 
 def inequalities(comparison: Tile) -> tuple[Affine, ...]:
-    """Forms that are all at least 0 exactly where ``comparison`` holds; none if it is not affine."""
+    """Return forms that are all at least 0 exactly where ``comparison`` holds; none if it is not affine."""
     if not (isinstance(comparison, Op) and comparison.fn in ("<", "<=", ">", ">=", "==")):
         return ()
     a, b = (affine(x) for x in comparison.args)
@@ -88,7 +88,7 @@ def inequalities(comparison: Tile) -> tuple[Affine, ...]:
 
 
 def _whole(form: Affine, strict: bool) -> Affine | None:
-    """``form >= 0`` (or > 0) over the integers: a scalar that is a float is rounded so that nothing changes."""
+    """Restrict ``form >= 0`` (or > 0) to integers: a float scalar is rounded in the direction that preserves the condition."""
     floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer]
     if len(floats) > 1 or any(abs(k) != 1 for _, k in floats):
         return None
@@ -100,7 +100,7 @@ def _whole(form: Affine, strict: bool) -> Affine | None:
 
 
 def extreme(form: Affine, largest: bool, inside: Callable[[Axis], bool]) -> Affine:
-    """The largest (or smallest) value of ``form`` over the current tile; ``inside`` tells which axes have a current tile."""
+    """Return the largest (or smallest) value of ``form`` over the current tile; ``inside`` tells which axes have a current tile."""
     result = Affine({}, form.constant)
     for t, k in form.terms.items():
         if not isinstance(t, Position) or (t.axis.scalar and inside(t.axis)):

@@ -1,4 +1,4 @@
-"""Exchange one axis of a body for another."""
+"""Replace one axis of a body by another."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .nest import Axis, Guard, Local, Loop, Position, Start, Statement, Step, St
 
 
 def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statement, ...]:
-    """The body with one axis in place of another."""
+    """Replace the axis ``old`` by ``new`` throughout the body."""
 
     def in_tile(tile: Tile) -> Tile:
         changes = {}

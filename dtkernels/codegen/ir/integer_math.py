@@ -1,4 +1,4 @@
-"""Arithmetic of whole numbers: what is one thing for a whole tile, and what does without division."""
+"""Integer arithmetic on tiles: simplify quotients, and avoid divisions where a comparison suffices."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .value_type import is_integer, never_negative
 
 
 def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:
-    """``a // b``; of ``(c * i + j) // c``, where j stays below c, just ``i``."""
+    """Return ``a // b``; ``(c * i + j) // c`` is ``i`` where j is below c."""
     match a, b:
         case Op("+", (Op("*", (Const(c), i)), Position(axis))), Const(size) if (
             c == size and 0 < (algorithm.constant_extent(axis.label) or size + 1) <= size
@@ -20,12 +20,12 @@ def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:
 
 
 def inside_one(at: Tile, block: int, size: int | float) -> bool:
-    """Whether a block of ``block`` elements lies in one group of ``size``, so that the number of its group is one for all of the tile."""
+    """Return whether a block of ``block`` elements is inside one group of ``size``, so that the group number is the same for the whole tile."""
     return isinstance(at, Position) and not at.axis.scalar and block > 0 and size % block == 0 and at.axis.tile >= block
 
 
 def arithmetic(expr: ex.Expr, a: Tile, b: Tile) -> Tile:
-    """``expr``, an operator between what ``a`` and ``b`` are: cheaper ones where they are whole numbers."""
+    """Return the operator ``expr`` applied to ``a`` and ``b``, in a cheaper form where both are integers."""
     match expr:
         case ex.Binary("%", moved, ex.Len()) if (turns := rounds(moved, expr.right)) is not None:
             return wrapped(a, b, *turns)
@@ -35,7 +35,7 @@ def arithmetic(expr: ex.Expr, a: Tile, b: Tile) -> Tile:
 
 
 def compared(op: str, left: Tile, right: Tile) -> Tile:
-    """A comparison; of a whole number with a quotient of whole numbers, by whole numbers alone.
+    """Return a comparison. An integer is compared with a quotient of integers without floats.
 
     Before: ``d < len(d) / 2``, both as float32 for each element  After: ``d < len(d) - len(d) // 2``
     """
@@ -45,13 +45,13 @@ def compared(op: str, left: Tile, right: Tile) -> Tile:
             return compared(turned[op], right, left)
         case _, Op("/", (n, Const(k))) if is_integer(left) and is_integer(n) and never_negative(n) and type(k) is int and k > 0:
             down = Op("//", (n, Const(k)))
-            up = Op("-", (n, down)) if k == 2 else Op("cdiv", (n, Const(k)))  # of a multiple of 16 Triton sees that the half is one of 8
+            up = Op("-", (n, down)) if k == 2 else Op("cdiv", (n, Const(k)))  # Triton infers that half of a multiple of 16 is a multiple of 8
             return Op(op, (left, up if op in ("<", ">=") else down))
     return Op(op, (left, right))
 
 
 def rounds(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
-    """Whether an index moved along an extent can be (below 0, past the end), by less than one extent; None where it is not known."""
+    """Return whether an index shifted along an extent can be (below 0, past the end) by less than one extent; None if unknown."""
     zero = ex.Const(0)
 
     def always(op: str, left: ex.Expr, right: ex.Expr) -> bool:
@@ -63,7 +63,7 @@ def rounds(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
 
 
 def wrapped(at: Tile, extent: Tile, below: bool, past: bool) -> Tile:
-    """``at % extent`` of an index that leaves its extent by less than another one, without a division.
+    """Return ``at % extent`` without a division, for an index that leaves its extent by less than another one.
 
     Before: ``(d + len(d) // 2) % len(d)``  After: ``where(d + len(d) // 2 >= len(d), d + len(d) // 2 - len(d), d + len(d) // 2)``
     """

@@ -6,7 +6,7 @@ from .nest import Axis, Local, Tile, axes_of
 
 
 def preferred_dim_order(node: Tile) -> tuple[Axis, ...]:
-    """The order of dimensions in which ``node`` comes cheapest: that of its largest named part."""
+    """Return the cheapest order of dimensions for ``node``: that of its largest named part."""
     axes = axes_of(node)
     own = [tuple(a for a in n.axes if a in axes) for n in node.walk() if isinstance(n, Local)]
     best = max(own, key=len, default=())

@@ -1,11 +1,11 @@
-"""The LoopNest: one grammar between the schedule and the printed kernel.
+"""The loop nest: the intermediate form between the schedule and the printed kernel.
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
     Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot
 
-A tile is a value over a set of axes; an axis is a label advanced by so many elements at once. Nothing here knows a
-GPU or a syntax; printers do.
+A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
+syntax; the printers do.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
 
 @dataclass(frozen=True)
 class Statement:
-    """Base of statements."""
+    """Base class of statements."""
 
 
 @dataclass(frozen=True)
 class Index(Statement):
-    """``axis = start + 0 .. tile-1``; start is the block's, a loop's counter, or nothing for a whole extent."""
+    """Define ``axis = start + 0 .. tile-1``; start is that of the block, a loop counter, or 0 for a whole extent."""
 
     axis: Axis
     start: str  # "block", "loop", "block+loop" or "whole"
@@ -55,7 +55,7 @@ class Index(Statement):
 class Loop(Statement):
     """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
 
-    A ``tail`` is what is left of an extent after its whole tiles; it is empty where the tile divides the extent.
+    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent.
     """
 
     axis: Axis
@@ -78,9 +78,9 @@ class Let(Statement):
 
 @dataclass(frozen=True)
 class Accumulator(Statement):
-    """A value that a loop changes, with what it starts from and the operator that two parts of it combine by.
+    """A value that a loop updates, with its initial value and the operator that combines two partial results.
 
-    ``moves``: (accumulator, degree) for each running maximum that the parts are relative to.
+    ``moves``: (accumulator, degree) for each running maximum that partial results are relative to.
     """
 
     name: str
@@ -123,7 +123,7 @@ class Put(Statement):
 
 @dataclass(frozen=True)
 class InteriorOrEdge(Statement):
-    """What follows in a block that lies inside its extent along ``axis``, and in one that passes it."""
+    """Two versions of the rest of the body: for a block inside its extent along ``axis``, and for one that passes it."""
 
     axis: Axis
     interior: tuple[Statement, ...]
@@ -132,16 +132,18 @@ class InteriorOrEdge(Statement):
 
 @dataclass(frozen=True)
 class Link:
-    """Where a kernel stands among those of its call that overlap by programmatic dependent launch."""
+    """The position of a kernel among kernels of one call that overlap by programmatic dependent launch."""
 
-    needs: bool  #: it reads what one before it writes: it waits first of all, else last of all
+    needs: bool  #: it reads results of an earlier kernel: it waits at its start, otherwise at its end
     releases: str  #: when the next may start: "first" where it need not wait or its programs take next to no room, "stores" before this one's stores, "" for the last
 
 
 @dataclass(frozen=True)
 class GridLabel:
-    """A label whose blocks are programs; or the ``parts`` that a reduction is cut into. In the kernel of a tail, ``inside`` blocks
-    make one of the kernel that it ends."""
+    """A label whose blocks are programs, or the ``parts`` of a split reduction.
+
+    In the kernel of a tail, ``inside`` blocks make up one block of the main kernel.
+    """
 
     label: str
     block: int
@@ -151,7 +153,7 @@ class GridLabel:
 
 @dataclass(frozen=True)
 class GridStep:
-    """One place in the order in which program ids walk the blocks: a label, the groups of one, or the inside of its group."""
+    """One step in the order in which program ids visit the blocks: a label, its groups, or the inside of a group."""
 
     label: str
     part: str = "all"  # "all", "group" or "inside"
@@ -161,7 +163,7 @@ class GridStep:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A float32 buffer between two kernels: first dimension the parts, then one for each label."""
+    """A float32 buffer between two kernels: the first dimension is the parts, then one for each label."""
 
     name: str
     part: str
@@ -171,7 +173,7 @@ class Workspace:
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kernel: what it reads, what it writes, its grid, slowest step first, and its body. ``func`` is what it is for."""
+    """One kernel: its reads, writes, grid (slowest step first) and body. ``func`` is the Func that it computes."""
 
     name: str
     func: str
@@ -189,16 +191,16 @@ class Kernel:
     constants: tuple[str, ...] = ()  #: labels whose extent is known at compile time
     workspaces: tuple[Workspace, ...] = ()  #: those it reads or writes
     block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
-    approximate: tuple[str, ...] = ()  #: functions by the GPU's own instruction, less exact
+    approximate: tuple[str, ...] = ()  #: functions computed by the GPU's approximate instruction
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
-    tail: tuple[Kernel, ...] = ()  #: what computes the blocks of the last wave of programs, cut finer; at most one
-    aligned: tuple[str, ...] = ()  #: buffers that it writes whose rows are as long as a multiple of 16 elements
-    aligned_reads: tuple[str, ...] = ()  #: such buffers that it reads
+    tail: tuple[Kernel, ...] = ()  #: the kernel that computes the last wave in smaller blocks; at most one
+    aligned: tuple[str, ...] = ()  #: written buffers whose row pitch is a multiple of 16 elements
+    aligned_reads: tuple[str, ...] = ()  #: such buffers among its reads
     link: Link | None = None  #: to the kernels of its call that overlap with it
 
 
 def names_in(body: tuple[Statement, ...]) -> set[str]:
-    """Names that stand for something in the text of ``body``."""
+    """Return the names that the text of ``body`` uses."""
     found = {s.name for s in statements(body) if isinstance(s, (Let, Accumulator))}
     found |= {s.axis.name for s in statements(body) if isinstance(s, Index)}
     values = [s.value for s in statements(body) if isinstance(s, (Let, Assign, Store))]
@@ -206,7 +208,7 @@ def names_in(body: tuple[Statement, ...]) -> set[str]:
 
 
 def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
-    """Every statement, outer ones first."""
+    """Yield every statement, outer ones first."""
     for s in body:
         yield s
         if isinstance(s, Loop):
@@ -216,23 +218,23 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 
 def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
-    """Every tile expression of the body that is no index."""
+    """Yield every tile expression of the body except indices."""
     return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store, Put)))
 
 
 def any_product(body: tuple[Statement, ...]) -> bool:
-    """Whether the matrix units are used."""
+    """Return whether the body uses the matrix units."""
     return any(isinstance(n, TileDot) for value in values(body) for n in value.walk())
 
 
 def unrolled_product(body: tuple[Statement, ...]) -> int:
-    """How often a loop around a product of the matrix units is unrolled; 1 if none is."""
+    """Return the unroll factor of a loop around a product on the matrix units; 1 if there is none."""
     loops = [s for s in statements(body) if isinstance(s, Loop) and any_product(s.body)]
     return max((int(dict(s.options).get("loop_unroll_factor", 1)) for s in loops), default=1)
 
 
 def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> tuple[Statement, ...]:
-    """The body with ``change`` applied to the value of every statement that has one."""
+    """Apply ``change`` to the value of every statement that has one."""
 
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
@@ -243,7 +245,7 @@ def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> t
 
 
 def nest_text(kernel: Kernel) -> str:
-    """The nest as indented text, for people."""
+    """Print the nest as indented text, for people."""
     grid = ", ".join(f"{g.label}:{g.block}" for g in kernel.grid) or "one program"
     extra = [*(["persistent"] if kernel.persistent else []), *(f"{k} {v}" for k, v in kernel.options)]
     extra += [f"evict {t} {policy}" for t, policy in kernel.evict] + [f"constant len({label})" for label in kernel.constants]

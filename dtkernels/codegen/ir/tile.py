@@ -1,4 +1,4 @@
-"""Tiles: expressions whose values have one dimension for each of a set of axes."""
+"""Tile expressions: values with one dimension for each of a set of axes."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ WHOLE = 0  #: tile size meaning the whole extent at once
 
 @dataclass(frozen=True)
 class Axis:
-    """A label inside a kernel: its index variable and how many elements it advances by (WHOLE: the extent)."""
+    """A label inside a kernel: its index variable, and how many elements it advances by (WHOLE: the extent)."""
 
     name: str
     label: str
     tile: int
-    exact: bool = False  #: never passes the extent, so that it needs no mask
-    padded: bool = False  #: wider than its block, whose elements alone are inside
+    exact: bool = False  #: never passes the extent, so it needs no mask
+    padded: bool = False  #: wider than its block; only elements of the block are inside
 
     @property
     def scalar(self) -> bool:
@@ -35,10 +35,10 @@ class Axis:
 
 @dataclass(frozen=True)
 class Tile:
-    """Base of tile expressions."""
+    """Base class of tile expressions."""
 
     def children(self) -> tuple[Tile, ...]:
-        """The tiles directly below this one."""
+        """Return the direct subexpressions."""
         return self._children
 
     @cached_property
@@ -50,12 +50,12 @@ class Tile:
         return tuple(found)
 
     def walk(self) -> Iterator[Tile]:
-        """This tile, then everything below it, parents first."""
+        """Yield this tile, then its subexpressions, parents first."""
         return iter(self._nodes)
 
     @cached_property
     def _nodes(self) -> tuple[Tile, ...]:
-        """What ``walk`` gives, kept as ``lang.expr.Expr`` keeps it."""
+        """Return the nodes that ``walk`` yields, cached as in ``lang.expr.Expr``."""
         return (self, *(node for child in self._children for node in child._nodes))
 
     def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
@@ -129,7 +129,7 @@ class Start(Tile):
 
 @dataclass(frozen=True)
 class Step(Tile):
-    """How far an axis advances at once."""
+    """The number of elements by which an axis advances."""
 
     axis: Axis
 
@@ -139,7 +139,7 @@ class Step(Tile):
 
 @dataclass(frozen=True)
 class Local(Tile):
-    """A named value; ``axes`` in the order of its dimensions, scalar axes left out."""
+    """A named value; ``axes`` in the order of its dimensions, without scalar axes."""
 
     name: str
     axes: tuple[Axis, ...]
@@ -151,22 +151,22 @@ class Local(Tile):
 
 @dataclass(frozen=True)
 class Load(Tile):
-    """Elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0."""
+    """A load of elements of a buffer; ``checked`` are (dimension) indices that arithmetic may push outside, which reads 0."""
 
     buffer: str
     index: tuple[Tile, ...]
     checked: tuple[int, ...] = ()
     other: float = 0
-    whole: bool = False  #: whether its elements are integers, and stay so
-    shift: bool = False  #: whether they are ``log2(e) * where(s > -inf, s, 0)`` of something
+    whole: bool = False  #: whether its elements are integers that are not converted
+    shift: bool = False  #: whether its elements are ``log2(e) * where(s > -inf, s, 0)``
     sunk_into: Axis | None = None  #: the loop that loads these same elements in every step (load_sinking.py)
     duplicate_in: Axis | None = None  #: the loop in which this repeats another load (duplicate_wgmma_loads.py)
     hoisted_from: Axis | None = None  #: the loop before which its offsets are computed (offset_hoisting.py)
-    evict: str = ""  #: which of its lines a cache lets go, where that is not the same for all loads of the buffer (eviction_hints.py)
+    evict: str = ""  #: eviction policy, where loads of the buffer differ (eviction_hints.py)
 
     @property
     def repeats_each_step(self) -> bool:
-        """Whether it repeats, in every step of a loop, the load of what that step reads."""
+        """Return whether it repeats, in every step of a loop, a load of the same elements."""
         return any(isinstance(n, Position) and n.axis == self.duplicate_in for i in self.index for n in i.walk())
 
     def __str__(self) -> str:
@@ -177,7 +177,7 @@ class Load(Tile):
 
 @dataclass(frozen=True)
 class Fetch(Tile):
-    """A box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
+    """A load of a box of a buffer through its tensor descriptor: where it starts, and the axis of each dimension (None: one element)."""
 
     buffer: str
     start: tuple[Tile, ...]
@@ -189,7 +189,7 @@ class Fetch(Tile):
 
 @dataclass(frozen=True)
 class Op(Tile):
-    """An elementwise function or operator; ``cast:bf16`` and the like are casts."""
+    """An elementwise function or operator; casts are named ``cast:bf16`` and the like."""
 
     fn: str
     args: tuple[Tile, ...]
@@ -202,7 +202,7 @@ class Op(Tile):
 
 @dataclass(frozen=True)
 class ScaleFactor(Tile):
-    """A factor moved from inside a maximum to its outside where ``scale`` is positive; one of the two sides is 1 then."""
+    """A factor moved from inside a maximum to its outside where ``scale`` is positive; it is then 1 on the inside."""
 
     scale: Scalar
     inside: bool
@@ -228,7 +228,7 @@ class TileReduce(Tile):
     kind: str  # sum, max or min
     arg: Tile
     axes: tuple[Axis, ...]
-    keeps_nan: bool = True  #: a maximum that is only a guarded shift need not: what it is subtracted from does
+    keeps_nan: bool = True  #: False for a maximum used only as a guarded shift: the value it is subtracted from keeps NaN
 
     def __str__(self) -> str:
         return f"{self.kind}({self.arg}, {', '.join(a.name for a in self.axes)})"
@@ -236,7 +236,7 @@ class TileReduce(Tile):
 
 @dataclass(frozen=True)
 class TileDot(Tile):
-    """Matrix product of two tiles over ``axes``, for the matrix units. ``operands``: their type, None for the results'."""
+    """A matrix product of two tiles over ``axes``, for the matrix units. ``operands``: their type, None for the results' dtype."""
 
     left: Tile
     right: Tile
@@ -248,7 +248,7 @@ class TileDot(Tile):
 
 
 def axes_of(tile: Tile) -> frozenset[Axis]:
-    """The axes a tile has more than one element along."""
+    """Return the axes along which a tile has more than one element."""
     match tile:
         case Position(axis):
             return frozenset() if axis.scalar else frozenset({axis})
@@ -264,15 +264,15 @@ def axes_of(tile: Tile) -> frozenset[Axis]:
 
 
 def in_order(axes: frozenset[Axis], wanted: tuple[Axis, ...]) -> tuple[Axis, ...]:
-    """``axes``, each once: first those in ``wanted``, in its order, then the others by name. A diagonal wants one axis twice."""
+    """Return ``axes`` without repetition: first those in ``wanted``, in its order, then the others by name. A diagonal wants one axis twice."""
     return tuple(dict.fromkeys(a for a in wanted if a in axes)) + tuple(sorted(axes - set(wanted), key=lambda a: a.name))
 
 
 def mask_axes(index: tuple[Tile, ...]) -> tuple[Axis, ...]:
-    """The axes whose masks an access of ``index`` carries: all that the index varies with and that may pass their extents.
+    """Return the axes whose masks an access of ``index`` carries: all that the index varies with and that may pass their extents.
 
-    An axis may stand in a named part of the index alone, as ``s`` in ``W[t, c]`` after ``t = t[s]``. Where one of these axes is past
-    its extent, a load gives ``other`` and reads nothing.
+    An axis may occur only inside a named part of the index, as ``s`` in ``W[t, c]`` after ``t = t[s]``. Past the extent of such an axis a load
+    gives ``other`` and reads nothing.
     """
     nodes = (n for i in index for n in i.walk())
     axes = (a for n in nodes for a in ((n.axis,) if isinstance(n, Position) else n.axes if isinstance(n, Local) else ()))

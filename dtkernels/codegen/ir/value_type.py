@@ -1,4 +1,4 @@
-"""What the elements of a tile are: truth values, integers, or numbers."""
+"""Classify the elements of a tile: booleans, integers, or numbers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "neg", "abs", "maximum",
 
 
 def value_type(tile: Tile) -> str:
-    """``boolean``, ``integer`` or ``number``."""
+    """Return ``boolean``, ``integer`` or ``number``."""
     return "boolean" if is_boolean(tile) else "integer" if is_integer(tile) else "number"
 
 
 def is_boolean(tile: Tile) -> bool:
-    """Whether the elements of ``tile`` are truth values."""
+    """Return whether the elements of ``tile`` are booleans."""
     match tile:
         case Const(value):
             return isinstance(value, bool)
@@ -30,7 +30,7 @@ def is_boolean(tile: Tile) -> bool:
 
 
 def is_integer(tile: Tile) -> bool:
-    """Whether the elements are integers: indices, extents, integer constants and arithmetic on them."""
+    """Return whether the elements are integers: indices, extents, integer constants and arithmetic on them."""
     match tile:
         case Const(value):
             return type(value) is int
@@ -52,7 +52,7 @@ def is_integer(tile: Tile) -> bool:
 
 
 def whole_quotient(tile: Tile) -> Tile:
-    """``tile``; the floor of a quotient of whole numbers as their whole quotient."""
+    """Rewrite the floor of a quotient of integers as an integer division."""
     match tile:
         case Op("floor", (Op("/", (a, b)),)) if is_integer(a) and is_integer(b):
             return Op("//", (a, b))
@@ -60,7 +60,7 @@ def whole_quotient(tile: Tile) -> Tile:
 
 
 def never_negative(tile: Tile) -> bool:
-    """Whether an index is known to be at least 0. A scalar that divides is taken to be positive."""
+    """Return whether an index is known to be at least 0. A scalar divisor is assumed to be positive."""
     match tile:
         case Position() | Size() | Start() | Step():
             return True
@@ -78,7 +78,7 @@ def never_negative(tile: Tile) -> bool:
 
 
 def outgrown(nodes: Iterable[Tile], integers: frozenset[str]) -> frozenset[str]:
-    """Those of the loaded ``integers`` whose own type may not hold what is computed with them.
+    """Return those of the loaded ``integers`` whose dtype may not hold the results of arithmetic on them.
 
     Triton computes in the type of the tensor: ``2 * t`` of an int8 wraps around, and ``t - 1`` of a uint8 is 255 for 0.
     """

@@ -1,4 +1,4 @@
-"""What a finished body needs of its launch: the buffers and scalars it takes, its grid, and the order of its programs."""
+"""Derive launch parameters from a finished body: buffers and scalars, grid, and the order of programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .schedule_options import KernelOptions
 
 
 def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """The kernel with its reads, scalars, grid and options, read off its body and the schedule."""
+    """Set the reads, scalars, grid and options of the kernel from its body and the schedule."""
     algorithm, body = options.algorithm, kernel.body
     read, scalars = _taken(kernel)
     reads = tuple(t for t in (*algorithm.inputs, *algorithm.funcs, *(w.name for w in kernel.workspaces)) if t in read)
@@ -29,7 +29,7 @@ def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 
 def _taken(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
-    """The buffers that the body reads, and the scalars."""
+    """Return the buffers that the body reads, and the scalars."""
     values = [s.value for s in statements(kernel.body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]
     indices = [n for s in statements(kernel.body) if isinstance(s, Store) for i in s.index for n in i.walk()]
@@ -38,7 +38,7 @@ def _taken(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def _grid(kernel: Kernel, options: KernelOptions) -> tuple[tuple[GridLabel, ...], tuple[GridStep, ...]]:
-    """The blocks whose programs the kernel has, and the order in which program ids visit them."""
+    """Return the blocks that programs compute, and the order in which program ids visit them."""
     blocks = options.schedule.sizes(options.root, "block")
     blocked = {s.axis.label: s for s in statements(kernel.body) if isinstance(s, Index) and s.start.startswith("block")}
     whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own

@@ -1,8 +1,7 @@
-"""Algorithm + Schedule -> Kernel (a LoopNest).
+"""Lower an algorithm and its schedule to a Kernel (a loop nest).
 
-One Func is the root of the kernel: its blocks are the programs. Everything fused into it is computed where it is first
-needed at or inside the loop that ``fuse_at`` names; a Func that reduces over the very loop it is fused into is
-accumulated by that loop (reductions.py).
+One Func is the root of the kernel: its blocks are the programs. Every Func fused into it is computed where it is first needed, at or inside
+the loop that ``fuse_at`` names. A Func that reduces over the very loop it is fused into is accumulated by that loop (reductions.py).
 """
 
 from __future__ import annotations
@@ -42,17 +41,17 @@ from .scope import Scope
 
 
 def lower_kernel(program: Program, options: KernelOptions) -> Kernel:
-    """The loop nest of the kernel of ``options.root`` before any pass. Raises DTError where the schedule does not suit."""
+    """Return the loop nest of the kernel of ``options.root`` before any pass. Raises DTError where the schedule does not fit."""
     return _Lowering(program, options).kernel()
 
 
 def check_statements_heeded(program: Program, options: KernelOptions) -> None:
-    """Raise DTError for a statement that changes nothing in the kernel of ``options.root``."""
+    """Raise DTError for a statement that has no effect on the kernel of ``options.root``."""
     _Lowering(program, options).check_heeded()
 
 
 class _Lowering:
-    """State of lowering one kernel."""
+    """The state of lowering one kernel."""
 
     def __init__(self, program: Program, options: KernelOptions):
         self.algorithm: Algorithm = program.algorithm
@@ -61,23 +60,23 @@ class _Lowering:
         self.options, self.root = options, options.root
         root = self.root
         written = tuple(dict.fromkeys((*program.outputs(), *stored_funcs(program))))
-        self.elsewhere = frozenset(o for o in stored_funcs(program) if host(o, self.fused) != root)  #: fused, and read from memory here
+        self.elsewhere = frozenset(o for o in stored_funcs(program) if host(o, self.fused) != root)  #: fused into another kernel, read from memory here
         self.outputs = tuple(o for o in written if o == root or (o in self.fused and host(o, self.fused) == root))
         self.stored: list[str] = []
-        self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule says the tile -> tile
+        self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule sets the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
         self.operand_types = OperandTypes(self.algorithm)
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
         self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
-        self.blocked: dict[str, Axis] = {}  #: labels of the output -> their axis, where a block is done at once
+        self.blocked: dict[str, Axis] = {}  #: label of the output -> its axis, where one tile is the whole block
         self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
 
     # -- the kernel, step by step ---------------------------------------------------------------------------------
 
     def kernel(self) -> Kernel:
-        """Open the loops, compute what is fused in them, and store the results."""
+        """Open the loops, compute the Funcs fused in them, and store the results."""
         definition = self.algorithm[self.root]
         self._levels(definition, self._loop_order(definition), {}, self.top)
         missing = set(self.outputs) - set(self.stored)
@@ -90,12 +89,12 @@ class _Lowering:
         return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.of_launch())
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
-        """Buffers that the body reads or writes."""
+        """Return the buffers that the body reads or writes."""
         loads = {s.value.buffer for s in nest.statements(body) if isinstance(s, Let) and isinstance(s.value, nest.Load)}
         return frozenset(loads | {s.buffer for s in nest.statements(body) if isinstance(s, Store)})
 
     def _loop_order(self, definition: Definition) -> tuple[str, ...]:
-        """Labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""
+        """Return the labels of the output in the order of their loops, slowest first: those that ``reorder`` names, then the rest."""
         asked = self.schedule.names(self.root, "reorder")
         for i, label in enumerate(asked):
             inside = next((a for a in asked[i + 1 :] if a in definition.labels and self._has_loop(a)), None)
@@ -108,12 +107,12 @@ class _Lowering:
         return named + tuple(label for label in definition.labels if label not in named)
 
     def _has_loop(self, label: str) -> bool:
-        """Whether an output label is advanced by a loop inside the block."""
+        """Return whether an output label is advanced by a loop inside the block."""
         tile, block = self.tile_size(self.root, label), self.blocks.get(label)
         return tile not in (WHOLE, block)
 
     def _levels(self, definition: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> None:
-        """Open the loops over ``labels`` one inside the other; store the result innermost."""
+        """Open nested loops over ``labels`` and store the result in the innermost one."""
         if not labels:
             value = self.compute(definition, env, scope)
             if any(self.root in self.algorithm.needed_by((o,)) for o in self.outputs if o != self.root):
@@ -135,13 +134,13 @@ class _Lowering:
             scope.body.append(Loop(axis, within, tuple(inner.body), options=self.options.of_loop(definition.name, labels[0])))
 
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
-        """Outputs that nothing in this kernel uses are computed last, when the reductions they need are finished."""
+        """Compute the outputs that nothing in this kernel uses last, when the reductions they need are finished."""
         for d in self.algorithm.definitions:
             if d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
                 self.realize(d.name, index, scope)
 
     def _output_axis(self, label: str, scope: Scope) -> tuple[Axis, str]:
-        """The axis of an output label and what its loop runs over: the block, the extent, or '' for no loop."""
+        """Return the axis of an output label and the range of its loop: the block, the extent, or '' for no loop."""
         tile, block = self.tile_size(self.root, label), self.blocks.get(label)
         if block is None and tile == WHOLE:
             return self.whole_axis(label), ""
@@ -175,9 +174,9 @@ class _Lowering:
     # -- Funcs ----------------------------------------------------------------------------------------------------
 
     def tile_size(self, func: str, label: str) -> int:
-        """How many elements ``label`` advances by in the loops of ``func``: its own word, else its consumers', else 1.
+        """Return the tile of ``label`` in the loops of ``func``: set on it, else on its consumers, else 1.
 
-        The root's comes before those of consumers in another kernel, where ``func`` is computed there and here once more.
+        The root's tile takes precedence over those of consumers in another kernel, where ``func`` is computed in both.
         """
         chain = self._hosts(func)
         if self.root not in chain:
@@ -187,7 +186,7 @@ class _Lowering:
         return size
 
     def check_heeded(self) -> None:
-        """Lower, then refuse an approximation of what the kernel does not compute, and a tile that no loop takes, as another Func has the loop."""
+        """Lower, then raise DTError for an approximation of a function that is not computed, or for a tile of a loop that another Func has."""
         self.kernel()
         self.options.check_approximate(tuple(self.top.body))
         for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize")):
@@ -199,7 +198,7 @@ class _Lowering:
                                   allowed=f"{of}.tensorize({a})", at=p.pos)  # fmt: skip
 
     def whole_axis(self, label: str, bound: Iterable[Tile] = ()) -> Axis:
-        """The axis over the whole extent of ``label``: one for the kernel, or another where ``bound`` indices have that one already.
+        """Return the axis over the whole extent of ``label``: one for the kernel, or another where ``bound`` indices already have that one.
 
         In ``d[k] = s[k, k]`` of ``s[m, l] = rsum(A[m, k] * B[l, k], k)`` the two ``k`` are not the same.
         """
@@ -215,7 +214,7 @@ class _Lowering:
         return found
 
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
-        """Compute what is fused at ``func``'s loop over ``label``, as far as its labels are bound there."""
+        """Compute the Funcs fused at the loop of ``func`` over ``label``, as far as their labels are bound there."""
         for d in self.algorithm.definitions:
             if self.fused.get(d.name) == (func, label) and self._used(d.name) and not self._waits(d.name, env):
                 index = self.bound_index(d, env)
@@ -223,23 +222,23 @@ class _Lowering:
                     self.realize(d.name, index, scope)
 
     def _waits(self, func: str, env: dict[str, Tile]) -> bool:
-        """Whether ``func`` is made from what a loop further in accumulates; it is computed where it is used, after that loop."""
+        """Return whether ``func`` depends on an accumulator of an inner loop; it is then computed where it is used, after that loop."""
         inside = {name: self.fused[name][1] for name in self.algorithm.needed_by((func,)) if name in self.fused and func not in self._hosts(name)}
         return any(label not in env and label in reduction_labels(self.algorithm, name) for name, label in inside.items())
 
     def _hosts(self, func: str) -> list[str]:
-        """``func``, what it is fused into, what that is fused into, and so on."""
+        """Return ``func``, the Func it is fused into, and so on to the root."""
         chain = [func]
         while chain[-1] in self.fused:
             chain.append(self.fused[chain[-1]][0])
         return chain
 
     def _used(self, func: str) -> bool:
-        """Whether another Func of this program reads ``func``; an output that none reads can wait."""
+        """Return whether another Func of this program reads ``func``; an output that none reads can wait."""
         return any(a.tensor == func for d in self.algorithm.definitions for a in ex.accesses(d.expr))
 
     def bound_index(self, d: Definition, env: dict[str, Tile]) -> tuple[Tile, ...] | None:
-        """The index of ``d`` under ``env``, whole extents filled in; None if a label has neither."""
+        """Return the index of ``d`` under ``env``, whole extents filled in; None if a label has neither."""
         index = []
         for label in d.labels:
             if label in env:
@@ -253,12 +252,12 @@ class _Lowering:
         return tuple(index)
 
     def _block_number(self, label: str) -> Tile | None:
-        """The value of a label that numbers the blocks of another one, where this kernel has these."""
+        """Return the value of a label that numbers the blocks of another label, where this kernel has these blocks."""
         other, size = self.counted.get(label, ("", 0))
         return Op("//", (Start(self.blocked[other]), nest.Const(size))) if other in self.blocked else None
 
     def realize(self, func: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
-        """The value of a fused Func at ``index``, computed here unless it is known already."""
+        """Return the value of a fused Func at ``index``, computed here unless it is already known."""
         known = scope.find((func, index))
         if known is not None:
             return known
@@ -270,7 +269,7 @@ class _Lowering:
         return self.keep(definition, index, value, scope)
 
     def keep(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
-        """Name ``value`` after its Func, remember it, store it if it is an output."""
+        """Name ``value`` after its Func, remember it, and store it if it is an output."""
         if not isinstance(value, Local):
             value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
         scope.know((definition.name, index), value)
@@ -280,13 +279,13 @@ class _Lowering:
         return value
 
     def _everywhere(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
-        """Whether values at ``index`` are all of the Func: each label runs by itself. ``f[x, x]`` is its diagonal, ``f[x + 1]`` lacks its first."""
+        """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
         axes = [i.axis for i in index if isinstance(i, Position)]
         alone = all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index))
         return alone and len(set(axes)) == len(axes)
 
     def _inside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
-        """Outside its extents a shifted Func reads 0, as an input does."""
+        """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
             if not isinstance(i, Position):
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
@@ -294,7 +293,7 @@ class _Lowering:
         return value
 
     def compute(self, definition: Definition, env: dict[str, Tile], scope: Scope) -> Tile:
-        """The value of ``definition`` with its labels bound by ``env``."""
+        """Return the value of ``definition`` with its labels bound by ``env``."""
         for label in definition.labels:
             if definition.name != self.root:
                 self.place(definition.name, label, env, scope)
@@ -302,7 +301,7 @@ class _Lowering:
         return self.tile(definition.expr, env, scope, reduced)
 
     def _own_value(self, index: tuple[Tile, ...], scope: Scope) -> Tile:
-        """The value of the kernel's own Func, for an output that is fused into it and made from it."""
+        """Return the value of the root Func, for an output that is fused into it and computed from it."""
         known = scope.find((self.root, index))
         if known is None:
             inside = [f for f in self.fused if f in self.algorithm and host(f, self.fused) == self.root]
@@ -313,7 +312,7 @@ class _Lowering:
         return known
 
     def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
-        """Name ``value`` in ``scope``; dimensions in ``order`` as far as it says."""
+        """Name ``value`` in ``scope``; its dimensions follow ``order`` as far as that goes."""
         axes = nest.axes_of(value)
         ordered = nest.in_order(axes, order)
         name = scope.fresh(wish)
@@ -324,7 +323,7 @@ class _Lowering:
     # -- expressions ----------------------------------------------------------------------------------------------
 
     def tile(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope, reduced: dict[ex.Expr, Tile]) -> Tile:
-        """``expr`` as a tile; reductions in it have been computed."""
+        """Return ``expr`` as a tile; its reductions have been computed."""
         if expr in reduced:
             return reduced[expr]
 
@@ -357,7 +356,7 @@ class _Lowering:
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
-        """Index arithmetic: integers, and / rounds down."""
+        """Return an index as integer arithmetic, in which / rounds down."""
         match expr:
             case ex.Binary("/", ex.Label(label), ex.Const(size)) if inside_one(env[label], self.blocks.get(label, 0), size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]

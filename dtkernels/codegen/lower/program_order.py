@@ -1,4 +1,4 @@
-"""The order in which program ids walk the blocks: ``f.map(x:x1/8, y, x1)``."""
+"""Order the blocks that program ids visit: ``f.map(x:x1/8, y, x1)``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ..ir.nest import GridLabel, GridStep
 
 
 def grid_order(maps: tuple[Primitive, ...], grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
-    """Steps of the walk over blocks, slowest first; labels that the last ``map`` leaves out come slowest, in their order."""
+    """Return the steps of the order of blocks, slowest first; labels that the last ``map`` omits come slowest, in their order."""
     args = maps[-1].args if maps else ()
     groups = {a.inner: a for a in args if isinstance(a, Grouped)}
     blocked = [g.label for g in grid]

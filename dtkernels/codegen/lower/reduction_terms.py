@@ -1,4 +1,4 @@
-"""What a reduction adds up or compares: neutral outside the extents, over all of its labels, for the matrix units or not."""
+"""Build the terms of a reduction: neutral outside the extents, over all of its labels, for the matrix units or elementwise."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MIN_DOT = 16  #: smallest side of a tile that the matrix units take
 
 
 def broadcast_over(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
-    """``terms`` over all of ``axes``: a Func may have a label that its value does not vary with."""
+    """Broadcast ``terms`` over all of ``axes``: a Func may have a label that its value does not vary with."""
     return repeated(terms, tuple(a for a in axes if a not in nest.axes_of(terms)), neutral)
 
 
 def repeated(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
-    """``terms``, the same for every index of ``axes``, as a tile that has these axes."""
+    """Repeat ``terms`` along ``axes``, as a tile that has these axes."""
     for axis in axes:
         if not axis.scalar:
             terms = Op("where", (Op(">=", (Position(axis), nest.Const(0))), terms, nest.Const(neutral)))
@@ -35,7 +35,7 @@ def reduced(kind: str, terms: Tile, axes: tuple[Axis, ...]) -> Tile:
 
 
 def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:
-    """Two matrices, no batch, every side at least MIN_DOT (whole extents are padded to that)."""
+    """Return whether both tiles are matrices, without batch, with every side at least MIN_DOT (whole extents are padded to that)."""
     a, b, over = nest.axes_of(left), nest.axes_of(right), {x for x in axes if not x.scalar}
     sides = (a - b - over, b - a - over, over)
     return a & b == over and all(len(s) == 1 and all(x.tile == WHOLE or x.tile >= MIN_DOT for x in s) for s in sides)

@@ -1,8 +1,8 @@
-"""Reductions: at once over whole extents, or by a loop that several may share.
+"""Lower reductions: at once over whole extents, or by a loop that several reductions may share.
 
-A Func that reduces over the loop it is fused into is accumulated by that loop. Where another accumulator of the loop
-depends on its unfinished value by degree j (algebra/rules/shift_degree.py), the older part of that accumulator is multiplied by
-``exp(j * (new - old))`` whenever the value moves: the online softmax, for any program of that form.
+A Func that reduces over the loop it is fused into is accumulated by that loop. Another accumulator of the loop may depend on its running
+value by degree j (algebra/rules/shift_degree.py). The partial result of that accumulator is then multiplied by ``exp(j * (new - old))``
+whenever the running value changes: the online softmax, for any program of that form.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
 
 @dataclass
 class _Member:
-    """One Func accumulated by a loop."""
+    """A Func that a loop accumulates."""
 
     definition: Definition
     nodes: tuple[ex.Expr, ...]
@@ -42,7 +42,7 @@ class _Member:
 
 @dataclass
 class _Running:
-    """The unfinished value of a member that others in the loop depend on, before and after this step."""
+    """The running value of a member that others in the loop depend on, before and after this step."""
 
     before: Tile
     after: Tile
@@ -53,10 +53,10 @@ class Reducer:
 
     def __init__(self, lowering: _Lowering):
         self.l = lowering
-        self.unfinished: dict[str, tuple[str, ...]] = {}  #: Func that others of its loop use while it moves -> labels of the loop
+        self.unfinished: dict[str, tuple[str, ...]] = {}  #: Func whose running value others of its loop use -> labels of the loop
 
     def inlined(self, expr: ex.Expr, but: Container[str]) -> ex.Expr:
-        """``expr`` with the fused Funcs it uses written out, except those named."""
+        """Inline the fused Funcs that ``expr`` uses, except those named in ``but``."""
 
         def change(node: ex.Expr) -> ex.Expr:
             if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm:
@@ -68,7 +68,7 @@ class Reducer:
         return expr.transform(change)
 
     def check_finished(self, d: Definition) -> None:
-        """Raise DTError where ``d`` is about to be stored and changes with what the loop around it has not finished."""
+        """Raise DTError where ``d`` would be stored while it still depends on an unfinished accumulator of the enclosing loop."""
         expr = self.inlined(d.expr, self.unfinished) if self.unfinished else d.expr
         for name in dict.fromkeys(a.tensor for a in ex.accesses(expr) if a.tensor in self.unfinished):
             found = degree(expr, {name: Degree(plus=Fraction(1))})
@@ -83,7 +83,7 @@ class Reducer:
                 )
 
     def reductions(self, d: Definition, env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
-        """The value of each reduction in ``d``, loops emitted into ``scope``."""
+        """Return the value of each reduction in ``d``; loops are emitted into ``scope``."""
         groups: dict[tuple[str, ...], list[ex.Expr]] = {}
         for node in _outermost(d.expr):
             groups.setdefault(node.labels, []).append(node)
@@ -99,7 +99,7 @@ class Reducer:
         return results
 
     def _own_block(self, d: Definition, labels: tuple[str, ...]) -> Axis | None:
-        """The block's axis of what is reduced, where ``d`` is the part that each block makes (partial_sums.py)."""
+        """Return the block axis of the reduced label, where ``d`` is the partial sum of each block (partial_sums.py)."""
         counts = [self.l.counted[x] for x in d.labels if x in self.l.counted]
         return self.l.blocked.get(labels[0]) if any(labels == (other,) for other, _ in counts) else None
 
@@ -118,7 +118,7 @@ class Reducer:
         return found
 
     def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
-        """What is reduced: a TileDot, or elementwise terms that are neutral outside the extents."""
+        """Return the terms of a reduction: a TileDot, or elementwise terms that are neutral outside the extents."""
         if isinstance(node, ex.Dot):
             left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
             if fits_matrix_units(left, right, axes):
@@ -130,7 +130,7 @@ class Reducer:
         return guarded(broadcast_over(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
 
     def kind(self, d: Definition, node: ex.Expr) -> str:
-        """sum, max, min, or shift: a maximum that need not carry NaN because it is only ever a guarded shift."""
+        """Return sum, max, min, or shift: a maximum that need not propagate NaN because it is only used as a guarded shift."""
         kind = node.kind if isinstance(node, ex.Reduce) else "sum"
         return (
             "shift"
@@ -167,7 +167,7 @@ class Reducer:
         return results
 
     def _open(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
-        """A scope for each loop, outermost first, and the axes of all labels (whole ones have no loop)."""
+        """Open a scope for each loop, outermost first; also return the axes of all labels (whole ones have no loop)."""
         scopes, axes = [], []
         for label in labels:
             tile = self.l.tile_size(d.name, label)
@@ -191,7 +191,7 @@ class Reducer:
             outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True, options=options))
 
     def _sharers(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_Member]:
-        """Funcs fused into this loop (or into a loop that shares it) that reduce over just its labels."""
+        """Return the Funcs fused into this loop (or into a loop that shares it) that reduce over exactly its labels."""
         found: list[str] = [d.name]
         for name in found:
             for g in self.l.algorithm.definitions:
@@ -215,7 +215,7 @@ class Reducer:
 
 
 class _Step:
-    """One iteration of a reduction loop: what each accumulator becomes."""
+    """One iteration of a reduction loop: the update of each accumulator."""
 
     def __init__(
         self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]
@@ -226,10 +226,10 @@ class _Step:
         self.running: dict[str, _Running] = {}
         self.results: dict[str, dict[ex.Expr, Tile]] = {}
         self.late: list[Assign] = []
-        self.moving: dict[str, str] = {}  #: Func -> its accumulator, where it is nothing more than that
+        self.moving: dict[str, str] = {}  #: Func -> its accumulator, where the Func is just that
 
     def accumulate(self, member: _Member) -> None:
-        """Emit the accumulators of ``member`` and their change in one step."""
+        """Emit the accumulators of ``member`` and their update in one step."""
         name = member.definition.name
         watched = any(name in self._depends(m) for m in self.members if m is not member)
         results: dict[ex.Expr, Tile] = {}
@@ -242,7 +242,7 @@ class _Step:
             terms = self.r._terms(node, env, self.inner, self.axes)
             moves = self._moves(member, node, kind)
             factors = [self._moved(*move) for move in moves]
-            made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # registers hold its accumulator already
+            made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # its accumulator is in registers already
             at_end = not (watched or factors or made)
             if not (at_end or isinstance(terms, TileDot)):
                 terms = reduced(kind, terms, self.axes)
@@ -264,11 +264,11 @@ class _Step:
             self._run(member, results, after, env)
 
     def close(self) -> None:
-        """End of the step: watched accumulators take their new values."""
+        """End the step: running values take their new values."""
         self.inner.body += self.late
 
     def finished(self, member: _Member) -> dict[ex.Expr, Tile]:
-        """The reductions of ``member`` once the loop is over."""
+        """Return the reductions of ``member`` after the loop."""
         return self.results[member.definition.name]
 
     def _place_plain(self, func: str, label: str, env: dict[str, Tile]) -> None:
@@ -277,10 +277,10 @@ class _Step:
                 index = self.l.bound_index(d, env)
                 if index is not None and not self._waits(d):
                     varies = d.name not in self.l.outputs or set(d.labels) & set(self.bound)
-                    self.l.realize(d.name, index, self.inner if varies else self.outer)  # an output is stored though nothing is summed
+                    self.l.realize(d.name, index, self.inner if varies else self.outer)  # an output is stored even if nothing is summed
 
     def _waits(self, d: Definition) -> bool:
-        """Whether ``d`` depends on a member of this loop that has not been accumulated yet."""
+        """Return whether ``d`` depends on a member of this loop that has not been accumulated yet."""
         return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
 
     def _accumulator(
@@ -291,27 +291,27 @@ class _Step:
         wish = d.name if d.expr == node and d.name != self.l.root and not partial else f"{d.name}_{'acc' if alone else kind}"
         axes = nest.axes_of(terms)
         order = tuple(i.axis for label in (*d.labels, *self.bound) if isinstance(i := {**member.env, **self.bound}.get(label), Position))
-        ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # as the terms come, so that no step rearranges them
+        ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
         self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))
         return Local(name, ordered)
 
-    # -- values that move while the loop runs -----------------------------------------------------------------------
+    # -- running values that change during the loop -----------------------------------------------------------------
 
     def _inlined(self, expr: ex.Expr) -> ex.Expr:
-        """``expr`` with the fused Funcs it uses written out, except members of this loop."""
+        """Inline the fused Funcs that ``expr`` uses, except members of this loop."""
         return self.r.inlined(expr, self.shared)
 
     def _depends(self, member: _Member) -> set[str]:
-        """Members of the loop whose unfinished value enters the terms of ``member``."""
+        """Return the members of the loop whose running value enters the terms of ``member``."""
         return {a.tensor for node in member.nodes for a in ex.accesses(self._inlined(node)) if a.tensor in self.shared}
 
     def _run(self, member: _Member, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
         d = member.definition
         new = self.l.tile(d.expr, env, self.inner, after)
         old = self.l.tile(d.expr, env, self.inner, before)
-        if isinstance(d.expr, ex.Reduce) and self.r.kind(d, d.expr) == "max":  # sums relative to -inf would be NaN until something is seen
+        if isinstance(d.expr, ex.Reduce) and self.r.kind(d, d.expr) == "max":  # sums relative to -inf would be NaN before the first element
             seen = Op("where", (Op(">", (new, nest.Const(-math.inf))), new, nest.Const(0)))
             self.inner.know((d.name, member.index), seen)
         else:
@@ -320,7 +320,7 @@ class _Step:
         self.r.unfinished[d.name] = tuple(self.bound)
 
     def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
-        """Each Func by whose movement the older part of an accumulator must be scaled, and the degree it has in it."""
+        """Return each Func whose changes rescale an accumulator, with the accumulator's degree in it."""
         moves = []
         inlined = self._inlined(node)
         for name in dict.fromkeys(a.tensor for a in ex.accesses(inlined) if a.tensor in self.shared):
@@ -338,13 +338,13 @@ class _Step:
         return moves
 
     def _as_written(self, name: str, user: _Member) -> str:
-        """The Func that a schedule may name for ``name``: what a rule derives stands where that was defined, and before it."""
+        """Return the Func that a schedule may name for ``name``: a derived Func belongs to the one it was derived from."""
         at = self.l.algorithm[name].pos
         found = [d.name for d in self.l.algorithm.definitions if at is not None and d.pos == at and d is not user.definition]
         return found[-1] if found else name
 
     def _moved(self, name: str, times: Fraction) -> Tile:
-        """exp(times * (new - old)), the same for every accumulator of that degree; 0 while nothing was seen."""
+        """Return exp(times * (new - old)), shared by all accumulators of that degree; 0 before the first element."""
         run = self.running[name]
         key = ("moved", name, times)
         known = self.inner.find(key)
@@ -355,7 +355,7 @@ class _Step:
 
 
 def rescale(before: Tile, after: Tile, times: Fraction) -> Tile:
-    """exp(times * (after - before)) for a value that only grows; 0 while nothing was seen."""
+    """Return exp(times * (after - before)) for a value that only grows; 0 before the first element."""
     safe = Op("where", (Op(">", (after, nest.Const(-math.inf))), after, nest.Const(0)))
     difference: Tile = Op("-", (before, safe))
     if times != -1:
@@ -364,14 +364,14 @@ def rescale(before: Tile, after: Tile, times: Fraction) -> Tile:
 
 
 def _outermost(expr: ex.Expr) -> list[ex.Expr]:
-    """Reductions in ``expr`` that stand in no other."""
+    """Return the reductions in ``expr`` that are not inside another one."""
     if isinstance(expr, (ex.Reduce, ex.Dot)):
         return [expr]
     return [node for child in expr.children() for node in _outermost(child)]
 
 
 def _only_shifts(algorithm: Algorithm, name: str) -> bool:
-    """Whether every use of a Func is ``where(f > -inf, f, 0)``."""
+    """Return whether every use of a Func is ``where(f > -inf, f, 0)``."""
     uses = guarded = 0
     for node in (n for d in algorithm.definitions for n in d.expr.walk()):
         uses += isinstance(node, ex.Access) and node.tensor == name

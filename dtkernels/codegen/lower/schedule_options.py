@@ -1,4 +1,4 @@
-"""What a schedule says of a kernel and of its loops beyond how the work is cut."""
+"""Read from a schedule the options of a kernel and of its loops, apart from tiling."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from ...lang.errors import DTError, Position
 from ...lang.schedule import Primitive, Program, Share
 from ..ir.nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
 
-#: primitive on a loop -> what Triton calls it
+#: primitive on a loop -> Triton's name for it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
 
 
 @dataclass(frozen=True)
 class Split:
-    """What to split: the reduction over ``label``, over ``parts`` programs."""
+    """A split of the reduction over ``label`` into ``parts`` programs."""
 
     label: str
     parts: int
     at: Position | None = None
 
     def refuse(self, found: str, allowed: str) -> DTError:
-        """The error for a split that cannot be made."""
+        """Return the error for a split that is not possible."""
         return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
 
 
 class KernelOptions:
-    """The words of a schedule on the kernel of ``root``.
+    """Options that a schedule sets on the kernel of ``root``.
 
     ===============================  ==========================================  ====================================================
     primitive                        before                                      after
@@ -68,7 +68,7 @@ class KernelOptions:
         self.members = (root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == root))
 
     def of_loop(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
-        """Options of the loop over ``label`` where ``func`` is computed: its own word, its consumers', or that of what is fused there."""
+        """Return the options of the loop over ``label`` of ``func``: set on it, on its consumers, or on a Func fused there."""
         asked = [func]
         while asked[-1] != self.root and asked[-1] in self.fused:
             asked.append(self.fused[asked[-1]][0])
@@ -82,7 +82,7 @@ class KernelOptions:
         return tuple(found.items())
 
     def of_launch(self) -> dict[str, Any]:
-        """The fields of Kernel that come from the schedule alone."""
+        """Return the fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
         return {
             "num_warps": number(self.root, "num_warps") or 4,
@@ -99,7 +99,7 @@ class KernelOptions:
         }
 
     def of_buffers(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
-        """The fields of Kernel that say how it reaches what it reads and writes."""
+        """Return the fields of Kernel that say how it accesses its buffers."""
         evict = self.evict()
         return {
             "evict": tuple((t, evict[t]) for t in reads if t in evict),
@@ -109,11 +109,11 @@ class KernelOptions:
         }
 
     def evict(self) -> dict[str, str]:
-        """What the schedule says of a tensor's lines in the caches."""
+        """Return the eviction policy that the schedule sets for each tensor."""
         return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
 
     def _block_stages(self) -> list[int]:
-        """Stages of the loop over blocks: those of labels that are cut into blocks, in a persistent kernel."""
+        """Return the stages of the loop over blocks in a persistent kernel: those set on labels with blocks."""
         blocked = self.schedule.sizes(self.root, "block")
         stages = self.schedule.sizes(self.root, "stages") if self.schedule.of(self.root, "persistent") else {}
         return [
@@ -123,19 +123,19 @@ class KernelOptions:
         ]
 
     def where(self, primitive: str) -> Position | None:
-        """Where the schedule says ``primitive`` of this kernel."""
+        """Return the position in the schedule where ``primitive`` is applied to this kernel."""
         return next((p.pos for m in self.members for p in self.schedule.of(m, primitive)), None)
 
     def descriptors(self) -> tuple[str, ...]:
-        """Tensors that the schedule wants read or written through descriptors."""
+        """Return the tensors that the schedule accesses through descriptors."""
         return tuple(dict.fromkeys(t for m in self.members for t in self.schedule.names(m, "descriptor")))
 
     def exponentials(self) -> tuple[int, int] | None:
-        """The share of this kernel's exponentials that polynomials work out: part and whole."""
+        """Return the share of this kernel's exponentials that polynomials emulate, as (part, whole)."""
         return next((share for m in self.members if (share := self.schedule.share(m))), None)
 
     def split(self) -> Split | None:
-        """The one reduction of this kernel that several programs share, if any."""
+        """Return the reduction of this kernel that is split over programs, if any."""
         asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and self._root_of(p.func) == self.root for a in p.args]
         if len({a.label for a, _ in asked}) > 1:  # type: ignore[union-attr]
             found = " and ".join(dict.fromkeys(a.label for a, _ in asked))  # type: ignore[union-attr]
@@ -143,7 +143,7 @@ class KernelOptions:
         return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None  # type: ignore[union-attr]
 
     def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
-        """Refuse a word about a loop or a tensor that this kernel does not have."""
+        """Raise DTError for an option on a loop or a tensor that this kernel does not have."""
         loads = frozenset(s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load))
         for p in (p for m in self.members for name in ("descriptor", "evict") for p in self.schedule.of(m, name)):
             there, what = (loads, "that the kernel reads") if p.name == "evict" else (touched, "of the kernel")
@@ -168,7 +168,7 @@ class KernelOptions:
                     )
 
     def check_approximate(self, body: tuple[Statement, ...]) -> None:
-        """Refuse an approximation of what the kernel does not compute on tiles: it would change nothing."""
+        """Raise DTError for an approximation of a function that the kernel does not compute on tiles, since it would have no effect."""
         there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
         for p in (p for m in self.members for p in self.schedule.of(m, "approximate")):
             for a in p.args:
@@ -178,7 +178,7 @@ class KernelOptions:
                     raise DTError(f"approximate({a}) is of what the kernel computes, after the algebra", found=found, allowed="a kernel with one", at=p.pos)
 
     def _check_warps(self) -> None:
-        """Warps are specialised by Triton for 4 warps and loads through descriptors; otherwise it would silently do nothing."""
+        """Raise DTError unless the kernel has the 4 warps and descriptor loads that Triton's warp specialization needs; it would silently do nothing."""
         at = self.where("specialize_warps")
         if at is None:
             return

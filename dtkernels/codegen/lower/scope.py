@@ -1,4 +1,4 @@
-"""Where statements land while a kernel is lowered: nested loop bodies, what is known in each, which names are taken."""
+"""Scopes of a kernel being lowered: nested loop bodies, the values known in each, and the names in use."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from ..ir.nest import Axis, Local, Position, Statement, Tile
 
 
 class Scope:
-    """One loop body (or the kernel's own), with the axes open in it and the values computed so far."""
+    """One loop body (or the kernel's own), with its open axes and the values computed so far."""
 
     def __init__(self, parent: Scope | None = None, reserved: Iterable[str] = ()):
         self.parent = parent
         self.body: list[Statement] = []
         self.axes: set[Axis] = set()
         self.names: set[str] = set(reserved)
-        self.within: set[str] = set()  #: names used here or in a scope inside, open or over
+        self.within: set[str] = set()  #: names used here or in a nested scope, open or finished
         self._values: dict[object, Tile] = {}
 
     def child(self) -> Scope:
         return Scope(self)
 
     def chain(self) -> Iterable[Scope]:
-        """This scope, then the ones around it."""
+        """Yield this scope, then the enclosing ones."""
         scope: Scope | None = self
         while scope is not None:
             yield scope
             scope = scope.parent
 
     def open(self, axis: Axis) -> None:
-        """Make ``axis`` usable here and in scopes inside."""
+        """Make ``axis`` usable here and in nested scopes."""
         self.axes.add(axis)
 
     def find(self, key: object) -> Tile | None:
-        """The value known under ``key`` here or further out."""
+        """Return the value known under ``key`` here or in an enclosing scope."""
         for scope in self.chain():
             if key in scope._values:
                 return scope._values[key]
@@ -49,9 +49,9 @@ class Scope:
         self.names.add(name)
 
     def fresh(self, wish: str, home: Scope | None = None) -> str:
-        """A name no open scope uses: ``wish`` itself, else numbered.
+        """Return a name that no open scope uses: ``wish`` itself, or ``wish`` with a number.
 
-        Loops that are over may have used it, but not if it is defined further out, in ``home``: they would change it.
+        A finished loop may have used it, unless it is defined in an enclosing scope up to ``home``: the loop would then change that value.
         """
         taken = {name for scope in self.chain() for name in scope.names}
         if home is not None:
@@ -63,7 +63,7 @@ class Scope:
         return name
 
     def home(self, tiles: Iterable[Tile]) -> Scope:
-        """The outermost scope in which everything that ``tiles`` mention exists."""
+        """Return the outermost scope in which everything that ``tiles`` mention is defined."""
         axes = {node.axis for tile in tiles for node in tile.walk() if isinstance(node, Position)}
         locals_ = {node.name for tile in tiles for node in tile.walk() if isinstance(node, Local)}
         for scope in self.chain():

@@ -1,4 +1,4 @@
-"""Which Funcs get kernels of their own, and in which order these run."""
+"""Partition a program into kernels: choose the Funcs that get their own, and the order in which they run."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ...lang.schedule import Program, host
 
 
 def stored_funcs(program: Program) -> tuple[str, ...]:
-    """Fused Funcs that ``store()`` has the kernel they are fused into write, for other kernels to read."""
+    """Return the fused Funcs that ``store()`` makes their kernel write, so that other kernels can read them."""
     fused = program.schedule.fused()
     return tuple(p.func for p in program.schedule.primitives if p.name == "store" and p.func in fused)
 
 
 def kernel_roots(program: Program) -> tuple[str, ...]:
-    """Funcs with a kernel of their own, each after those whose results it reads. Raises DTError where that cannot be."""
+    """Return the Funcs with a kernel of their own, each after those whose results it reads. Raises DTError if no order exists."""
     fused, outputs = program.schedule.fused(), program.outputs()
     _check_aligned(program, outputs)
     roots = [f for f in program.algorithm.needed_by(outputs) if f not in fused]
@@ -38,7 +38,7 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
 
 
 def _read_from(program: Program, root: str) -> set[str]:
-    """Hosts of the Funcs that the kernel of ``root`` reads from memory."""
+    """Return the hosts of the Funcs that the kernel of ``root`` reads from memory."""
     algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), stored_funcs(program), program.outputs()
     written = {f for f in (*stored, *outputs) if host(f, fused) == root}
     todo, seen, found = [root, *written], set(), set()
@@ -56,7 +56,7 @@ def _read_from(program: Program, root: str) -> set[str]:
 
 
 def _check_consumers(program: Program) -> None:
-    """A Func that is computed inside another one, itself fused, is not made from that one."""
+    """Raise DTError for a Func fused into another one that it is computed from, itself fused."""
     fused = program.schedule.fused()
     for p in program.schedule.primitives:
         at = fused[p.func][0] if p.name == "fuse_at" else ""

@@ -1,14 +1,14 @@
-"""Sums that are cut where the blocks of another kernel are: ``g.parts_at(f, n)``.
+"""Compute partial sums in the kernel of another Func, one for each of its blocks: ``g.parts_at(f, n)``.
 
 Before, two kernels that read all of ``X``::
 
     g[m, l] = rdot(X[m, n], C[l, n], n);
     f[l, n] = rdot(W[m, l], X[m, n], m);
 
-After, with blocks of 256 of ``n`` in the kernel of ``f``, which makes a part of every ``g`` from the tile it has::
+After, with blocks of 256 of ``n`` in the kernel of ``f``, which computes a part of every ``g`` from the tile it has loaded::
 
     g_parts[n_part, m, l] = rdot(X[m, n], C[l, n], n), n in block n_part;       in the kernel of f, in its loop over m
-    g[m, l] = rsum(g_parts[n_part, m, l], n_part);                              the parts in order: the same bits every run
+    g[m, l] = rsum(g_parts[n_part, m, l], n_part);                              the parts in order: bitwise reproducible
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from ...lang.reserved_names import clashes
 from ...lang.schedule import Primitive, Program, Schedule, Sized
 from ...lang.schedule_checks import reduction_labels
 
-AT_ONCE = 8  #: parts whose loads are on their way together
+AT_ONCE = 8  #: parts whose loads overlap
 
 
 def add_partial_sums(program: Program) -> Program:
-    """``program`` with a Func of parts for each ``parts_at``, and without ``parts_at``."""
+    """Replace each ``parts_at`` in ``program`` by a Func of partial sums."""
     for p in [p for p in program.schedule.primitives if p.name == "parts_at"]:
         program = _cut(program, p)
     return program
@@ -46,7 +46,7 @@ def _cut(program: Program, p: Primitive) -> Program:
         return whole if n == node else n
 
     parts = Definition(name, (part, *made.labels), node)
-    first = algorithm.needed_by((host, *(a.tensor for a in ex.accesses(node) if a.tensor in algorithm)))  # what the parts are made from too
+    first = algorithm.needed_by((host, *(a.tensor for a in ex.accesses(node) if a.tensor in algorithm)))  # the Funcs that the parts are computed from too
     changed = [replace(d, expr=d.expr.transform(change)) if d is made else d for d in algorithm.definitions]
     before, after = ([d for d in changed if (d.name in first) == early] for early in (True, False))
     said = (Primitive(name, "fuse_at", (host, loop), p.pos), Primitive(name, "store", (), p.pos))
@@ -58,7 +58,7 @@ def _cut(program: Program, p: Primitive) -> Program:
 
 
 def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:
-    """The one reduction of ``made``, over ``label`` alone."""
+    """Return the one reduction of ``made``, over ``label`` only."""
     found = [n for n in made.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot))]
     if len(found) != 1 or found[0].labels != (label,) or (isinstance(found[0], ex.Reduce) and found[0].kind == "mean"):
         raise DTError(f"parts_at cuts one reduction, over {label}", found=str(made).rstrip(";"), allowed=f"{p.func} = rsum(..., {label})", at=p.pos)
@@ -66,7 +66,7 @@ def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:
 
 
 def _loop(program: Program, made: Definition, host: str, label: str, block: int, p: Primitive) -> str:
-    """The loop of ``host`` inside which every other label of ``made`` is known; DTError where that cannot be."""
+    """Return the loop of ``host`` inside which every other label of ``made`` is bound. Raises DTError if there is none."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     if host not in algorithm.needed_by(program.outputs()) or host in program.schedule.fused():
         raise DTError("parts_at names a Func with a kernel of its own", found=host, allowed="one that is compiled or needed", at=p.pos)
@@ -94,7 +94,7 @@ def _loop(program: Program, made: Definition, host: str, label: str, block: int,
 
 
 def free_name(wish: str, algorithm: Algorithm) -> str:
-    """``wish``, longer where the algorithm has that name."""
+    """Return ``wish``, made longer where the algorithm already uses that name."""
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     while clashes(wish, taken):
         wish += "_"

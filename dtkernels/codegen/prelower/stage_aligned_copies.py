@@ -1,18 +1,19 @@
-"""Copies of inputs whose rows start at multiples of 16 bytes: ``f.stage(A)``.
+"""Stage inputs through copies whose rows start at multiples of 16 bytes: ``f.stage(A)``.
 
 Before::
 
     f[x, y] = rdot(A[x, k], B[k, y], k);
 
-After, with a kernel of its own for the copy, whose buffer has rows as long as alignment wants::
+After, with a separate kernel for the copy, whose buffer has rows of an aligned length::
 
     A_rows[x, k] = A[x, k];
     f[x, y] = rdot(A_rows[x, k], B[k, y], k);
 
-Copies by 16 bytes and tensor descriptors then reach what the caller's layout keeps from them. Kernels that stage the same
-input share one copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``. Of an input that is read
-only as ``exp(x - where(A > -inf, A, 0))``, the copy holds what the same in base two takes:
-``exp2(log2(e) * x - A_rows)``, and ``A_rows`` is ``log2(e) * where(A > -inf, A, 0)``.
+Loads of 16 bytes and tensor descriptors then work even where the caller's layout prevents them. Kernels that stage the same input share one
+copy. A Func that another kernel computes needs none: ``f.stage(g)`` is ``g.align()``.
+
+If an input is read only as ``exp(x - where(A > -inf, A, 0))``, the copy holds the shift in base two: the kernel computes
+``exp2(log2(e) * x - A_rows)``, where ``A_rows`` is ``log2(e) * where(A > -inf, A, 0)``.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from .kernel_partition import stored_funcs
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
-ROWS, COLUMNS = 4, 256  #: of a copy at once: 16 bytes a thread, and little beyond the end of a row
+ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste past the end of a row
 
 
 def stage_aligned_copies(program: Program) -> Program:
-    """``program`` with a Func for each input that ``stage`` names, and without ``stage``."""
+    """Replace each ``stage`` in ``program`` by a Func that copies the input it names."""
     asked = [p for p in program.schedule.primitives if p.name == "stage"]
     known: dict[tuple[str, bool], str] = {}
     for p in asked:
@@ -48,7 +49,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     if tensor in algorithm:
         return _aligned(program, p, tensor)
     labels = algorithm.plain_labels(tensor)
-    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy holds these
+    numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
     if not _by_themselves(labels):
@@ -73,7 +74,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     if changed == algorithm.definitions or not set(own) <= set(labels_in_kernel(p.func, algorithm, schedule)):
         raise DTError(f"stage names an input of {p.func}", found=tensor, allowed=", ".join(sorted(_inputs(algorithm, members))) or "none", at=p.pos)
 
-    changed = tuple(d for d in changed if d.name != name)  # shared: it now stands before the first of its readers
+    changed = tuple(d for d in changed if d.name != name)  # shared: it moves before the first of its readers
     first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
 
     def renamed(q: Primitive) -> Primitive:
@@ -97,12 +98,12 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
 
 
 def _by_themselves(labels: tuple[str | None, ...]) -> bool:
-    """Whether each dimension has one label that indexes it by itself, and no other has it."""
+    """Return whether each dimension is indexed by one bare label, different from the others."""
     return bool(labels) and None not in labels and len(set(labels)) == len(labels)
 
 
 def _aligned(program: Program, p: Primitive, func: str) -> Program:
-    """The program with aligned rows of a Func that the kernel of ``p`` reads from memory."""
+    """Align the rows of a Func that the kernel of ``p`` reads from memory."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     members, taken = funcs_in_kernel(program, p.func), {*program.schedule.fused(), *program.outputs()}
     read = {a.tensor for m in members for a in ex.accesses(algorithm[m].expr)}
@@ -116,7 +117,7 @@ def _aligned(program: Program, p: Primitive, func: str) -> Program:
 
 
 def is_shift(expr: ex.Expr) -> bool:
-    """``where(A > -inf, A, 0)``, or that in base two, which is never -inf."""
+    """Match ``where(A > -inf, A, 0)``, or its form in base two, which is never -inf."""
     match expr:
         case ex.Binary("*", s, factor) if factor == LOG2_E:
             return is_shift(s)
@@ -126,7 +127,7 @@ def is_shift(expr: ex.Expr) -> bool:
 
 
 def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.Expr | None:
-    """The one ``where(A > -inf, A, 0)`` whose difference from something ``members`` take exp of; None if they read an input otherwise."""
+    """Return the one ``where(A > -inf, A, 0)`` that ``members`` subtract inside exp; None if they read the input in another way."""
     nodes = [n for m in members for n in algorithm[m].expr.walk()]
     taken = [n.args[0].right for n in nodes if isinstance(n, ex.Call) and n.fn == "exp" and isinstance(n.args[0], ex.Binary) and n.args[0].op == "-"]
     shifts = [s for s in taken if is_shift(s) and {a.tensor for a in ex.accesses(s)} == {tensor}]
@@ -136,7 +137,7 @@ def _read_as_shift(tensor: str, algorithm: Algorithm, members: set[str]) -> ex.E
 
 
 def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, bool], str]) -> tuple[str, bool]:
-    """The Func that is the copy of an input, or holds it as a shift, and whether another kernel has made it already."""
+    """Return the Func that copies an input, or holds it as a shift, and whether another kernel already makes it."""
     if (tensor, shift) in known:
         return known[tensor, shift], True
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
@@ -145,7 +146,7 @@ def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, 
 
 
 def funcs_in_kernel(program: Program, root: str) -> set[str]:
-    """Funcs that the kernel of ``root`` computes, those among them that other kernels compute as well."""
+    """Return the Funcs that the kernel of ``root`` computes, including those that other kernels compute as well."""
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     fused, stored = program.schedule.fused(), {*stored_funcs(program), *program.outputs()}
     found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]

@@ -1,4 +1,4 @@
-"""Dead code elimination in a kernel's body."""
+"""Eliminate dead code in the body of a kernel."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from ..ir.nest import Accumulator, Assign, Axis, Guard, Index, Let, Local, Loop,
 
 
 def tiles_of(s: Statement) -> tuple[Tile, ...]:
-    """The tile expressions of one statement: its value and its index."""
+    """Return the tile expressions of one statement: its value and its index."""
     own = (s.value,) if isinstance(s, (Let, Assign, Store, Put)) else ()
     return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())
 
 
 def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body without names, sums and indices that nothing in it asks for, and without loops that do nothing then."""
+    """Remove names, accumulators and indices that nothing reads, and loops that are empty then."""
     while True:
         found = [(s, n) for s in statements(body) for v in (*tiles_of(s), *_bounds(s)) for n in v.walk()]
         nodes = [n for _, n in found]

@@ -44,7 +44,7 @@ _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigm
 
 
 def eliminate_common_subexpressions(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Name costly subexpressions that occur more than once in one straight run of statements."""
+    """Name costly subexpressions that occur more than once in one straight-line run of statements."""
     moving = {s.name for s in statements(kernel.body) if isinstance(s, Accumulator)}
     return replace(kernel, body=_share(kernel.body, moving, nest.names_in(kernel.body)))
 
@@ -77,7 +77,7 @@ def _replacing(node: Tile, local: Local) -> Callable[[Tile], Tile]:
 
 
 def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[Statement, ...]:
-    """Use a named value wherever it is written out again after it."""
+    """Replace each subexpression that an earlier statement has named by that name."""
     done: dict[Tile, Local] = {}
     result = []
     for s in body:

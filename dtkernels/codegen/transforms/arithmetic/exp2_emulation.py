@@ -1,15 +1,15 @@
-"""Exponentials of which a part is worked out by multiply-adds: ``f.approximate(exp:1/4)``.
+"""Emulate a share of the exponentials by polynomials: ``f.approximate(exp:1/4)``.
 
-Before, 16 in a clock on a multiprocessor::
+Before, on the special function unit, 16 per clock on a multiprocessor::
 
     e = exp2(a)
 
-After, of every 4 that a thread has in a row the last one by a polynomial, on units that do 128 in a clock::
+After, one of every 4 neighbours in a thread by a polynomial, on units that do 128 multiply-adds per clock::
 
     e = exp2:1/4(a)
 
-One of them costs ten instructions for one, so it pays where the special function unit is what is waited for, and not
-where instructions are.
+A polynomial takes ten instructions instead of one. The pass pays where the special function unit is the bottleneck, and costs where
+instruction issue is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...lower.schedule_options import KernelOptions
 
 
 def emulate_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Mark the share of the exponentials that the schedule wants by polynomials."""
+    """Mark the exponentials for the share that the schedule asks for."""
     return replace(kernel, body=with_emulated_share(kernel.body, options.exponentials()))
 
 
 def with_emulated_share(body: tuple[Statement, ...], share: tuple[int, int] | None) -> tuple[Statement, ...]:
-    """The body with ``share`` of its exponentials by polynomials: those over most axes, as other ones are few."""
+    """Mark ``share`` of the exponentials over the most axes; the others are too few to matter."""
     if share is None:
         return body
 

@@ -1,4 +1,4 @@
-"""Exponentials relative to a shift, in base two, which is what GPUs compute.
+"""Compute exponentials relative to a shift in base two, which GPUs have in hardware.
 
 Before::
 
@@ -10,8 +10,8 @@ After, where nothing else uses ``scores``::
     scores_unscaled = dot(Q, K)
     e = exp2(scale * log2(e) * scores_unscaled - log2(e) * shift)     one fused multiply-add; the shift's product is one a row
 
-Only for shifts as the stability rule makes them, ``where(s > -inf, s, 0)``: there the rounding of the shift's product
-cancels, or is as small as that of the shift itself.
+The pass applies only to shifts that ``max_subtraction.py`` makes, ``where(s > -inf, s, 0)``. There the rounding error of the product
+``log2(e) * shift`` cancels, or is as small as that of the shift itself.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def rewrite_exp_to_exp2(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 
 def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with ``exp(a - shift)`` as ``exp2`` of a multiply-add."""
+    """Rewrite ``exp(a - shift)`` as ``exp2`` of a multiply-add."""
     shifts = {s.name for s in statements(body) if isinstance(s, Let) and _is_shift(s.value)}
     nodes = [n for s in statements(body) for v in _tiles(s) for n in v.walk()]
     used = Counter(n.name for n in nodes if isinstance(n, Local))
@@ -42,7 +42,7 @@ def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> tuple[Statement, ...]:
-    """One straight run of statements; ``single`` are names of values that are used once."""
+    """Rewrite one straight-line run of statements; ``single`` are the names of values that are used once."""
     factors = {s.name: s.value for s in body if isinstance(s, Let) and s.name in single and _factored(s.value)}
     bare: dict[str, Local] = {}
 
@@ -61,7 +61,7 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
             case Op("exp", (Op("-", (a, b)),)) if _is_shift(b) or isinstance(b, Local) and b.name in shifts:
                 return Op("exp2", (Op("-", (scaled(a), scaled(b))),))
             case Op("exp2", (Op("-", (Op("*", (a, factor)), Local(name) as b)),)) if factor == LOG2_E and name in shifts:
-                return Op("exp2", (Op("-", (scaled(a), b)),))  # made in base two by another kernel: stage_aligned_copies.py
+                return Op("exp2", (Op("-", (scaled(a), b)),))  # another kernel already scaled it: stage_aligned_copies.py
         return tile
 
     changed = [
@@ -74,7 +74,7 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
 
 
 def _is_shift(tile: Tile) -> bool:
-    """``where(s > -inf, s, 0)``, or what another kernel made so."""
+    """Match ``where(s > -inf, s, 0)``, or a load of such a shift that another kernel stored."""
     match tile:
         case nest.Load():
             return tile.shift
@@ -84,7 +84,7 @@ def _is_shift(tile: Tile) -> bool:
 
 
 def _factored(tile: Tile) -> bool:
-    """A single number times a tile."""
+    """Match a scalar times a tile."""
     return (
         isinstance(tile, Op) and tile.fn == "*" and not axes_of(tile.args[0]) and bool(axes_of(tile.args[1])) and not _reads(tile.args[0])
     )

@@ -1,4 +1,4 @@
-"""Guard elimination: drop the masks of a reduction's operands that the values of masked loads make needless.
+"""Eliminate guards: drop the masks of reduction operands where masked loads already give the neutral element.
 
 Before::
 
@@ -10,7 +10,7 @@ After::
     A = load(A[x, k])
     total <- total + A * A
 
-A masked load gives 0 or -inf outside the extents, whichever makes more guards needless.
+A masked load gives 0 or -inf outside the extents; the pass chooses the value that removes more guards.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ from ...lower.schedule_options import KernelOptions
 
 
 def eliminate_guards(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Drop needless guards and set what each masked load gives outside the extents; a descriptor always gives 0."""
+    """Drop needless guards and choose the fill value of each masked load; a descriptor always gives 0."""
     return replace(kernel, body=drop_guards(kernel.body, options.descriptors()))
 
 
 def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
-    """Remove guards that the value loads give outside the extents makes needless, choosing 0 or -inf for each load."""
+    """Remove guards that the fill values of loads make needless, choosing 0 or -inf for each load."""
     buffers = {s.name: s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
@@ -75,7 +75,7 @@ def _set_other(body: tuple[Statement, ...], loads: dict[str, float]) -> tuple[St
 
 
 def _single(body: tuple[Statement, ...]) -> dict[str, Tile]:
-    """Names that stand for one value wherever they occur; sibling loops may reuse a name for another."""
+    """Return the names that stand for one value wherever they occur; sibling loops may reuse a name for another."""
     values: dict[str, set[Tile | None]] = {}
     for s in statements(body):
         if isinstance(s, (Let, Accumulator)):
@@ -90,12 +90,12 @@ def _guards_left(body: tuple[Statement, ...], loads: dict[str, float]) -> int:
 
 
 def _needless(guard: Guard, lets: dict[str, Tile], loads: dict[str, float]) -> bool:
-    """Whether ``arg`` is neutral anyway wherever any one axis of the guard has passed its extent."""
+    """Return whether ``guard.arg`` is the neutral element anyway past the extent of each guarded axis."""
     return all(_outside(guard.arg, axis, lets, loads) == guard.neutral for axis in guard.axes)
 
 
 def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]) -> float | None:
-    """The constant that ``tile`` has where ``axis`` is past its extent; None if it is not known."""
+    """Return the constant value of ``tile`` where ``axis`` is past its extent; None if it is not known."""
     match tile:
         case Const(value):
             return None if isinstance(value, bool) else float(value)
@@ -119,7 +119,7 @@ def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str
 
 
 def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
-    """Whether no element of ``tile`` can be the infinity ``value``, whatever the inputs hold."""
+    """Return whether no element of ``tile`` can be the infinity ``value``, whatever the inputs hold."""
     match tile:
         case Const(own):
             return own != value

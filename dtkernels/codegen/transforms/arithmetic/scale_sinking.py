@@ -1,19 +1,19 @@
-"""A maximum of scaled values, scaled after it is found.
+"""Sink a positive scale below a maximum: scale the maximum of a row instead of each element.
 
-Before, with a ``scale`` that is a scalar of the call::
+Before, with a ``scale`` that is a scalar argument of the call::
 
     scores = scale * dot(Q, K)                                                a product an element
     shift = max(scores)
     e = exp2(scores * log2(e) - shift * log2(e))                              a multiply-add an element
 
-After, where ``scale`` is more than 0, which the wrapper says by a constant of the kernel::
+After, where ``scale`` is positive, which the wrapper passes to the kernel as a compile-time constant::
 
     scores = dot(Q, K)
     shift = scale * max(scores)                                               a product a row
     e = exp2(scores * (scale * log2(e)) - shift * log2(e))
 
-``inside(scale)`` is 1 then and ``outside(scale)`` is ``scale``; otherwise they change places, and the text is what it was.
-Rounding keeps the order of numbers, so that the maximum is the same to the last bit.
+``inside(scale)`` is then 1 and ``outside(scale)`` is ``scale``. Otherwise they are the other way round, and the kernel computes what it did
+before the pass. Rounding is monotonic, so the maximum is bitwise the same.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ from .exp_to_exp2 import LOG2_E
 
 
 def sink_scales(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Scale a maximum instead of the values it is taken of."""
+    """Scale a maximum instead of the values that it is taken over."""
     return replace(kernel, body=with_scales_sunk(kernel.body))
 
 
 def with_scales_sunk(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with products by a scalar put behind a maximum, where nothing but exponentials relative to it reads them too."""
+    """Move products by a scalar behind a maximum, where only exponentials relative to that maximum read the products too."""
     factors = _carriers(body)
     used = Counter(n.name for v in values(body) for n in v.walk() if isinstance(n, Local))
     wheres = Counter(_carried(s.value, factors) for s in statements(body) if isinstance(s, Let))
@@ -65,7 +65,7 @@ def with_scales_sunk(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _carriers(body: tuple[Statement, ...]) -> dict[str, Scalar]:
-    """Name -> the scalar that it is a multiple of, for names that are given such a value wherever they are given one."""
+    """Map each name that is always a multiple of one scalar to that scalar."""
     found: dict[str, Scalar] = {}
     other: set[str] = {s.name for s in statements(body) if isinstance(s, (Accumulator, Assign))}
     for s in statements(body):
@@ -85,7 +85,7 @@ def _factor(tile: Tile) -> Scalar | None:
 
 
 def _carried(tile: Tile, factors: dict[str, Scalar]) -> str:
-    """The name of the multiple that ``tile`` hides a part of."""
+    """Return the name of the multiple that ``tile`` masks with -inf."""
     match tile:
         case Op("where", (_, Local(name), Const(low))) if low == -math.inf and name in factors:
             return name
@@ -93,7 +93,7 @@ def _carried(tile: Tile, factors: dict[str, Scalar]) -> str:
 
 
 def _highest(tile: Tile, factors: dict[str, Scalar]) -> str:
-    """The name of the multiple that ``tile`` is a maximum of."""
+    """Return the name of the multiple that ``tile`` is the maximum of."""
     if not isinstance(tile, TileReduce) or tile.kind != "max":
         return ""
     arg = tile.arg.arg if isinstance(tile.arg, Guard) and tile.arg.neutral == -math.inf else tile.arg
@@ -101,7 +101,7 @@ def _highest(tile: Tile, factors: dict[str, Scalar]) -> str:
 
 
 def _power(tile: Tile, factors: dict[str, Scalar]) -> str:
-    """The name of the multiple that ``tile`` is an exponential of."""
+    """Return the name of the multiple that ``tile`` is an exponential of."""
     match tile:
         case Op("exp2", (Op("-", (Op("*", (Local(name), factor)), _)),)) if factor == LOG2_E and name in factors:
             return name

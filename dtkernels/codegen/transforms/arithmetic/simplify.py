@@ -1,4 +1,4 @@
-"""Simplifying tiles, and the proof that one step of a loop changes nothing."""
+"""Simplify tile expressions, and prove that one step of a loop changes nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ TRUE, FALSE = Const(True), Const(False)
 
 
 def simplified(tile: Tile) -> Tile:
-    """``tile`` without the choices that constants have decided."""
+    """Drop the choices in ``tile`` that constants decide."""
     match tile:
         case Op("and", (a, b)):
             return FALSE if FALSE in (a, b) else b if a == TRUE else a if b == TRUE else tile
@@ -25,10 +25,10 @@ def simplified(tile: Tile) -> Tile:
 
 
 def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool:
-    """Whether a step of ``body`` leaves every accumulator as it was, if ``assume`` rewrites what is known in that step.
+    """Return whether a step of ``body`` leaves every accumulator unchanged; ``assume`` substitutes what is known in that step.
 
-    Exact in real arithmetic: 0 times anything is 0. A factor ``exp(x - where(x > -inf, x, 0))`` on an accumulator is 1,
-    or nothing was accumulated yet (reductions.py makes such factors of running maxima alone).
+    Exact in real arithmetic: 0 times anything is 0. A factor ``exp(x - where(x > -inf, x, 0))`` on an accumulator is 1, unless nothing
+    was accumulated yet: ``lower/reductions.py`` makes such factors only from running maxima.
     """
     values: dict[str, Tile] = {}
     inner: set[str] = set()
@@ -70,7 +70,7 @@ def _evaluate(tile: Tile) -> Tile:
 
 
 def _under(condition: Tile, side: int, tile: Tile) -> Tile:
-    """``tile`` where a choice by ``condition`` has been made already: inner choices by it are the same.
+    """Simplify ``tile`` inside a choice by ``condition``: nested choices by it are decided.
 
     Before: ``where(c, exp(where(c, -inf, 0)), 0)``  After: ``where(c, exp(-inf), 0)``
     """
@@ -121,7 +121,7 @@ def _is(tile: Tile, value: float) -> bool:
 
 
 def _stands_still(difference: Tile) -> bool:
-    """``x - where(x > -inf, x, 0)``, or a multiple of it."""
+    """Match ``x - where(x > -inf, x, 0)``, or a multiple of it."""
     match difference:
         case Op("*", (d, Const())):
             return _stands_still(d)

@@ -1,4 +1,4 @@
-"""Blocks that lie inside their extent, printed without masks.
+"""Specialize interior blocks: a block that lies inside its extent runs without masks.
 
 Before::
 
@@ -15,9 +15,9 @@ After::
         x_ok = x < size_x
         ...
 
-A vector is loaded at once where its elements are masked alike. Of an extent that may be odd Triton knows that of no two: it moves
-each by itself, in every block for the sake of the last. In kernels of one label alone, whose tensors have no other dimension:
-rows of others do not start at multiples of 16 bytes where that extent is odd, and are moved by single elements anyway.
+Triton vectorizes a load where neighbouring elements share a mask. For an extent that may be odd it cannot prove this for any pair, and
+moves single elements in every block because of the last one. The pass applies to kernels of one label whose tensors have one dimension.
+Rows of other tensors do not start at multiples of 16 bytes where the extent is odd, and are moved by single elements anyway.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ...ir.nest import Axis, Guard, Index, InteriorOrEdge, Kernel, Let, Load, Po
 
 
 def specialize_interior_blocks(kernel: Kernel) -> Kernel:
-    """Give blocks that lie inside their extent a body without masks, in a kernel that maps elements of one label."""
+    """Give interior blocks a body without masks, in an elementwise kernel over one label."""
     axis = _only_axis(kernel)
     if axis is None:
         return kernel
@@ -40,7 +40,7 @@ def specialize_interior_blocks(kernel: Kernel) -> Kernel:
 
 
 def _only_axis(kernel: Kernel) -> Axis | None:
-    """The axis of a kernel without loops whose blocks have one; every tensor that it enters has no other dimension."""
+    """Return the block axis of a loop-free kernel if it is the only axis, and the only dimension of every tensor that it indexes."""
     axes = [s.axis for s in kernel.body if isinstance(s, Index)]
     straight = all(isinstance(s, (Index, Let, Store)) for s in kernel.body)
     if not straight or len(axes) != 1 or [(g.label, g.parts) for g in kernel.grid] != [(axes[0].label, 0)]:

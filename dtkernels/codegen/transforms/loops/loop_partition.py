@@ -1,4 +1,4 @@
-"""Mask ranges: an affine condition on a loop's label becomes bounds of the loop.
+"""Partition loops by their conditions: an affine condition on a loop's label becomes a bound of the loop.
 
 Before::
 
@@ -11,8 +11,8 @@ After::
     for l in 0 .. l_partial step T:      acc <- acc + e
     for l in l_partial .. l_end step T:  acc <- acc + guard(where(l <= m, e, 0), l)
 
-Tiles are left out only where simplify.py proves that they change nothing. A loop with no condition is cut the same way,
-into whole tiles and the last, where its extent guards a matrix product: the guard would cost in every step.
+A tile is skipped only where ``simplify.is_noop`` proves that it changes nothing. A loop without a condition is peeled into whole tiles
+and a last partial one if its extent guards a matrix product, since the guard would cost time in every step.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def partition_loops(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 
 def with_loops_partitioned(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
-    """The body with every reduction loop cut by the conditions in it; ``outside`` are the axes around it."""
+    """Partition every reduction loop of ``body`` by the conditions in it; ``outside`` are the axes of the loops around it."""
     return _cut(body, outside, nest.names_in(body))
 
 
@@ -73,7 +73,7 @@ def _cut(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str])
 
 @dataclass(frozen=True)
 class _Condition:
-    """A comparison that must be ``holds`` for a tile to matter: forms that are then all at least 0."""
+    """A comparison, and the truth value (``holds``) without which a tile contributes nothing; ``forms`` are then all >= 0."""
 
     comparison: Tile
     holds: bool
@@ -81,7 +81,7 @@ class _Condition:
 
 
 class _Cut:
-    """One loop and the loops it becomes."""
+    """Partition one loop into the loops that replace it."""
 
     def __init__(self, loop: Loop, outside: frozenset[Axis], names: set[str]):
         self.loop, self.outside, self.names = loop, outside, names
@@ -102,7 +102,7 @@ class _Cut:
         return self._three(lower, upper, begin, end)
 
     def _three(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
-        """Masked tiles, whole ones, masked ones; the first only under a lower bound."""
+        """Return masked tiles, whole tiles, masked tiles; the first group only under a lower bound."""
         last = self._whole_until(_least([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
         if not lower:
             partial = self._name("partial", last)
@@ -120,13 +120,13 @@ class _Cut:
         return [*self.bounds, self._unmasked(self.loop.begin, whole), self._tail(whole, self.end)]
 
     def _whole_until(self, bound: Tile, positive: bool) -> Tile:
-        """Where the whole tiles before ``bound`` end; where the loop begins if there are none."""
+        """Return where the whole tiles before ``bound`` end; where the loop begins if there are none."""
         return self._down(bound) if self.begin == Const(0) and positive else _most([self.begin, self._down(bound)])
 
     # -- conditions -------------------------------------------------------------------------------------------------
 
     def _conditions(self) -> Iterable[_Condition]:
-        """Comparisons of this loop's label with what is fixed in it that mask everything where they fail (or hold)."""
+        """Find comparisons of the loop's label with loop-invariant values that mask every statement where they fail (or hold)."""
         values = [s.value for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign))]
         for comparison in dict.fromkeys(n for v in values for n in v.walk() if isinstance(n, Op)):
             for holds, node in ((True, comparison), (False, _negated(comparison))):
@@ -171,13 +171,13 @@ class _Cut:
     # -- bodies -----------------------------------------------------------------------------------------------------
 
     def _masked(self, begin: Tile | None, end: Tile) -> Loop:
-        """The loop as it was, over a few tiles: too few for warps to specialise in."""
+        """Return the loop unchanged, over too few tiles for warp specialization to pay."""
         return replace(self.loop, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
 
     def _tail(self, begin: Tile | None, end: Tile) -> Loop:
-        """The last tile, where it is not whole: one step, so there is nothing to load ahead for.
+        """Return the last, partial tile as a loop of one step, without software pipelining.
 
-        Where a loop adds up several products, what loading ahead holds in registers would slow down the one over whole tiles too.
+        In a loop that adds up several products, the registers that prefetching takes would slow down the loop over whole tiles too.
         """
         loop = replace(self._masked(begin, end), tail=True)
         sums = [s for s in statements(loop.body) if isinstance(s, nest.Assign) and any(isinstance(n, TileDot) for n in s.value.walk())]
@@ -186,12 +186,12 @@ class _Cut:
         return replace(loop, options=(*(o for o in loop.options if o[0] != "num_stages"), ("num_stages", 1)))
 
     def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
-        """The loop over tiles in which every condition is met and no element lies outside the extent."""
+        """Return the loop over tiles that meet every condition and lie inside the extent."""
         known = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
         return replace(self._exact(begin, end, known), options=self.loop.options)
 
     def _exact(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:
-        """The loop over a few tiles in which no element lies outside the extent, and conditions are as ``known``."""
+        """Return the loop over a few tiles that lie inside the extent, with conditions replaced as ``known`` says."""
         exact = replace(self.axis, exact=True)
 
         def change(tile: Tile) -> Tile:
@@ -207,14 +207,16 @@ class _Cut:
 
 
 class _Decided:
-    """Rewrites a body by decisions that may leave a tile with fewer axes; products and reductions keep theirs.
+    """Rewrites a body whose conditions are decided.
+
+    A decision may drop axes of a tile; operands of products and reductions are broadcast to their axes again.
 
     Before: ``dot(where(l <= m, a, 0), B, l)``  Decided: ``dot(a, B, l)``, where ``a[m]`` lacks ``l``  After: ``dot(where(l >= 0, a, 0), B, l)``
     """
 
     def __init__(self, change: Callable[[Tile], Tile]):
         self.change = change
-        self.left: dict[str, frozenset[Axis]] = {}  #: named value -> the axes that it still varies with
+        self.left: dict[str, frozenset[Axis]] = {}  #: name -> axes that its value still varies with
 
     def body(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         return tuple(self._statement(s) for s in body)
@@ -245,12 +247,12 @@ class _Decided:
         return new
 
     def _over(self, new: Tile, old: Tile) -> Tile:
-        """``new`` over the axes of ``old``."""
+        """Broadcast ``new`` to the axes of ``old``."""
         lost = nest.axes_of(old) - self._axes(new)
         return repeated(new, tuple(sorted(lost, key=lambda a: a.name)), 0.0)
 
     def _axes(self, tile: Tile) -> frozenset[Axis]:
-        """The axes that a rewritten tile varies with."""
+        """Return the axes that a rewritten tile varies with."""
         named = tile.transform(lambda n: replace(n, axes=tuple(self.left[n.name])) if isinstance(n, Local) and n.name in self.left else n)
         return nest.axes_of(named)
 
@@ -279,7 +281,7 @@ def _least(tiles: list[Tile]) -> Tile:
 
 
 def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = MappingProxyType({})) -> tuple[Statement, ...]:
-    """The body without names for what has a name already; ``known`` are those of the statements around it."""
+    """Remove names that only rename another value; ``known`` are the aliases of the enclosing statements."""
     moving = {s.name for s in statements(body) if isinstance(s, nest.Assign)}
     alias = dict(known)
     result: list[Statement] = []

@@ -1,4 +1,4 @@
-"""Splitting a reduction over programs: ``f.split(k:4)``.
+"""Split a reduction over programs (split-K): ``f.split(k:4)``.
 
 Before::
 
@@ -10,13 +10,13 @@ After, two kernels::
     for k in part's share of size_k:    acc <- acc + terms          four programs a block
     acc_part[part] := acc
 
-    for part in 0 .. 4:                 acc <- acc + acc_part[part]  always in this order, so the same bits every run
+    for part in 0 .. 4:                 acc <- acc + acc_part[part]  always in this order: bitwise reproducible
     f := epilogue(acc)
 
-Accumulators relative to a running maximum (reductions.py) are merged with the same repair as from step to step:
-``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf, its sums are 0.
+Accumulators relative to a running maximum (``lower/reductions.py``) are merged with the same rescaling that each step applies:
+``acc * exp(old - new) + acc_part * exp(old_part - new)``. A part may be empty: its maximum is -inf and its sums are 0.
 
-Where a program holds whole rows, so that no block of them would be a program of the merge, that one is cut otherwise: split_k_merge.py.
+``split_k_merge.py`` distributes the merge over programs where its blocks would be too few.
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
 from .split_k_merge import block_merge, merge_warps, parts_at_once
 
-#: how two parts combine -> how the elements of one tile do
+#: operator that combines two parts -> reduction over the elements of one tile
 REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
 
 
 def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
-    """The kernels that make the parts of each reduction over the split label, then the one that merges them."""
+    """Return a kernel of partial results for each reduction over the split label, then the kernel that merges them."""
     split, body = options.split(), kernel.body
     made: tuple[Kernel, ...] = ()
     spaces: tuple[Workspace, ...] = ()
@@ -81,7 +81,7 @@ def _reduces_over(body: tuple[Statement, ...], label: str) -> bool:
 
 
 def _written(body: tuple[Statement, ...]) -> set[str]:
-    """Buffers that the body stores."""
+    """Return the buffers that the body stores."""
     return {s.buffer for s in statements(body) if isinstance(s, Store)}
 
 
@@ -98,7 +98,7 @@ class _Splitter:
         return eliminate_dead_code(parts), tuple(self.workspaces.values()), block_merge(eliminate_dead_code(merged))
 
     def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
-        """Both bodies. ``before`` is what stands outside, in which the loop may find its values."""
+        """Return the bodies of the part and of the merge. ``before`` are the enclosing statements, which may define values of the loop."""
         at = next(i for i, s in enumerate(body) if isinstance(s, Loop) and self._holds(s))
         loop = body[at]
         assert isinstance(loop, Loop)
@@ -134,7 +134,7 @@ class _Splitter:
     # -- the part ---------------------------------------------------------------------------------------------------
 
     def _accumulators(self, before: tuple[Statement, ...], loop: Loop) -> tuple[Accumulator, ...]:
-        """What the loop accumulates. Nothing that it finishes inside may depend on the split label."""
+        """Return the accumulators of the loop. A reduction that finishes inside it must not run over the split label."""
         inner = next(s for s in statements((loop,)) if isinstance(s, Loop) and s.reduces and s.axis.label == self.split.label)
         changed = {s.name for s in statements(inner.body) if isinstance(s, Assign)} - {
             s.name for s in statements(inner.body) if isinstance(s, Accumulator)
@@ -149,7 +149,7 @@ class _Splitter:
         return found
 
     def _fixed(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
-        """Single indices (of batches, say) that the accumulated values belong to."""
+        """Return the scalar axes (those of batches, for instance) that index the accumulated values."""
         lets = {s.name: s.value for s in before if isinstance(s, Let)}
         used: set[Axis] = set()
         todo: list[Tile] = [v for s in statements(loop.body) for v in tiles_of(s)]
@@ -163,7 +163,7 @@ class _Splitter:
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
 
     def _bounded(self, loop: Loop) -> list[Statement]:
-        """The loop over one part's share of the extent, which is a whole number of tiles."""
+        """Limit the loop to one part's share of the extent, which is a whole number of tiles."""
         label, k = self.split.label, next(s.axis for s in statements((loop,)) if isinstance(s, Loop) and s.axis.label == self.split.label)
         parts, size = Const(self.split.parts), Size(label)
         chunk: Tile = Op("cdiv", (size, parts)) if k.scalar else Op("*", (Op("cdiv", (Op("cdiv", (size, Step(k))), parts)), Step(k)))
@@ -180,7 +180,7 @@ class _Splitter:
         return [*(Let(n.name, v, ()) for n, v in zip(names, values)), limit(loop)]
 
     def _store(self, a: Accumulator, whole: Accumulator, fixed: tuple[Axis, ...]) -> Store:
-        """Store the part of ``a``; what the loop left to sum over its own tile is summed here: ``whole`` has the axes that stay."""
+        """Store the partial result of ``a``, reduced over the loop's own tile; ``whole`` has the axes that remain."""
         name = a.name if a.name.startswith(self.name) else f"{self.name}_{a.name}"
         space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes))
         self.workspaces[a.name] = space
@@ -192,7 +192,7 @@ class _Splitter:
     # -- the merge --------------------------------------------------------------------------------------------------
 
     def _merge(self, accumulators: tuple[Accumulator, ...], fixed: tuple[Axis, ...]) -> Loop:
-        """The loop over parts: one step of the accumulation for each, unrolled so that their loads overlap."""
+        """Return the loop over parts: one accumulation step for each, unrolled so that their loads overlap."""
         running = {name for a in accumulators for name, _ in a.moves}
         now, part = ({a.name: Local(n.format(a.name), a.axes) for a in accumulators} for n in ("{}", "{}_part"))
         after = {a.name: Local(f"{a.name}_next", a.axes) for a in accumulators if a.name in running}
@@ -230,7 +230,7 @@ class _Splitter:
         )
 
     def _joined(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
-        """What is left after the loop where a step takes several parts: those at one place of each step, joined by the same repair."""
+        """Join the accumulators that remain after the loop where a step takes several parts, with the same rescaling."""
         axes = {a.name: tuple(x for x in a.axes if x != self.piece) for a in accumulators}
         own = {a.name: Local(a.name, a.axes) for a in accumulators}
         whole = {name: Local(f"{name}_joined", x) for name, x in axes.items()}
@@ -249,7 +249,7 @@ class _Splitter:
 
 
 def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) -> tuple[Statement, ...]:
-    """The body after a loop, where accumulators come merged: nothing is left to sum over the loop's own tile."""
+    """Drop reductions over the loop's own tile from the statements after it: merged accumulators are already reduced."""
 
     def change(tile: Tile) -> Tile:
         match tile:
@@ -261,7 +261,7 @@ def _without_sums(body: tuple[Statement, ...], whole: dict[str, Accumulator]) ->
 
 
 def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
-    """The body after a loop whose accumulators are left with one element for each of the parts that a step takes."""
+    """Reduce over the parts of a step wherever the statements after the loop read an accumulator."""
 
     def change(tile: Tile) -> Tile:
         if isinstance(tile, Local) and tile.name in merged:
@@ -273,7 +273,7 @@ def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piec
 
 
 def _renamed(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
-    """The body after a loop, with what ``_joined`` makes of its accumulators."""
+    """Make the statements after the loop read the values that ``_joined`` defines."""
 
     def change(tile: Tile) -> Tile:
         if isinstance(tile, Local) and tile.name in merged:

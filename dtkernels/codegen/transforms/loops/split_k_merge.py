@@ -1,4 +1,4 @@
-"""Cutting the merge of a split reduction over programs, where those before it hold whole rows, or blocks too large to be few.
+"""Distribute the merge kernel of a split-K reduction over programs.
 
 Before, one program for everything::
 
@@ -12,16 +12,18 @@ After, one for every 32 columns, each taking 32 parts at a time::
     for part in 0 .. 256 by 32:              acc[part, y] <- acc[part, y] + acc_part[part, y]
     f[y] := sum(acc[part, y], part)
 
-So is a merge in blocks of columns: one program that goes through 256 parts of 768 columns takes longer than they took to make.
-Other merges in blocks take smaller ones than the kernel before them, down to ``ELEMENTS``: that one's blocks are large so that
-each reads an operand once, which nothing here does, and sixteen programs that add up 8 parts of 64 KiB take longer than their bytes.
+The kernels before the merge may hold whole rows, and would then leave one program to the merge. That program would go through 256
+parts of 768 columns, and take longer than the parts took to make. A merge in blocks of columns is distributed in the same way.
 
-A merge relative to a running maximum has small programs, ``ROWS`` by ``COLUMNS``, however wide the rows: one query's heads are few, and
-eight programs that go through 32 parts of 16 rows one after another take longer than the parts took. Each takes as many parts at a time as
-make ``LIVE`` elements, so that their loads are on their way together, and keeps a maximum for each of these: what is left after the last
-step is joined once, relative to the largest. From part to part instead every step would wait for memory, and for the step before it.
+Other merges use smaller blocks than the kernel before them, down to ``ELEMENTS``. Blocks of that kernel are large so that each operand
+is read once; a merge has no operand to reuse. Sixteen programs that add up 8 parts of 64 KiB would not reach the memory bandwidth.
 
-The order is fixed as before: which parts meet in which element, and the tree that ``sum`` adds them up by.
+A merge relative to a running maximum has small programs, ``ROWS`` by ``COLUMNS``, however wide the rows are. One query has few heads:
+eight programs that go through 32 parts of 16 rows one by one take longer than the parts took. Each program takes as many parts at a
+time as make ``LIVE`` elements, so that their loads overlap, and keeps one maximum for each of these parts. These partial results are
+joined once after the last step, relative to the largest maximum. Part by part, every step would wait for memory and for the step before.
+
+The order of summation is fixed: which parts are added to which element, and the tree by which ``sum`` adds them up.
 """
 
 from __future__ import annotations
@@ -33,17 +35,17 @@ from ...ir import nest
 from ...ir.axes import swap_axis
 from ...ir.nest import WHOLE, Accumulator, Axis, Index, Loop, Position, Statement, Store, TileReduce
 
-COLUMNS = 32  #: of a program: 128 bytes of a part
-ROWS = 4  #: of a program that goes from part to part, where those before it were padded for a product
+COLUMNS = 32  #: columns of one program: 128 bytes of a part
+ROWS = 4  #: rows of one program, where the kernel before it pads them for a matrix product
 PARTS = 32  #: most parts that one step takes
-LIVE = 4096  #: elements of parts that such a program has at once
-A_WARP = 2048  #: of them, to a warp
-ELEMENTS = 2048  #: of a program's block, at most if that leaves COLUMNS of each label
-LENGTH = 64  #: what a whole extent beside blocks is taken to be
+LIVE = 4096  #: elements that a program loads at once, over all parts of a step
+A_WARP = 2048  #: elements for each warp
+ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
+LENGTH = 64  #: assumed length of an unblocked extent
 
 
 def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
-    """How many parts of an unsplit ``body`` one step of its merge takes: 1 where its blocks are programs already, and large."""
+    """Return how many parts one step of the merge of ``body`` takes; 1 where its blocks already give enough programs."""
     stored = [s for s in body if isinstance(s, Store)]
     if _relative(body):
         return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _held(body)).bit_length() >> 1))
@@ -56,7 +58,7 @@ def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
 
 
 def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with blocks along whole extents, if it has no blocks and does the same along every element of them."""
+    """Block the whole extents of a merge that has no blocks, where every element along them is computed independently."""
     relative = _relative(body)
     if _has_blocks(body) and not relative:
         return _finer(body)
@@ -68,13 +70,13 @@ def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _parallel(body: tuple[Statement, ...], axis: Axis) -> bool:
-    """Whether the same is done along every element of the axis."""
+    """Return whether every element along the axis is computed independently."""
     reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
     return not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store))
 
 
 def _held(body: tuple[Statement, ...]) -> int:
-    """How many elements of one part a program of a merge relative to a running maximum holds, as far as the text tells."""
+    """Estimate how many elements of one part a program holds in a merge relative to a running maximum."""
     sizes = {}
     for axis in (s.axis for s in body if isinstance(s, Index)):
         cut = _parallel(body, axis) and (axis.padded or axis.tile == WHOLE)
@@ -83,9 +85,9 @@ def _held(body: tuple[Statement, ...]) -> int:
 
 
 def merge_warps(body: tuple[Statement, ...], most: int) -> int:
-    """How many warps a merge relative to a running maximum has where it takes several parts at once, ``most`` at most.
+    """Choose the warps of a merge relative to a running maximum that takes several parts at once: at most ``most``.
 
-    One where that does: what is summed over the parts then crosses lanes and waits at no barrier.
+    With one warp, sums over the parts are shuffles between lanes and need no barrier.
     """
     held = [a.axes for a in nest.statements(body) if isinstance(a, Accumulator)]
     several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
@@ -99,7 +101,7 @@ def _largest(tiles: list[list[int]]) -> int:
 
 
 def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body in smaller blocks, if all it does is along each element of them."""
+    """Make the blocks smaller, if every element of them is computed independently."""
     stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     pieces = {s.axis for s in body if isinstance(s, Loop) and s.axis.tile > 1}
     over = {a for v in nest.values(body) for n in v.walk() if isinstance(n, (TileReduce, nest.TileDot)) for a in n.axes}
@@ -118,7 +120,7 @@ def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _elements(s: Store) -> int:
-    """How many elements a store writes, as far as the text tells."""
+    """Estimate how many elements a store writes; a whole extent counts as ``LENGTH``."""
     count = 1
     for axis in s.axes:
         count *= LENGTH if axis.tile == WHOLE else axis.tile
@@ -126,7 +128,7 @@ def _elements(s: Store) -> int:
 
 
 def _relative(body: tuple[Statement, ...]) -> bool:
-    """Whether sums are kept relative to a maximum that moves."""
+    """Return whether an accumulator is relative to a running maximum."""
     return any(isinstance(s, Accumulator) and s.moves for s in nest.statements(body))
 
 

@@ -1,4 +1,4 @@
-"""The last wave of a persistent kernel's blocks in smaller ones: ``f.tail(x:64, y:128)``.
+"""Run the last, partial wave of a persistent kernel in smaller blocks: ``f.tail(x:64, y:128)``.
 
 Before, with 561 blocks of 128 x 256 on 132 multiprocessors::
 
@@ -12,8 +12,8 @@ After::
 
     f[piece of block tiles_before + program / 4] := ...     33 blocks in 4 pieces each, by a kernel of its own
 
-Which of the two computes an element never changes how it is added up along a label that the pieces do not cut. The wrapper counts
-the waves when it is called; where the last one is more than half full nothing is left to the second kernel.
+Both kernels sum each element in the same order along labels that the pieces do not cut. The wrapper counts the waves at the call.
+If the last wave is more than half full, the first kernel runs it too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from ....lang.errors import DTError
 from ....lang.schedule import Primitive, Program, Schedule, Sized
 from ...ir.nest import Kernel
 
-FEWEST_WARPS = 4  #: that the matrix units of compute capability 9.0 take
+FEWEST_WARPS = 4  #: one warpgroup, the least that wgmma takes (compute capability 9.0)
 _REPLACED = ("persistent", "tail", "num_warps", "num_stages", "stages")
 
 
 def add_tail_wave(
     kernels: tuple[Kernel, ...], program: Program, root: str, lowered: Callable[[Program], tuple[Kernel, ...]]
 ) -> tuple[Kernel, ...]:
-    """The kernels of ``root`` with a tail where the schedule wants one; ``lowered`` makes its kernel from a schedule of smaller blocks."""
+    """Add a tail to the kernels of ``root`` if the schedule has one; ``lowered`` lowers the program with smaller blocks."""
     asked = program.schedule.of(root, "tail")
     if not asked:
         return kernels
@@ -51,7 +51,7 @@ def add_tail_wave(
 
 
 def _resized(p: Primitive, sizes: dict[str, int]) -> Primitive:
-    """A statement of blocks and tiles with the pieces' sizes."""
+    """Replace the sizes of a block or tensorize statement by those of the tail."""
     if p.name not in ("block", "tensorize"):
         return p
     return replace(p, args=tuple(Sized(a.label, sizes.get(a.label, a.size)) for a in p.args))

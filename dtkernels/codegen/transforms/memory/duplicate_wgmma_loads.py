@@ -1,4 +1,4 @@
-"""What a product of a loop takes from memory is taken by nothing else in it.
+"""Work around a race in Triton's pipeliner (3.6 to 3.9): a tile that feeds both a wgmma and registers is loaded twice.
 
 Before::
 
@@ -11,14 +11,14 @@ After::
 
     for k in 0 .. size_k:
         A = load(A[x, k])
-        A_read = load(A[x, k])               of its own, which Triton does not see to be the same
+        A_read = load(A[x, k])               a separate load, which Triton cannot merge with the first
         acc <- acc + dot(A, load(B[y, k]))
         sums <- sums + A_read * A_read
 
-Hopper's products read shared memory while the next step begins. Triton (3.6 and 3.9) gives a load that feeds such a product and
-registers too one buffer less than one that feeds the product alone, and the next load is written over what the product still reads:
-wrong numbers, other ones in every run (measured on an H200; in its TTGIR ``warp_group_dot_wait {pendings = 1}`` before the copy into
-the same slot).
+A wgmma (Hopper) reads shared memory while the next step begins. For a load that feeds both a wgmma and registers, Triton (seen in 3.6 and
+3.9) allocates one buffer less than for a load that feeds the wgmma alone. The next load then overwrites the tile that the wgmma still
+reads, and results are wrong and differ from run to run. Measured on an H200; the TTGIR has ``warp_group_dot_wait {pendings = 1}`` before
+the copy into the same slot.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from ....algebra.rules.canonicalize import fresh_name
 from ...ir.nest import Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
 from ...lower.schedule_options import KernelOptions
 
-ROWS = 64  #: of a tile from which on products are of the kind that reads shared memory by itself
+ROWS = 64  #: fewest rows of a tile for which Triton emits a wgmma
 
 
 def duplicate_wgmma_loads(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Load twice what feeds both a product and registers."""
+    """Load tiles twice that feed both a matrix product and registers."""
     return replace(kernel, body=with_loads_duplicated(kernel.body))
 
 
 def with_loads_duplicated(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with loads of their own for what products of a loop take, and others in it."""
+    """Give the other uses of a product's operands in each loop a load of their own."""
     return tuple(_loop(s, names_in(body)) if isinstance(s, Loop) else s for s in body)
 
 
@@ -59,7 +59,7 @@ def _loop(loop: Loop, taken: set[str]) -> Loop:
 
 
 def _read(tile: Tile, found: dict[str, Local]) -> Tile:
-    """``tile`` with what is found for the names in it, but where products take them."""
+    """Replace the names in ``found`` by their duplicates, except as operands of products."""
     if isinstance(tile, Local):
         return replace(found[tile.name], axes=tile.axes) if tile.name in found else tile
     return tile.rebuild(lambda child: child if isinstance(tile, TileDot) and isinstance(child, Local) else _read(child, found))

@@ -1,4 +1,4 @@
-"""What a kernel reads in several loops stays in the caches until the last of them: ``f.evict(A:reread)``.
+"""Set eviction policies: a tensor that several loops read stays in the cache until the last of them: ``f.evict(A:reread)``.
 
 Before::
 
@@ -28,7 +28,7 @@ def add_eviction_hints(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 
 def with_rereads_kept(body: tuple[Statement, ...], buffer: str) -> tuple[Statement, ...]:
-    """The body with the loads of ``buffer`` kept by all but the last loop that has any; by none where it is in no loop."""
+    """Mark loads of ``buffer`` evict-last before the last loop that has any, evict-first there. Without loops, mark all evict-first."""
     reading = [s for s in body if any(_loads(x, buffer) for x in statements((s,)))]
     loops = [s for s in reading if isinstance(s, Loop)]
     if loops and len(reading) == 1:

@@ -1,4 +1,4 @@
-"""What the products of a part's loop take and no step changes, loaded by each step: so its first load is not waited for.
+"""Sink loop-invariant operand loads into a split-K loop, so that the software pipeline overlaps them with the other first loads.
 
 Before::
 
@@ -8,13 +8,13 @@ Before::
 
 After::
 
-    for l in part's share of size_l:             the first loads of Q, K and V are on their way together
+    for l in part's share of size_l:             the first loads of Q, K and V overlap
         Q = load(Q[h, d])
         acc <- acc + dot(Q, load(K[l, d]))
 
-A split loop has few steps, so that the time until its first bytes come is a good part of its own; and what is loaded again is small,
-no more than ``MIN_DOT`` rows, and comes from L2. Triton would move such a load before the loop: its address has a term that is 0 in
-every step, which the compiler does not know.
+A split loop has few steps, and the latency of its first loads is a good part of its time. The tile that is loaded again is small, at most
+``MIN_DOT`` rows, and comes from L2. Triton would hoist such a load out of the loop, so its address has a term that is 0 in every step,
+which the compiler cannot know.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...lower.reduction_terms import MIN_DOT
 
 
 def sink_loads(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Statement, ...], Loop]:
-    """What stands before a part's loop, and the loop, with what its products alone take loaded in it."""
+    """Return the statements before a split-K loop, and the loop, with the operands that only its products read loaded inside."""
     if loop.axis.scalar:
         return before, loop
     moved = [s for s in before if _small(s) and _taken_by_products(s.name, before, loop)]  # type: ignore[attr-defined]
@@ -36,12 +36,12 @@ def sink_loads(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Stateme
 
 
 def _small(s: Statement) -> bool:
-    """Whether ``s`` loads a tile of a few rows."""
+    """Return whether ``s`` loads a tile of a few rows."""
     return isinstance(s, Let) and isinstance(s.value, Load) and not s.value.checked and any(1 < a.tile <= MIN_DOT for a in s.axes)
 
 
 def _taken_by_products(name: str, before: tuple[Statement, ...], loop: Loop) -> bool:
-    """Whether nothing but products inside the loop asks for ``name``."""
+    """Return whether only matrix products inside the loop read ``name``."""
     inside = [n for v in values(loop.body) for n in v.walk()]
     sides = sum(x == name for n in inside if isinstance(n, TileDot) for x in (_name(n.left), _name(n.right)))
     asked = sum(isinstance(n, Local) and n.name == name for v in (*values(before), *values(loop.body)) for n in v.walk())

@@ -1,4 +1,4 @@
-"""Offsets of loads that do not change from step to step, computed before the loop.
+"""Hoist loop-invariant load offsets out of the loop.
 
 Before::
 
@@ -13,9 +13,9 @@ After::
     for k_start in range(0, size_k, TILE_k):
         A = tl.load(A_ptr + (A_at + k_start * A_stride_k))
 
-In loops that do nothing but multiply what they load: there the instructions between two loads of a step keep the matrix
-units waiting. Measured on an H200 (benchmarks/h200_published_matmul.json): 128x128x32 at 4096^3 4 to 6 percent faster, at
-4095x4097x1000 20 percent; attention's loops did not gain.
+The pass applies to loops that only multiply what they load: there the instructions between the loads of a step keep the matrix units
+waiting. Measured on an H200 (benchmarks/h200_published_matmul.json): 128x128x32 is 4 to 6 percent faster at 4096^3, and 20 percent at
+4095x4097x1000; attention's loops did not gain.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...ir.nest import Axis, Index, Kernel, Let, Load, Local, Loop, Position, St
 
 
 def hoist_offsets(kernel: Kernel) -> Kernel:
-    """Mark the loads whose offsets are computed before the loop around them."""
+    """Mark the loads whose offsets are computed before the enclosing loop."""
     return replace(kernel, body=_hoisted(kernel.body))
 
 
@@ -49,14 +49,14 @@ def _of_loop(loop: Loop) -> Loop:
 
 
 def _multiplies_loads(body: tuple[Statement, ...]) -> bool:
-    """Whether there are matrix products in ``body``, and all of what it loads."""
+    """Return whether ``body`` has matrix products, and all their operands are loaded."""
     loads = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     sides = [side for v in values(body) for n in v.walk() if isinstance(n, TileDot) for side in (n.left, n.right)]
     return bool(sides) and all(isinstance(side, Local) and side.name in loads for side in sides)
 
 
 def _steady(load: Load, axis: Axis, inside: set[Axis], names: set[str]) -> bool:
-    """Whether the index has ``axis`` by itself, and beside it nothing that changes in the loop."""
+    """Return whether ``axis`` indexes a dimension by itself and the rest of the index is loop-invariant."""
     rest = [n for i in load.index if i != Position(axis) for n in i.walk()]
     moving = any(isinstance(n, Local) and n.name in names or isinstance(n, Position) and n.axis in inside | {axis} for n in rest)
     return Position(axis) in load.index and not load.checked and not moving

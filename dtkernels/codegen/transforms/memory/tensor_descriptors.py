@@ -1,4 +1,4 @@
-"""Tensor descriptors: ``f.descriptor(A, f)``.
+"""Access buffers through tensor descriptors (TMA): ``f.descriptor(A, f)``.
 
 Before::
 
@@ -11,12 +11,12 @@ After::
     A = A_desc.load([x_first, k_start])
     f_desc.store([x_first, y_first], acc)
 
-A descriptor needs a unit stride in the last dimension and a start and other strides in multiples of 16 bytes, which only
-the call can tell. So both forms are emitted and the wrapper chooses; it chooses pointers too on GPUs without such copies.
-Outside the extents a descriptor reads 0 and writes nothing.
+A descriptor needs a unit stride in the last dimension; its start and other strides must be multiples of 16 bytes. Only the call can tell
+this, so both forms are emitted and the wrapper chooses. It also chooses pointers on GPUs without TMA. Outside the extents a descriptor
+reads 0 and writes nothing.
 
-What is added to a product and comes by a descriptor is subtracted negated there, which is the same number: Triton would start
-the product from it, and the matrix units then wait until registers hold it.
+A fetched tile ``t`` that is added to a product is written as ``dot(a, b) - -t``, which is the same number. With ``dot(a, b) + t`` Triton
+would initialize the accumulator of the product with ``t``, and the matrix units would wait until registers hold it.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ from ...ir.nest import (
 )
 from ..dce import eliminate_dead_code
 
-WIDEST = 256  #: elements of a box along one dimension
+WIDEST = 256  #: most elements of a box along one dimension
 MOST_DIMENSIONS = 5
 
 
 def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
-    """The kernel with the buffers in ``descriptors`` reached through descriptors. Raises DTError where boxes cannot say it."""
+    """Access the buffers in ``kernel.descriptors`` through descriptors. Raises DTError where a box cannot express the access."""
 
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
@@ -74,7 +74,7 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
 
 
 def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with ``dot(a, b) - -t`` for ``dot(a, b) + t``, where the tile ``t`` of fewer dimensions comes by a descriptor."""
+    """Rewrite ``dot(a, b) + t`` as ``dot(a, b) - -t``, where ``t`` has fewer dimensions and is fetched by a descriptor."""
     fetched = {s.name for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
 
     def change(tile: Tile) -> Tile:
@@ -88,9 +88,9 @@ def _products_first(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def use_pointers(kernel: Kernel) -> Kernel:
-    """The form that uses pointers alone: without warp specialisation, which feeds on descriptor loads.
+    """Return the form that uses pointers alone, without warp specialization, which needs descriptor loads.
 
-    Nor are products persistent then: their loads by pointers are not pipelined from one block into the next.
+    Kernels with matrix products are not persistent in this form: Triton does not pipeline pointer loads from one block into the next.
     """
 
     stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
@@ -98,7 +98,7 @@ def use_pointers(kernel: Kernel) -> Kernel:
 
 
 def without_warp_specialization(kernel: Kernel) -> Kernel:
-    """The kernel without warp specialisation."""
+    """Remove warp specialization from every loop of the kernel."""
 
     def one(s: Statement) -> Statement:
         if not isinstance(s, Loop):

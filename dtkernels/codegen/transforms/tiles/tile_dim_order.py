@@ -1,15 +1,15 @@
-"""Which dimensions of a tile the threads of a program share out.
+"""Order tile dimensions so that values broadcast along one of them stay within a thread.
 
-Before, of queries by heads, positions and columns, where ``cos`` is the same for all heads::
+Before, for queries by heads, positions and columns, where ``cos`` is the same for all heads::
 
-    rope_q[h, s, d] = Q[h, s, d] * cos[s, d]      threads lie along d, then h: each has other positions' cos, through shared memory
+    rope_q[h, s, d] = Q[h, s, d] * cos[s, d]      threads lie along d, then h: cos is exchanged through shared memory
 
 After::
 
-    rope_q[s, h, d] = Q[s, h, d] * cos[s, d]      threads lie along d, then s: each has all heads of its positions, and one cos for them
+    rope_q[s, h, d] = Q[s, h, d] * cos[s, d]      threads lie along d, then s: each has all heads of its positions, and reuses their cos
 
-Triton spreads threads along what lies contiguous first, then along the other dimensions from the left; so what some of the loads
-are the same for goes to the right of the others. Memory is read and written as before.
+Triton distributes threads along the contiguous dimension first, then along the others from the left. A dimension that loads are broadcast
+along therefore goes to the right of the others. Memory is accessed as before.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from ...lower.schedule_options import KernelOptions
 
 
 def order_tile_dims(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Order the dimensions of elementwise tiles; a descriptor's box keeps the order of its buffer."""
+    """Order the dimensions of elementwise tiles. Kernels with descriptors are left alone: a box keeps the order of its buffer."""
     return kernel if options.descriptors() else replace(kernel, body=ordered_for_broadcasts(kernel.body))
 
 
 def ordered_for_broadcasts(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with the dimensions of its tiles so ordered, where it computes element by element and each element once."""
+    """Order the dimensions of the tiles of ``body``, if it is elementwise, without loops, and at least three-dimensional."""
     stores = [s for s in body if isinstance(s, Store)]
     wide = max((s.axes for s in stores), key=len, default=())
     products = any(isinstance(n, (TileDot, TileReduce)) for v in values(body) for n in v.walk())

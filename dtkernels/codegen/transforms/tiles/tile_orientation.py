@@ -1,16 +1,16 @@
-"""Which way round tiles of two dimensions are kept.
+"""Choose the orientation of two-dimensional tiles: transpose those that most matrix products would have to transpose.
 
-Before, in a kernel whose products take a tile by its columns::
+Before, in a kernel whose products take a tile transposed::
 
     e[m, l]       = exp2(dot(Q, trans(K)) - shift)
-    d_V[l, n]    += dot(trans(e), d_out)                    rearranged through shared memory in every step
+    d_V[l, n]    += dot(trans(e), d_out)                    transposed through shared memory in every step
 
 After::
 
     e[l, m]       = exp2(dot(K, trans(Q)) - shift)
     d_V[l, n]    += dot(e, d_out)
 
-All values over the same two axes are turned together, where more products of the kernel then take them as they are.
+All values over the same two axes are transposed together, if more products of the kernel then take them without a transpose.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ from ...lower.schedule_options import KernelOptions
 
 
 def orient_tiles(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Transpose two-dimensional tiles where most of what is done to them wants it."""
+    """Transpose two-dimensional tiles where most products want them transposed."""
     return replace(kernel, body=with_tiles_oriented(kernel.body))
 
 
 def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    """The body with computed tiles of two dimensions the way round that its products want."""
+    """Give the computed two-dimensional tiles of ``body`` the orientation that most products take."""
     lets = {
         (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))
     }
@@ -58,7 +58,7 @@ def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _wanted(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axis, ...]]]) -> list[tuple[Axis, ...]]:
-    """For each product in ``value``, whose result comes in ``order``, the order in which it takes each named operand."""
+    """For each product in ``value``, whose result has the axes ``order``, return the order in which it takes each named operand."""
     found = []
     for dot in (n for n in value.walk() if isinstance(n, TileDot)):
         left, right = dot.left, dot.right

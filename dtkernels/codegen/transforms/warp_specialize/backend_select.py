@@ -1,4 +1,4 @@
-"""Backend selection: Gluon prints the descriptor form of a kernel where the GPU and the nest allow it, else Triton."""
+"""Select the backend: Gluon prints the descriptor form of a kernel where the GPU and the nest allow it, Triton prints the rest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .planner import plan
 
 
 def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
-    """("gluon" or "triton", why) for a kernel with descriptors. Gluon's text is for compute capability 9.0 alone."""
+    """Return ("gluon" or "triton", reason) for a kernel with descriptors. Gluon is emitted for compute capability 9.0 only."""
     found = warp_specialized(kernel, target)
     if isinstance(found, str):
         return "triton", found
@@ -18,7 +18,7 @@ def backend(kernel: Kernel, target: Target | None) -> tuple[str, str]:
 
 
 def warp_specialized(kernel: Kernel, target: Target | None) -> WarpSpecializedKernel | str:
-    """The plan of producer and consumer warps for a kernel with descriptors; why there is none."""
+    """Return the plan of producer and consumer warps for a kernel with descriptors, or the reason why there is none."""
     if target is None or target.backend != "cuda" or target.arch != 90:
         return f"{target.name if target else 'no one GPU'}: Gluon is printed for compute capability 9.0"
     try:
@@ -28,9 +28,9 @@ def warp_specialized(kernel: Kernel, target: Target | None) -> WarpSpecializedKe
 
 
 def descriptor_form(kernel: Kernel) -> Kernel:
-    """The kernel through descriptors, as Triton can compile it.
+    """Return the descriptor form of a kernel as Triton can compile it.
 
-    Triton specialises warps where there are 4 alone, and not in several loops in a row.
+    Triton specializes warps only in programs of 4 warps, and not in several consecutive loops.
     """
     found = use_descriptors(kernel)
     loops = [s.axis.label for s in statements(found.body) if isinstance(s, Loop) and s.reduces and not s.tail]

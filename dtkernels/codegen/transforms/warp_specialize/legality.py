@@ -1,4 +1,4 @@
-"""What the Gluon backend refuses, each with its reason in one line."""
+"""Check whether the Gluon backend supports a nest, and refuse it with a one-line reason."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKe
 
 
 def in_work(step: LoopStep, name: str) -> bool:
+    """Return whether the work or the moves of ``step`` read the local ``name``."""
     return any(isinstance(n, Local) and n.name == name for v in nest.values((*step.work, *step.moves)) for n in v.walk())
 
 
 def check_step(step: LoopStep) -> None:
+    """Check the body of one loop. Raises Refused."""
     accumulators = {p.name for p in (*step.chained, *step.direct)}
     assigned = {s.name for s in step.work if isinstance(s, Assign)}
     for s in step.work:
@@ -30,6 +32,7 @@ def check_step(step: LoopStep) -> None:
 
 
 def check_plan(p: WarpSpecializedKernel) -> None:
+    """Check a whole plan: dimensions of tiles, reductions, stores, resident tiles and the order of loops. Raises Refused."""
     body = (*p.before, *p.resident, *(s for step in p.steps for s in step.loop.body), *p.after)
     for tile in [s.value for s in body if hasattr(s, "value") and not isinstance(s.value, Fetch)] + [
         Local("", s.axes) for s in body if isinstance(s, Accumulator)
@@ -61,7 +64,7 @@ def _is_loaded(tile: Tile, p: WarpSpecializedKernel) -> bool:
 
 
 def _check_loops(p: WarpSpecializedKernel) -> None:
-    """One walk over one extent, whose last loop is right anywhere in it."""
+    """Check that consecutive loops walk one extent, and that the last loop is correct anywhere in it."""
     last = p.last
     for step, following in zip(p.steps, p.steps[1:]):
         begin = following.loop.begin
@@ -78,7 +81,7 @@ def _check_loops(p: WarpSpecializedKernel) -> None:
 
 
 def _loads(step: LoopStep) -> tuple[list[str], ...]:
-    """What a step loads, and which products it makes of that."""
+    """Return what a step loads, and the products of loaded tiles."""
     return (
         [f"{s.name} {s.value}" for s in step.fetches],
         [f"{q.name} {q.left} {q.right}" for q in (*step.fresh, *step.direct)],
@@ -101,7 +104,7 @@ def _conditions(step: LoopStep) -> set[str]:
 
 
 def _bare(step: LoopStep) -> list[str]:
-    """What the step computes, without conditions and without names for parts."""
+    """Return what a step computes as text, without conditions and with named subexpressions inlined."""
     named: dict[str, Tile] = {}
 
     def strip(n: Tile) -> Tile:
@@ -126,7 +129,7 @@ def _bare(step: LoopStep) -> list[str]:
 
 
 def _text(tile: Tile) -> str:
-    """``tile`` as text that does not tell in which order numbers are multiplied."""
+    """Print ``tile`` independently of the order of factors in a product."""
     match tile:
         case Op("*", _):
             factors = [tile]
@@ -141,7 +144,7 @@ def _text(tile: Tile) -> str:
 
 
 def runs_behind(step: LoopStep, consumers: int, share: int) -> bool:
-    """Whether registers suffice to run chained products one step behind. Raises Refused where they do not suffice at all."""
+    """Return whether registers suffice to run chained products one step behind. Raises Refused if they do not suffice at all."""
 
     def each(columns: Axis, width: float = 1) -> float:
         return share * (columns.tile if columns.tile != WHOLE else 128) * width / 128

@@ -1,4 +1,4 @@
-"""The form of nest that the Gluon backend prints, and how such a nest is cut."""
+"""The plan of a warp-specialized kernel: how a nest is divided between producer and consumer warps for the Gluon backend."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from ...ir.nest import Assign, Axis, Kernel, Let, Local, Loop, Statement, Tile
 
-REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a thread that computes, that loads
-HALF = frozenset({64, 128})  #: rows of a consumer
-WIDEST = 256  #: columns of a product
-SPARE = 40  #: registers of a thread beside accumulators and operands
+REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
+HALF = frozenset({64, 128})  #: rows that one consumer may have
+WIDEST = 256  #: most columns of a product
+SPARE = 40  #: registers of a thread that are left for neither accumulators nor operands
 
 
 class Refused(Exception):
-    """A nest that has not the form; says why in one line."""
+    """Raised for a nest that the Gluon backend does not support; says why in one line."""
 
 
 @dataclass(frozen=True)
 class Product:
-    """``name`` is the local that a fresh product gives, the accumulator that another adds to."""
+    """A matrix product. ``name`` is the local that a fresh product defines, or the accumulator that another one adds to."""
 
     name: str
     left: Tile
@@ -31,7 +31,10 @@ class Product:
 
 @dataclass(frozen=True)
 class LoopStep:
-    """The body of one loop, sorted: ``work`` on registers; ``moves``, what accumulators become before the chained products."""
+    """The body of one loop, sorted by role.
+
+    ``work`` is computed in registers; ``moves`` rescale accumulators before the chained products add to them.
+    """
 
     loop: Loop
     fetches: tuple[Let, ...]
@@ -44,7 +47,7 @@ class LoopStep:
 
 @dataclass(frozen=True)
 class Ring:
-    """Tiles that are loaded, waited for and given back together; ``late`` where a chained product reads them."""
+    """Tiles of one ring buffer, loaded, waited for and released together; ``late`` where a chained product reads them."""
 
     name: str
     tiles: tuple[Let, ...]
@@ -54,7 +57,7 @@ class Ring:
 
 @dataclass(frozen=True)
 class WarpSpecializedKernel:
-    """How a kernel is cut; ``kernel`` is its described form with rows first in every tile."""
+    """A kernel divided between producer and consumer warps; ``kernel`` is its descriptor form with rows first in every tile."""
 
     kernel: Kernel
     rows: Axis
@@ -65,11 +68,11 @@ class WarpSpecializedKernel:
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
     stages: int
-    behind: bool  #: chained products run while the next step's fresh ones are worked on; needs registers for both
+    behind: bool  #: chained products overlap the work on the next step's fresh ones; needs registers for both
 
     @property
     def share(self) -> int:
-        """Rows of one consumer."""
+        """Return how many rows one consumer computes."""
         return self.rows.tile // self.consumers
 
     @property
@@ -78,7 +81,7 @@ class WarpSpecializedKernel:
 
 
 def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, Let]]:
-    """Every tile that goes through a ring, with its ring."""
+    """Yield every tile that goes through a ring, with its ring."""
     for ring in p.rings:
         for tile in ring.tiles:
             yield ring, tile

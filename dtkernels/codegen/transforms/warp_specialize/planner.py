@@ -1,14 +1,14 @@
-"""Which nests the Gluon backend takes, and how it cuts them: producer, consumers, rings of tiles.
+"""Plan warp specialization: which nests the Gluon backend takes, and how they are divided into producer, consumers and rings of tiles.
 
-One form, whatever it computes. Rows of a block are dealt to consumer warpgroups, 64 or 128 each; a producer warp brings
-tiles of a reduction loop into rings of shared memory. Inside the loop there may be
+There is one form, whatever the kernel computes. The rows of a block are divided among consumer warpgroups, 64 or 128 each. A producer
+warp loads tiles of a reduction loop into ring buffers in shared memory. The loop may contain
 
-* fresh products, of two loaded tiles: ``s = dot(Q, K)``; those of the next step run while this step's are worked on;
-* chained products, whose left operand is computed: ``acc <- f(acc) + dot(p, V)``; they run until the next step needs acc;
+* fresh products of two loaded tiles, ``s = dot(Q, K)``: those of the next step overlap this step's work on registers;
+* chained products, whose left operand is computed, ``acc <- f(acc) + dot(p, V)``: they run until the next step needs acc;
 * or direct products alone, ``acc <- acc + dot(A, B)``.
 
-Several loops one behind the other walk one extent; the last must hold every condition that the others have lost.
-``plan`` gives the cut or raises ``Refused`` with the reason in one line; the Triton text of the same schedule is used then.
+Several consecutive loops walk one extent; the last one must keep every condition that the others have lost. ``plan`` returns the plan or
+raises ``Refused`` with the reason in one line; the Triton form of the same schedule is used then.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecial
 
 
 def plan(kernel: Kernel) -> WarpSpecializedKernel:
-    """The cut of a described kernel. Raises Refused."""
+    """Plan a kernel in descriptor form. Raises Refused."""
     loops = [s for s in kernel.body if isinstance(s, Loop)]
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
@@ -77,7 +77,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
 
 
 def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
-    """The axis of the block that every product keeps and whose parts do not meet."""
+    """Return the block axis that every product keeps and nothing reduces."""
     blocks = [s.axis for s in kernel.body if isinstance(s, Index) and s.start == "block" and not s.axis.scalar]
     dots = [n for loop in loops for v in nest.values(loop.body) for n in v.walk() if isinstance(n, TileDot)]
     if not dots:
@@ -99,7 +99,7 @@ def _rows(kernel: Kernel, loops: list[Loop]) -> Axis:
 
 
 def _is_work(name: str, loops: list[Loop]) -> bool:
-    """Whether a local is computed in a loop rather than loaded."""
+    """Return whether a local is computed in a loop rather than loaded."""
     return any(isinstance(s, Let) and s.name == name and not isinstance(s.value, Fetch) for loop in loops for s in loop.body)
 
 
@@ -117,7 +117,7 @@ def _stages(kernel: Kernel, loops: list[Loop]) -> int:
 
 
 def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
-    """The kernel with ``rows`` the first dimension of every named tile."""
+    """Make ``rows`` the first dimension of every computed tile."""
 
     def order(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
         return tuple(sorted(axes, key=lambda a: a != rows))
@@ -169,7 +169,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
 
 
 def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]) -> Tile:
-    """The value of ``s`` with each product in it a local of its own."""
+    """Replace each product in the value of ``s`` by a local of its own, collected in ``fresh``."""
 
     def one(node: Tile) -> Tile:
         if not isinstance(node, TileDot):
@@ -188,7 +188,7 @@ def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]
 
 
 def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Product:
-    """The product with the operand that has the rows on the left."""
+    """Return the product with the operand that has the rows on the left."""
     left, right = (dot.left, dot.right) if rows in axes_of(dot.left) else (dot.right, dot.left)
     if len(dot.axes) != 1 or len(axes_of(left)) != 2 or len(axes_of(right)) != 2:
         raise Refused(f"{name} is no product of two matrices")
@@ -198,7 +198,7 @@ def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Pro
 
 
 def _rings(step: LoopStep) -> tuple[Ring, ...]:
-    """Tiles in rings: those that the same products read share one."""
+    """Group fetched tiles into rings: tiles that the same products read share one."""
     found: dict[tuple[frozenset[int], bool], list[Let]] = {}
     products = (*step.fresh, *step.chained, *step.direct)
     for s in step.fetches:
