@@ -25,7 +25,7 @@ TO_COMPILE = "compiled when first called"
 
 @dataclass(frozen=True)
 class Decision:
-    """What one direction of a call runs. ``row`` is None where the default schedule is taken."""
+    """What one direction of a call runs. ``row`` is None for the default schedule."""
 
     direction: str
     path: str  #: "prebuilt", "compiled", "interpreter" or "reference"; LOOKED_UP or TO_COMPILE where no call was made

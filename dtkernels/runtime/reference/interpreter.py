@@ -1,4 +1,4 @@
-"""Triton's interpreter, as far as kernels need it to be right: it multiplies bf16 matrices as the integers that their bits are."""
+"""Make Triton's interpreter correct for our kernels: it multiplies bf16 matrices by their bit patterns."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def one_kernel() -> Iterator[None]:
 
 @cache
 def fix_bf16_products() -> None:
-    """Have the interpreter widen bf16 operands of products to float32 first, which loses nothing. Once for a process."""
+    """Patch the interpreter, once per process: it widens bf16 operands of dots to float32, which is exact."""
     import triton.language as tl
     from triton.runtime import interpreter
 

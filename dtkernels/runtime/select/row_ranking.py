@@ -32,7 +32,7 @@ class Candidate(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """What rows are ordered by: the distance, further where something is wasted."""
+        """Return the key that rows are ordered by: the distance, increased by the quantization cost."""
         return _reach(self.distance, self.wasted)
 
     def told(self) -> str:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What is called, as rows name it."""
+    """A kind of call, in the terms of table rows."""
 
     op: str
     spec: str

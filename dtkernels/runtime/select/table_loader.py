@@ -168,7 +168,7 @@ def _store(path: Path) -> KernelStore | None:
 
 @lru_cache(maxsize=32)
 def _folder_for(gpu: Gpu, root: Path) -> str | None:
-    """The folder of the GPU itself, else of the nearest one; None if there is none."""
+    """Return the folder of the GPU itself, else of the most similar one; None if there is none."""
     if (root / gpu.folder).is_dir():
         return gpu.folder
     found = {}
