@@ -65,7 +65,7 @@ class Operator:
 
     @cached_property
     def spec(self) -> Spec:
-        """What the spec's file says."""
+        """The parsed spec."""
         from ...lang.spec import load_spec
 
         return load_spec(self._from) if isinstance(self._from, Path) else self._from

@@ -33,7 +33,7 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class DifferentiablePair:
-    """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
+    """A gradient with the variants that run its two halves. ``public`` are the outputs that the caller sees."""
 
     gradient: Halves
     public: tuple[str, ...]

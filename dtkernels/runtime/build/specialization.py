@@ -1,17 +1,20 @@
 """Specialize kernels: choose which compiled kernel may run a launch, and which builds a row needs.
 
-A kernel has up to five builds, from the most specialized to the most general:
+A kernel has up to five builds, from the most specialized to the most general. What each assumes of a launch:
 
-| build      | row count | row length          | strides                                 | pointers aligned |
-|------------|-----------|---------------------|-----------------------------------------|------------------|
-| aligned    | as the row's, mod 16 | as the row's, mod 16 | as the row's, mod 16       | yes              |
-| ragged     | any       | as the row's, mod 16 | as the row's, unless rows are innermost | yes             |
-| stepped    | any       | multiple of 16 bytes | multiple of 16 bytes, likewise         | yes              |
-| contiguous | any       | any                 | 1 innermost, others any                 | yes              |
-| any        | any       | any                 | any                                     | no               |
+| build      | row count | row length | strides  | pointers aligned |
+|------------|-----------|------------|----------|------------------|
+| aligned    | same      | same       | same     | yes              |
+| ragged     | any       | same       | same     | yes              |
+| stepped    | any       | 16 bytes   | 16 bytes | yes              |
+| contiguous | any       | any        | any      | yes              |
+| any        | any       | any        | any      | no               |
 
-"As the row's, mod 16" is divisibility by the same powers of two, up to 16. Row length is the extent that is innermost in the tensors
-of the highest rank. ``stepped`` exists only for kernels without a matrix product.
+- Row length is the extent that is innermost in the tensors of the highest rank.
+- "same": divisible by the same power of two, up to 16, as in the launch that the kernel was built for. "16 bytes": a multiple of 16 bytes.
+- Strides that were 1 are constants in every build but ``any``, which also has 64-bit sizes.
+- ``ragged`` and ``stepped`` assume nothing of the strides of a tensor whose innermost extent is a row count.
+- ``stepped`` exists only for kernels without a matrix product.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
-    """(place of a stride, its tensor, the place of that) for the tensors of most dimensions."""
+    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank."""
     strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
     ranks = Counter(tensor for _, tensor in strided)
     places = {name: i for i, name in enumerate(names)}
@@ -105,7 +108,7 @@ def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True)
 class Build:
-    """How to compile a kernel: the parameters' types, the constants, and the powers of two up to 16 that parameters are multiples of."""
+    """How to compile a kernel: parameter types, constants, and known divisors of parameters (powers of two up to 16)."""
 
     types: dict[str, str]
     constants: dict[str, object]

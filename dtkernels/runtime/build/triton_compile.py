@@ -23,7 +23,7 @@ POINTERS = {
 
 @dataclass
 class KernelLaunch:
-    """One kernel launch that a wrapper asked for."""
+    """One kernel launch that a wrapper requested."""
 
     kernel: object
     grid: tuple[int, ...]

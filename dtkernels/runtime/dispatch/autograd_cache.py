@@ -88,7 +88,7 @@ class AutogradCall:
 
     @staticmethod
     def of(call: BoundCall, results: tuple[torch.Tensor, ...]) -> AutogradCall | None:
-        """None if such calls cannot be repeated from the tensors as given."""
+        """Return the cached form of a call; None if it cannot be repeated from the tensors as given."""
         values = {**call.fitted.tensors, **call.scalars}
         if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
             return None

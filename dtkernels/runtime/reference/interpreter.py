@@ -14,8 +14,8 @@ from ..path_counters import one_at_a_time
 def one_kernel() -> Iterator[None]:
     """Run one kernel at a time, without NumPy's floating-point warnings.
 
-    They say nothing of the result. Lanes that a mask drops compute too: a padded lane divides 0 by 0. Kernels follow IEEE 754, as
-    they do on a GPU and as torch does on a CPU: overflow is inf, 0 / 0 is NaN. Such values stand in the result as before.
+    The warnings say nothing about the result. Masked lanes compute too: a padded lane divides 0 by 0. Kernels follow IEEE 754, as they do
+    on a GPU and as torch does on a CPU: overflow is inf, 0 / 0 is NaN.
     """
     import numpy as np
 
