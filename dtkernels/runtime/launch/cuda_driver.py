@@ -107,7 +107,7 @@ class Driver:
 
     @contextmanager
     def relaxed(self):
-        """Allow what a CUDA graph capture forbids this thread, such as loading a module."""
+        """Allow operations that a CUDA graph capture forbids this thread, such as loading a module."""
         mode = ctypes.c_int(_RELAXED)
         self.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:

@@ -23,7 +23,7 @@ ENTRY = "call"  #: name of the wrapper that returns all outputs
 
 @dataclass
 class RecordedLaunch:
-    """One kernel launch that a wrapper asked for."""
+    """One kernel launch that a wrapper requested."""
 
     kernel: str
     names: tuple[str, ...]  #: the kernel's parameters
@@ -36,7 +36,7 @@ class RecordedLaunch:
 
 @dataclass
 class Record:
-    """What one call of a wrapper did."""
+    """The record of one call of a wrapper."""
 
     results: tuple[torch.Tensor, ...]
     allocated: list[torch.Tensor]

@@ -35,7 +35,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class OpManifest:
-    """Of one op."""
+    """The manifest of one op."""
 
     op: str
     inputs: tuple[str, ...]

@@ -16,7 +16,7 @@ from .signature import Signature
 
 @dataclass(frozen=True)
 class BoundShapes:
-    """Tensors as the algorithm wants them, and how to shape results back."""
+    """Tensors in the shapes that the algorithm declares, and how to restore the shapes of results."""
 
     tensors: dict[str, torch.Tensor]
     batched: frozenset[str]

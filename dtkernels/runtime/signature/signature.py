@@ -77,7 +77,7 @@ class Halves(NamedTuple):
 
     @staticmethod
     def of(gradient: Gradient) -> Halves:
-        """Those of a derived gradient, without signatures."""
+        """Take the interface of a derived gradient, without signatures."""
         return Halves(gradient.forward_outputs, gradient.adjoints, gradient.grads, gradient.products)
 
 
