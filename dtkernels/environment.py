@@ -23,7 +23,7 @@ class Unusable(ValueError):
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. ``check``: what its value means here; raises Unusable."""
+    """One variable. ``check`` describes a value in a few words, or raises Unusable."""
 
     name: str
     values: str

@@ -45,7 +45,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Share:
-    """``exp:1/4``: ``part`` of every ``whole``."""
+    """``exp:1/4``: ``part`` of every ``whole`` evaluations."""
 
     name: str
     part: int
@@ -87,7 +87,7 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule statements in the order of the text."""
+    """Schedule statements in source order."""
 
     primitives: tuple[Primitive, ...] = ()
 

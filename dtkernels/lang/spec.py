@@ -29,7 +29,7 @@ CHOICES = {"compiled": ("kernel", "fuse"), "autocast": ("fp32", "keep")}
 
 @dataclass(frozen=True)
 class Spec:
-    """What a spec file says. ``parameters`` documents each compile-time parameter of the algorithm."""
+    """The content of a spec file. ``parameters`` documents each compile-time parameter of the algorithm."""
 
     op: str
     doc: str

@@ -35,7 +35,7 @@ _HOLE = re.compile(r"\{(\w+)\}")
 
 @dataclass(frozen=True)
 class Family:
-    """Schedules of one form."""
+    """Schedules of one form: a template and its search space."""
 
     schedule: str
     space: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of the labels of the algorithm, and the kind of call."""
+    """Sizes of the algorithm's labels, and the kinds of calls to tune."""
 
     sizes: dict[str, tuple[int, ...]]
     params: dict[str, int | bool] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Shapes:
 def read_families(
     data: object, source: str, dtypes: tuple[str, ...] = DTYPES, places: Callable[..., Places] | None = None
 ) -> tuple[Family, ...]:
-    """Read families from the plain data under ``schedules``; ``places`` see ``Located``. Raises DTError, one line."""
+    """Read families from the plain data under ``schedules``. ``places``: see ``Located``. Raises DTError, one line."""
     found: list[Family] = []
     for where, item in _items(data, f"{source}: schedules", ("schedule", "space", "direction", "dtypes")):
         text, space = item.get("schedule"), item.get("space") or {}

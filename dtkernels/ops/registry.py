@@ -19,7 +19,7 @@ interfaces: dict[str, Interface] = {}  #: the argument names and shapes of the s
 
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
-    """The op of a spec that comes with the package."""
+    """Return a shipped op."""
     return Operator(SPECS / f"{name}.yaml", interfaces.get(name))
 
 
