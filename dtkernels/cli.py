@@ -217,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
-    _about(one)
+    _program_arguments(one)
     one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
     one.add_argument("--without", default="", metavar="PASS,...", help="leave passes of codegen/pipeline.py out, to see what they do")
     one.set_defaults(run=_show)
@@ -231,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_compile)
 
     one = commands.add_parser("explain", help="which schedule is used, and why", description=_EXPLAIN)
-    _about(one)
+    _program_arguments(one)
     one.add_argument("--build", action="store_true", help="compile the kernels and say what they take")
     one.set_defaults(run=_explain)
 
@@ -240,7 +240,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(parser: argparse.ArgumentParser) -> None:
+def _program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the program."""
     parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
     _sizes(parser)

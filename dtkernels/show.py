@@ -67,12 +67,12 @@ def read(what: str) -> Written:
     except UnicodeDecodeError as error:
         raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
     except DTError as error:
-        raise error if str(path) in str(error) else _named(path, error) from None
+        raise error if str(path) in str(error) else _with_path(path, error) from None
     usual = next(spec.shapes[0].each()) if spec.shapes else {}
     return Written(spec.op, spec.program, scheduled=False, usual=tuple(usual.items()))
 
 
-def _named(path: Path, error: DTError) -> DTError:
+def _with_path(path: Path, error: DTError) -> DTError:
     """Add the file's name to an error without a position."""
     return DTError(f"{path}: {error.rule}", found=error.found, allowed=error.allowed)
 
@@ -98,7 +98,7 @@ class Subject:
         self.dtype, self.named = _dtypes(dtype, written.program.algorithm)
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
-        params, self.scalars = _parted(written.program.algorithm, given or {})
+        params, self.scalars = _split_given(written.program.algorithm, given or {})
         self.params = params
         self.gradient: Gradient | None = None
         self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
@@ -250,7 +250,7 @@ def _dtypes(text: str, algorithm: Algorithm) -> tuple[str, dict[str, str]]:
     return usual, named
 
 
-def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
+def _split_given(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
     """Split ``given`` into compile-time parameters and scalar inputs. Raises DTError."""
     params = [name for name, _ in algorithm.params]
     for name in given:

@@ -55,7 +55,7 @@ def attention(
     """
     operator, tensors, settings = attention.operator(), (), ()
     if not compiling():
-        tensors, settings = _told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
+        tensors, settings = _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
         if (found := operator.repeat(tensors, settings)) is not None:
             return found
     given = _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
@@ -69,10 +69,10 @@ def ready(shape, q, k, v, mask=None, *, causal=False, scale=None, window=None, o
     ``shape``, of as many elements, or None where ``attention`` itself must be called. The caller guards the tensors' properties, as
     torch's guards do.
     """
-    return attention.operator().ready(*_told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias), shape)
+    return attention.operator().ready(*_cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias), shape)
 
 
-def _told(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> tuple[tuple, tuple]:
+def _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias) -> tuple[tuple, tuple]:
     """Return the tensors and settings of a call, for ``Operator.repeat``."""
     tensors = (q, k, v) if mask is sinks is bias is None else tuple([t for t in (q, k, v, mask, sinks, bias) if t is not None])
     return tensors, (causal, scale, window, offset, softcap, mask is None, sinks is None)
@@ -84,11 +84,11 @@ def _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bia
     groups = _check_shapes(q, k, v)
     given = _reach(q.shape[-2], k.shape[-2], causal, window, offset)
     if mask is not None and mask.dtype != torch.bool:
-        mask = _hiding(mask)
+        mask = _hide_by_infinity(mask)
         mask, bias = None, mask if bias is None else mask + bias
     for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
         if tensor is not None:
-            given |= {on: True, name: _spread(name, tensor, (*q.shape[:-1], k.shape[-2]))}
+            given |= {on: True, name: _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))}
     if softcap is not None:
         if not softcap > 0:
             raise ValueError(f"attention: softcap is a number above 0; got {softcap}")
@@ -103,7 +103,7 @@ def _arguments(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bia
     return {"Q": q, "K": k, "V": v, "scale": scale, "group": groups, **given}
 
 
-def _hiding(mask: torch.Tensor) -> torch.Tensor:
+def _hide_by_infinity(mask: torch.Tensor) -> torch.Tensor:
     """Replace hiding values of a floating-point mask, such as float32's lowest, by -inf: sums with them would overflow."""
     if mask.dtype == torch.float16:
         return mask
@@ -113,7 +113,7 @@ def _hiding(mask: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.threshold(once, LOWEST, -math.inf).expand(mask.shape)
 
 
-def _spread(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+def _broadcast_to(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
     try:
         return tensor.expand(shape)
     except (RuntimeError, ValueError):  # ValueError for tensors without data

@@ -82,12 +82,12 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
         saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
     found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
     for name in a.inputs:
-        shape = tuple(sizes[label] if label in sizes else _reach(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
+        shape = tuple(sizes[label] if label in sizes else _indexed_extent(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
         found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else other[name], device="meta")
     return found
 
 
-def _reach(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
+def _indexed_extent(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
     """Return the extent of a dimension that is indexed by arithmetic only: one more than the largest index."""
     indices = [a.index[dim] for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor]
     return max([1, *(_largest(i, sizes) + 1 for i in indices)])
@@ -199,7 +199,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
         product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
         found = found if widest else found[:-1] or found
-        for entry, code in _compiled_all(launch, found, named, text, target, earlier):
+        for entry, code in _compile_all(launch, found, named, text, target, earlier):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
                 built.codes[entry.code] = code
@@ -223,17 +223,17 @@ def _padded(tensor: torch.Tensor) -> torch.Tensor:
     return wide[..., : tensor.shape[-1]]
 
 
-def _compiled_all(launch: KernelLaunch, found: list[Build], host: str, source: str, target: Target, earlier: PreviousBuild) -> list[tuple[StoredKernel, bytes]]:
+def _compile_all(launch: KernelLaunch, found: list[Build], host: str, source: str, target: Target, earlier: PreviousBuild) -> list[tuple[StoredKernel, bytes]]:
     """Compile every build, for both precisions of float32 products unless the first build shows that they do not differ."""
     if "PRECISION" not in launch.constants:
-        return [_compiled(launch, b, host, source, target, earlier) for b in found]
+        return [_compile_one(launch, b, host, source, target, earlier) for b in found]
     made: list[tuple[StoredKernel, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
         if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.multiples), host, target):
             made.append(both)
             continue
-        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, source, target, earlier) for p in precisions]
+        pair = [_compile_one(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, source, target, earlier) for p in precisions]
         if len({entry.code for entry, _ in pair}) == 1:
             precisions, entry = ("ieee",), pair[0][0]
             pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
@@ -244,7 +244,7 @@ def _compiled_all(launch: KernelLaunch, found: list[Build], host: str, source: s
 _known: dict[str, tuple[StoredKernel, bytes]] = {}  #: kernels compiled by this process; rows with one schedule share them
 
 
-def _compiled(launch: KernelLaunch, build: Build, host: str, source: str, target: Target, earlier: PreviousBuild) -> tuple[StoredKernel, bytes]:
+def _compile_one(launch: KernelLaunch, build: Build, host: str, source: str, target: Target, earlier: PreviousBuild) -> tuple[StoredKernel, bytes]:
     """Compile one build, or reuse it. ``source`` is the digest of the emitted file: different kernels may have one wrapper text."""
     constants = {k: plain_constant(v) for k, v in build.constants.items()}
     key = json.dumps([source, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)

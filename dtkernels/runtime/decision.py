@@ -79,7 +79,7 @@ def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: Plann
         why = f"row {candidate.row.title()}, {candidate.told()}, {times(candidate, choice.sizes)}: the nearest that fits"
         schedule = candidate.row.schedule
     else:
-        why = f"schedule from the formula, the default{_asked(planned.asked, choice.sizes)}: {choice.why_none()}{_there_are(subject, choice)}"
+        why = f"schedule from the formula, the default{_anchor_note(planned.asked, choice.sizes)}: {choice.why_none()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
@@ -112,7 +112,7 @@ def pitches(algorithm: Algorithm) -> frozenset[str]:
     return frozenset(labels[-1] for n in algorithm.inputs if len(labels := plain_labels(algorithm, n)) > 1 and labels[-1])
 
 
-def _there_are(subject: Call, choice: Choice) -> str:
+def _alternatives_note(subject: Call, choice: Choice) -> str:
     """List the tables, or the kinds of rows, that exist instead."""
     if choice.table.gpu is None:
         return f" (tables in {tables_folder()}: {', '.join(table_names()) or 'none'})"
@@ -130,7 +130,7 @@ def kind_words(row: Row) -> str:
     return " ".join(words + ([f"batched {', '.join(row.batched)}"] if row.batched else []))
 
 
-def _asked(asked: dict[str, int], sizes: dict[str, int]) -> str:
+def _anchor_note(asked: dict[str, int], sizes: dict[str, int]) -> str:
     """Name the sizes that the default schedule was made for, where they differ from the call's."""
     return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 

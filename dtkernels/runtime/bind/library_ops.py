@@ -263,17 +263,17 @@ def _pair(name: str, kind: str):
     """Return (the forward and backward pair, names of the scalars that are numbers); cached."""
     key = (name, kind, id(known[name]))
     if key not in _pairs:
-        _pairs[key] = _told(name, kind)
+        _pairs[key] = _resolve_pair(name, kind)
     return _pairs[key]
 
 
-def _told(name: str, kind: str):
+def _resolve_pair(name: str, kind: str):
     told = json.loads(kind)
     variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
     return variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
 
 
-def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
+def _split_values(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
     """Return the tensors and the scalars of a variant by name."""
     a = variant.signature
     given = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
@@ -285,7 +285,7 @@ def _half(name: str, half: str):
     def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
-        tensors, scalars = _sorted_out(variant, values, numbers, named)
+        tensors, scalars = _split_values(variant, values, numbers, named)
         title = known[name].name + ("" if half == "forward" else " backward")
         given = (*tensors.values(), *scalars.values())
         if not checking() and (route := variant.dispatch.known(given)) is not None:
@@ -301,7 +301,7 @@ def _half_shaped(name: str, half: str):
     def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
-        return list(like_results(variant, _sorted_out(variant, values, numbers, named)[0]))
+        return list(like_results(variant, _split_values(variant, values, numbers, named)[0]))
 
     return shaped
 
@@ -320,7 +320,7 @@ class _Recorded(torch.autograd.Function):
         a = pair.forward.signature
         own = dict(zip([n for n in pair.names if n not in named], values))
         given = [own[n] for n in (*a.inputs, *a.scalars) if n not in named]
-        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_numbers(numbers, a.scalars)))
+        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_number_kwargs(numbers, a.scalars)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -331,7 +331,7 @@ class _Recorded(torch.autograd.Function):
         a = pair.backward.signature
         ctx.name, ctx.kind, ctx.like = name, kind, {n: (v.shape, v.dtype) for n, v in zip(names, values)}
         ctx.kept = tuple(n for n in (*a.inputs, *a.scalars) if n in found)
-        ctx.numbers = _numbers(numbers, a.scalars)
+        ctx.numbers = _number_kwargs(numbers, a.scalars)
         ctx.save_for_backward(*(found[n] for n in ctx.kept))
         ctx.mark_non_differentiable(*output[len(pair.public) :])
 
@@ -355,6 +355,6 @@ class _Recorded(torch.autograd.Function):
         raise unmapped(name)
 
 
-def _numbers(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
+def _number_kwargs(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
     """Return the wanted numbers under the inner entries' argument names."""
     return {f"{n}_number": v for n, v in given.items() if n in wanted}

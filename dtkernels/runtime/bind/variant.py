@@ -113,7 +113,7 @@ class Variant:
         """Return the forward and backward at these extents. Products no larger than one of their operands are saved."""
         from ...algebra.autodiff.rematerialization import products_to_save
 
-        return self.pair(wanted, products_to_save(self.products, sizes, _surely))
+        return self.pair(wanted, products_to_save(self.products, sizes, _statically_true))
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
         """Return the forward and backward for the gradients ``wanted``. Forward saves those of the products ``kept`` that backward needs."""
@@ -166,7 +166,7 @@ class Variant:
         from ..reference.evaluator import evaluate
 
         count(op, "reference")
-        return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
+        return tuple(_as_kernel_result(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
 
     def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
         """Raise IndexError, one line, for a used element out of range."""
@@ -221,11 +221,11 @@ class _Differentiable(torch.autograd.Function):
             if pair.gradient.grads:  # else no wanted input enters differentiably
                 results = backward.forward(f"{ctx.op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
         found = dict(zip(pair.gradient.grads, results))
-        shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
+        shaped = tuple(_shaped_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
 
 
-def _surely(condition: bool | torch.SymBool) -> bool:
+def _statically_true(condition: bool | torch.SymBool) -> bool:
     """Tell whether a comparison is statically true. Comparisons of symbolic sizes usually are not.
 
     torch.compile then saves a product, as torch itself does, and need not recompile for sizes on the other side.
@@ -237,7 +237,7 @@ def _surely(condition: bool | torch.SymBool) -> bool:
     return statically_known_true(condition)
 
 
-def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+def _as_kernel_result(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
     """Return a result as kernels produce it: contiguous, in its own memory, and not a view.
 
     torch forbids in-place changes of a view that an autograd.Function returns.
@@ -253,7 +253,7 @@ def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor
     return result.data if result._is_view() and not torch._C._is_tracing() else result  # ``data`` would be lost in a trace
 
 
-def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
+def _shaped_like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
     return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
 
 

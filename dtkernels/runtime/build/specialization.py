@@ -47,7 +47,7 @@ def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: di
     if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
         return False
     for i, name, value in baked:
-        if not (args[i] == value if i < given else name in constants and _constant(name, value, constants[name], entry)):
+        if not (args[i] == value if i < given else name in constants and _constant_fits(name, value, constants[name], entry)):
             return False
     for i, wide, step in integers:
         value = args[i]
@@ -70,7 +70,7 @@ def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) ->
     if all(known.get(names[i]) == _WIDEST or types[names[i]] == "constexpr" for i, _, _ in strides):
         return False
     pitches: dict[str, tuple[int, str]] = {}
-    loads = _loads(dict(zip(names, args)))
+    loads = _load_widths(dict(zip(names, args)))
     for place, tensor, pointer in strides:
         value = args[place]
         if isinstance(value, int) and value > 1 and not (pointer is not None and args[pointer].data_ptr() % _WIDEST):
@@ -88,7 +88,7 @@ def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None
     return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
 
 
-def _constant(name: str, built: object, asked: object, entry: StoredKernel) -> bool:
+def _constant_fits(name: str, built: object, asked: object, entry: StoredKernel) -> bool:
     if built == asked or built == plain_constant(asked):
         return True
     if name.startswith("EVEN_"):
@@ -121,7 +121,7 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
     ``product``: the kernel has a matrix product.
     """
     found: list[Build] = []
-    for build in _ways(names, args, constants, types, wide, product):
+    for build in _candidate_builds(names, args, constants, types, wide, product):
         if build not in found:
             found.append(build)
     return found
@@ -129,7 +129,7 @@ def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], ty
 
 def narrowest(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
     """Return the first of ``builds``."""
-    return next(_ways(names, args, constants, types, None, False))
+    return next(_candidate_builds(names, args, constants, types, None, False))
 
 
 def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
@@ -147,7 +147,7 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
     return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
 
 
-def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
+def _candidate_builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
     """Yield the builds, possibly with repetitions."""
     given = dict(zip(names, args))
     ints = {n: v for n, v in given.items() if isinstance(v, int) and not isinstance(v, bool)}
@@ -158,7 +158,7 @@ def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], typ
     regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
     kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
     kept = {n: step for n, step in kept.items() if step > 1}
-    loads = _loads(given)
+    loads = _load_widths(given)
     steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
     stepped = {n: step for n, step in steps.items() if kept[n] >= step}
     evens = {n for n in constants if n.startswith("EVEN_")}
@@ -183,6 +183,6 @@ def specialized(launch: KernelLaunch, target: Target):
     return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
 
 
-def _loads(given: dict[str, object]) -> dict[str, int]:
+def _load_widths(given: dict[str, object]) -> dict[str, int]:
     """Return the number of elements in the widest load of each tensor."""
     return {n.removesuffix("_ptr"): _WIDEST // v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 REMEMBERED = 1024  #: kinds of calls per op; the oldest is evicted
 FRONTS = 4  #: front calls compared one by one: a model has few kinds of layers
-_TOLD = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
+_SETTING_TYPES = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -109,7 +109,7 @@ class CallCache:
             if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
                 return f
         try:
-            front = self.named.get(_name(tensors, types, settings)) if _TOLD.issuperset(types) else None
+            front = self.named.get(_lookup_key(tensors, types, settings)) if _SETTING_TYPES.issuperset(types) else None
         except (AttributeError, RuntimeError, TypeError):  # not tensors, no strides, or an unhashable setting: the op reports it
             return None
         if front is None or not front.same(*tensors):
@@ -119,13 +119,13 @@ class CallCache:
 
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Cache a front function's call, which was just made with the arguments ``given`` by name, if it can be repeated."""
-        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
-            keep(self.named, _name(tensors, front.types, settings), front, REMEMBERED)
+        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _front_of(self, tensors, settings, given)) is not None:
+            keep(self.named, _lookup_key(tensors, front.types, settings), front, REMEMBERED)
             self.fronts = (front, *self.fronts[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
         """Cache how this call ran, if it can be repeated. ``names``: of the positional arguments."""
-        if not results[0].is_cuda or checking() or (places := _places(args, kwargs, call, names)) is None:
+        if not results[0].is_cuda or checking() or (places := _argument_places(args, kwargs, call, names)) is None:
             return
         known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
         if known is None:
@@ -157,20 +157,20 @@ class Front:
         return run
 
 
-def _told(settings: tuple) -> bool:
+def _comparable(settings: tuple) -> bool:
     """Tell whether settings are plain values: numbers, strings, None and tuples of them."""
-    return all(type(v) in _TOLD and (type(v) is not tuple or _told(v)) for v in settings)
+    return all(type(v) in _SETTING_TYPES and (type(v) is not tuple or _comparable(v)) for v in settings)
 
 
-def _name(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
+def _lookup_key(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
     """Return a cheap cache key. The guards of the ``Front`` decide."""
     return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+def _front_of(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
     """Return the cached form of a front function's call; None if it cannot be repeated."""
     wants = any(t.requires_grad for t in tensors)
-    if wants and _grad_enabled() or not _told(settings):
+    if wants and _grad_enabled() or not _comparable(settings):
         return None
     pointers = [t.data_ptr() for t in tensors]
     known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None
@@ -193,7 +193,7 @@ def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: t
     return front
 
 
-def _in_line(run: Callable) -> Callable:
+def _if_aligned(run: Callable) -> Callable:
     """Return ``run`` with a check: None unless every tensor is aligned to 16 bytes."""
 
     def again(args: tuple, kwargs: dict):
@@ -205,7 +205,7 @@ def _in_line(run: Callable) -> Callable:
     return again
 
 
-def _places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
+def _argument_places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
     """Return the place of each input and scalar of the variant among the arguments; None if the kernels cannot take those directly.
 
     Matched by name: one object may be given at several places, and another call may give different ones there.
@@ -288,4 +288,4 @@ def _training(call: BoundCall, args: tuple, places: list[int | str], results: tu
         count["gpu"] += 1
         return results
 
-    return CachedCall(run, in_order if found.one is not None and places == list(range(len(args))) else _in_line(run))
+    return CachedCall(run, in_order if found.one is not None and places == list(range(len(args))) else _if_aligned(run))

@@ -159,7 +159,7 @@ class Dispatcher:
         try:
             if not candidate.row.binaries:
                 return None
-            entries, values = _Read(store, candidate.row.binaries), _apart(tensors, scalars)
+            entries, values = _LazyEntries(store, candidate.row.binaries), _apart(tensors, scalars)
             host = store.host(next(iter(entries)).host)
             notes = record(host, values)
             kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
@@ -176,7 +176,7 @@ class Dispatcher:
             warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
 
-    def _fitting(self, launches: list[RecordedLaunch], entries: _Read, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
+    def _fitting(self, launches: list[RecordedLaunch], entries: _LazyEntries, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
         """Load, for each launch, the first entry that fits it. None where a launch has none."""
         arch, kernels = self.device_target(device).arch, []
         for launch in launches:
@@ -187,7 +187,7 @@ class Dispatcher:
             kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
         return kernels
 
-    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: KernelStore, tensors: dict, scalars: dict) -> None:
+    def _trace(self, candidate: Candidate, host: str, entries: _LazyEntries, store: KernelStore, tensors: dict, scalars: dict) -> None:
         """Trace the wrapper symbolically and keep a template, from the second call of a kind on."""
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
@@ -267,7 +267,7 @@ class Dispatcher:
         if not on_gpu:
             return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
         values = _apart(tensors, scalars)
-        with _relaxed():
+        with _allow_module_loads():
             if (found := self._shared(source, module, values, tensors, scalars)) is not None:
                 return Route(found[0], "compiled", candidate, choice), found[1]
             try:
@@ -326,7 +326,7 @@ class Dispatcher:
             return None
 
 
-class _Read:
+class _LazyEntries:
     """Iterate over the entries of a store with these names, in order. Each is read when it is reached: the first often fits."""
 
     def __init__(self, store: KernelStore, names: tuple[str, ...]):
@@ -345,7 +345,7 @@ def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tupl
     return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in (*tensors.values(), *scalars.values()))
 
 
-def _relaxed():
+def _allow_module_loads():
     """Return a context that allows Triton to load modules during a CUDA graph capture."""
     try:
         return driver().relaxed() if torch.cuda.is_current_stream_capturing() else nullcontext()

@@ -31,7 +31,7 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
     if not relevant:
         return
     given = {n: tensors[n].detach() for n in own.inputs}
-    if _cannot(name, *given.values()):
+    if _unreadable(name, *given.values()):
         return
     with torch.no_grad():
         checker = _Checker(own, given, {n: _detached(scalars[n]) for n in own.scalars}, relevant)
@@ -41,7 +41,7 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
 check_indices._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compiler.disable, without importing it: a graph break
 
 
-def _cannot(name: str, *tensors: torch.Tensor) -> bool:
+def _unreadable(name: str, *tensors: torch.Tensor) -> bool:
     """Tell whether the elements cannot be read now. Warns during a CUDA graph capture."""
     if any(t.is_meta for t in tensors) or torch._C._is_tracing():
         return True
@@ -56,7 +56,7 @@ def check_elements(name: str, argument: str, given: torch.Tensor, size: int, but
 
     For ops whose kernels handle such elements themselves.
     """
-    if _cannot(name, given):
+    if _unreadable(name, given):
         return
     bad = ((given < 0) | (given >= size)) & (given != but)
     if bool(bad.any()):
@@ -113,7 +113,7 @@ class _Checker(_Evaluator):
         if self.gathers and bool(torch.stack([g.bad.any() for g in self.gathers]).any()):
             order = {id(a): i for i, a in enumerate(a for d in self.algorithm.definitions for a in ex.accesses(d.expr))}
             wrong = min((g for g in self.gathers if bool(g.bad.any())), key=lambda g: (order.get(id(g.access), 0), g.dim))
-            raise IndexError(f"{name}: {_told(wrong)}")
+            raise IndexError(f"{name}: {_error_text(wrong)}")
 
     def visit(self, e: ex.Expr, asked: Named) -> None:
         """Collect the gathers of ``e``, whose elements ``asked`` are used."""
@@ -208,7 +208,7 @@ class _Checker(_Evaluator):
         return Named(found.data.to(torch.int64), found.labels) if whole else found
 
 
-def _told(g: _Gather) -> str:
+def _error_text(g: _Gather) -> str:
     """Format the error: ``s.dt:3:20: A[x, t[x]]: index t[x] is 7 at x = 2; allowed along dimension 1 of A: 0 to 4; 3 such elements``."""
     at = g.bad.nonzero()[0].tolist() if g.labels else []
     value = int(g.place[tuple(at)])

@@ -41,7 +41,7 @@ def _kernels(schedule: str) -> tuple[tuple[int, tuple[tuple[str, int, int], ...]
     return tuple(made)
 
 
-def _lasts(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[float, float]:
+def _durations(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[float, float]:
     """Return (duration, duration without waste), in loop elements per multiprocessor."""
     total = useful = 0.0
     for parts, labels in _kernels(schedule):
@@ -65,7 +65,7 @@ def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
     multiprocessors = row.by.get("multiprocessors")
     if not isinstance(multiprocessors, int) or multiprocessors < 1 or sizes == row.sizes:
         return 1.0
-    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors), _lasts(row.schedule, sizes, multiprocessors)
+    own, there = _own_durations(row.schedule, tuple(row.sizes.items()), multiprocessors), _durations(row.schedule, sizes, multiprocessors)
     if not own[0]:  # no label is blocked
         return 1.0
     lasts, worth = there[0] / own[0], there[1] / own[1]
@@ -85,7 +85,7 @@ def scaled(row: Row, sizes: dict[str, int]) -> float | None:
         return row.microseconds
     if not isinstance(multiprocessors, int) or multiprocessors < 1:
         return None
-    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _lasts(row.schedule, sizes, multiprocessors)[0]
+    own, there = _own_durations(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _durations(row.schedule, sizes, multiprocessors)[0]
     if not own:
         return None
     work = max(row.microseconds - LAUNCH, row.microseconds / 10)  # the rest is the launch
@@ -93,5 +93,5 @@ def scaled(row: Row, sizes: dict[str, int]) -> float | None:
 
 
 @lru_cache(maxsize=4096)
-def _own(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
-    return _lasts(schedule, dict(sizes), multiprocessors)
+def _own_durations(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
+    return _durations(schedule, dict(sizes), multiprocessors)

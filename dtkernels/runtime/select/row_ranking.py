@@ -121,8 +121,8 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float
     if wasted > WASTED:
         return f"it takes {wasted:.1f} times as long for the same work, more than {WASTED:g}: its blocks reach past the end or leave multiprocessors without work"
     for label in _labels(row.schedule)[1]:
-        if label in sizes and _power(sizes[label]) != _power(row.sizes.get(label, 0)):
-            return f"it holds {label} whole: {_power(row.sizes.get(label, 0))} elements, {_power(sizes[label])} needed"
+        if label in sizes and _next_power_of_two(sizes[label]) != _next_power_of_two(row.sizes.get(label, 0)):
+            return f"it holds {label} whole: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
     return ""
 
 
@@ -161,7 +161,7 @@ def whole_labels(schedule: str) -> tuple[str, ...]:
     return _labels(schedule)[1]
 
 
-def _power(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -169,10 +169,10 @@ def nearest_gpu(gpus: dict[str, Gpu], wanted: Gpu) -> str | None:
     """Return the table to use: the GPU's own, else the most similar one of the same compute capability; None if there is none."""
     if wanted.folder in gpus:
         return wanted.folder
-    alike = [(_unlike(g, wanted), name) for name, g in gpus.items() if str(g.arch) == str(wanted.arch)]
+    alike = [(_dissimilarity(g, wanted), name) for name, g in gpus.items() if str(g.arch) == str(wanted.arch)]
     return min(alike)[1] if alike else None
 
 
-def _unlike(a: Gpu, b: Gpu) -> float:
+def _dissimilarity(a: Gpu, b: Gpu) -> float:
     ratios = [(a.multiprocessors, b.multiprocessors)] + ([(a.bandwidth, b.bandwidth)] if a.bandwidth > 0 and b.bandwidth > 0 else [])
     return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in ratios)

@@ -121,7 +121,7 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
     path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
     try:
         copied = store is not None and store.table == digest(path.read_bytes())
-        return OpTable(name, (), store, path) if copied else OpTable(name, _with_own(_read(path), store, path), store)
+        return OpTable(name, (), store, path) if copied else OpTable(name, _without_stale_binaries(_read(path), store, path), store)
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
@@ -133,7 +133,7 @@ def _read(path: Path) -> tuple[Row, ...]:
     return read_rows(path.read_bytes().decode(), str(path))
 
 
-def _with_own(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
+def _without_stale_binaries(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
     """Reconcile rows with a store built for an older version of the table: unchanged rows keep their kernels, changed rows lose them.
 
     The names of kernels do not say what they compute: a changed row may differ from the old one in a parameter.

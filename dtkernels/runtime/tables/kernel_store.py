@@ -281,7 +281,7 @@ def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], 
     body = bytearray()
     parts = {name: _packed(code) for name, code in codes.items()}
     words = parts["dictionary"] = _dictionary(texts)
-    packed = {k: _with_words(texts[k].encode(), words) for k in sorted(texts)}
+    packed = {k: _deflate(texts[k].encode(), words) for k in sorted(texts)}
     parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in packed.items())
     for name, part in sorted(parts.items()):
         header[name] = {"dtype": "U8", "shape": [len(part)], "data_offsets": [len(body), len(body) + len(part)]}
@@ -301,7 +301,7 @@ def _dictionary(texts: dict[str, str]) -> bytes:
     return words
 
 
-def _with_words(text: bytes, words: bytes) -> bytes:
+def _deflate(text: bytes, words: bytes) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, words)
     return packer.compress(text) + packer.flush()
 
