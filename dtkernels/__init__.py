@@ -8,12 +8,12 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-# In a checkout some rooms lie beside this folder, in an install inside it. Python started in a checkout takes this folder
-# before any install, and finds them all the same.
+# A checkout has some folders of the package beside this one; an install has them inside. Python started in a checkout prefers this
+# folder to any install, and finds them this way.
 if not (Path(__file__).parent / "integrations").exists():
     __path__.append(str(Path(__file__).parents[1]))
 
-#: public name -> (module, attribute); loaded on first use so that importing the package stays cheap
+#: public name -> (module, attribute); loaded on first use to keep the import cheap
 _LAZY = {
     "DTError": ("dtkernels.lang.errors", "DTError"),
     "compile": ("dtkernels.runtime.bind.compiled_program", "compile"),
@@ -42,5 +42,5 @@ def __dir__() -> list[str]:
     return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})
 
 
-if "torch" in sys.modules:  # who has torch wants the ops: they load here, in milliseconds, and not in the middle of a first call
+if "torch" in sys.modules:  # load the ops now, in milliseconds, rather than during a first call
     importlib.import_module("dtkernels.ops")

@@ -1,4 +1,4 @@
-"""``python -m dtkernels``."""
+"""Run the command line: ``python -m dtkernels``."""
 
 import sys
 
@@ -7,7 +7,7 @@ try:
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == __package__:
         raise
-    from .doctor import facts  # it needs nothing that pip installs
+    from .doctor import facts  # it needs no installed package
 
     if sys.argv[1:] == ["doctor"]:
         found = list(facts())

@@ -1,4 +1,4 @@
-"""``python -m dtkernels``: show, compile, explain, doctor. Bad input ends in one line on stderr and exit code 2."""
+"""Parse and run the command line: show, compile, explain, doctor. Bad input ends in one line on stderr and exit code 2."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VALUE = "a compile-time parameter (causal=true) or a scalar input; may be repea
 
 
 class Refused(ValueError):
-    """What the command line says no to; one line."""
+    """Input that the command line refuses; the message is one line."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -46,13 +46,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command: 0, 1 where ``doctor`` finds a fault, or 2 after one line on stderr where the input is refused."""
+    """Run one command. Returns 0, 1 where ``doctor`` finds a fault, or 2 after one line on stderr for refused input."""
     try:
         args = _parser().parse_args(argv)
         status = args.run(args)
         sys.stdout.flush()
         return status or 0
-    except BrokenPipeError:  # the reader had enough; what is still buffered goes nowhere
+    except BrokenPipeError:  # the reader closed the pipe; discard what is still buffered
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except DTError as error:
         return _refuse(str(error))
@@ -89,7 +89,7 @@ def _compile(args: argparse.Namespace) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write ``text`` to ``path`` all at once: whoever reads sees the old file or the new one. Permissions are kept."""
+    """Write ``text`` to ``path`` atomically: a reader sees the old file or the new one. Permissions are kept."""
     path = path.resolve()
     if path.exists() and not path.is_file():
         if path.is_dir():
@@ -103,7 +103,7 @@ def write_whole(path: Path, text: str) -> None:
         raise Refused(f"{path.parent}: no such folder")
     try:
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:  # of a name that nobody gave
+    except OSError as error:  # it would name the temporary file
         raise Refused(f"{path}: cannot be written: {error.strerror}") from None
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as f:
@@ -116,7 +116,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def _given(args: argparse.Namespace) -> dict[str, object]:
-    """The parameters and scalars by name. Raises Refused where one is given twice."""
+    """Collect parameters and scalars by name. Raises Refused for a name given twice."""
     found: dict[str, object] = {}
     for name, value in args.param:
         if name in found:
@@ -126,7 +126,7 @@ def _given(args: argparse.Namespace) -> dict[str, object]:
 
 
 def _wanted(args: argparse.Namespace) -> tuple[str, ...] | None:
-    """With respect to what a gradient is asked for, () for all of it; None where none is."""
+    """Return the inputs to differentiate, () for all of them; None without a gradient."""
     return tuple(filter(None, args.wrt.split(","))) if args.backward or args.wrt else None
 
 
@@ -137,8 +137,8 @@ def _show(args: argparse.Namespace) -> None:
 
 
 def _machine_code(subject: show.Subject, make):
-    """``make()``, with whatever the toolchain raises told in one line."""
-    subject.text("triton")  # what is wrong before Triton sees it is not Triton's
+    """Return ``make()``; turn any error of the toolchain into one line."""
+    subject.text("triton")  # errors in the program are not reported as Triton's
     if interpreting():
         raise Refused("dtkernels: machine code needs Triton's compiler: unset TRITON_INTERPRET")
     try:
@@ -147,10 +147,10 @@ def _machine_code(subject: show.Subject, make):
         raise Refused(f"dtkernels: machine code needs torch and triton: {error}") from None
     except (DTError, KeyboardInterrupt):
         raise
-    except OSError as error:  # Triton's own cache, in a home that there is not, say
+    except OSError as error:  # for example Triton's cache in a missing home directory
         where = f"{error.filename}: " if error.filename else ""
         raise Refused(f"dtkernels: {where}{error.strerror or error}; TRITON_CACHE_DIR and DTKERNELS_CACHE say where to write") from None
-    except Exception as error:  # Triton raises what its passes raise; there is no common class
+    except Exception as error:  # the exceptions of Triton's passes have no common base class
         said = str(error).strip().splitlines() or ["no message"]
         raise Refused(f"dtkernels: Triton does not compile this: {type(error).__name__}: {said[-1]}") from error
 
@@ -170,7 +170,7 @@ def _explain(args: argparse.Namespace) -> None:
 
 
 def _chosen(subject: show.Subject) -> list[str]:
-    """Say which schedule is taken, and why."""
+    """Describe the chosen schedule and the reason."""
     if not subject.written.scheduled:
         table, found = lookup.decisions(subject)
         gradients = f"; gradients of {', '.join(subject.wanted)}" if subject.gradient is not None else ""
@@ -186,7 +186,7 @@ def _chosen(subject: show.Subject) -> list[str]:
 
 
 def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
-    """Say what one kernel launches and takes; ``made``: the compiled kernels by name."""
+    """Describe the launch and the resources of one kernel. ``made``: compiled kernels by name."""
     gpu = subject.target
     blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
     count = math.prod(blocks.values())
@@ -217,7 +217,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
 
     one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
-    _about(one)
+    _program_arguments(one)
     one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
     one.add_argument("--without", default="", metavar="PASS,...", help="leave passes of codegen/pipeline.py out, to see what they do")
     one.set_defaults(run=_show)
@@ -231,7 +231,7 @@ def _parser() -> argparse.ArgumentParser:
     one.set_defaults(run=_compile)
 
     one = commands.add_parser("explain", help="which schedule is used, and why", description=_EXPLAIN)
-    _about(one)
+    _program_arguments(one)
     one.add_argument("--build", action="store_true", help="compile the kernels and say what they take")
     one.set_defaults(run=_explain)
 
@@ -240,8 +240,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _about(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say what is looked at."""
+def _program_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that select the program."""
     parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
     _sizes(parser)
     parser.add_argument("--backward", action="store_true", help="the gradient instead, as it is derived; its schedule is by formula")

@@ -1,4 +1,4 @@
-"""What is installed here, and whether anything of it is known to be in the way."""
+"""Report what is installed on this machine, and known problems with it."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from .runtime.path_counters import interpreting
 
 OLDEST = {"torch": (2, 10), "triton": (3, 6), "transformers": (4, 53)}
 OPTIONAL = ("transformers",)
-PLAIN = {"pyyaml": "yaml", "safetensors": "safetensors"}  #: needed in any version; what each is imported as
+PLAIN = {"pyyaml": "yaml", "safetensors": "safetensors"}  #: required packages of any version -> import name
 
 
 def report() -> Iterator[str]:
-    """One line a fact, each beginning with OK or WARN."""
+    """Yield one line per fact, starting with OK or WARN."""
     for fact in facts():
         yield str(fact)
 
 
 class Fact(NamedTuple):
-    """One thing that was looked at. ``fault``: whether something is not usable; a machine without a GPU warns and has no fault."""
+    """One result. ``fault``: something is unusable. A machine without a GPU gives a warning but no fault."""
 
     good: bool
     text: str
@@ -36,7 +36,7 @@ class Fact(NamedTuple):
 
 
 def facts() -> Iterator[Fact]:
-    """Everything that is looked at."""
+    """Yield every result."""
     for good, text in _facts():
         yield Fact(good, text, not good)
     for good, text in (_gpu(), _interpreter()):
@@ -54,7 +54,7 @@ def _facts() -> Iterator[tuple[bool, str]]:
     for name, module in PLAIN.items():
         if util.find_spec(module) is None:
             yield False, f"{name} is not installed: it is needed"
-    if not os.environ.get("DTKERNELS_TABLES"):  # else it is looked at with the environment
+    if not os.environ.get("DTKERNELS_TABLES"):  # otherwise checked with the environment
         yield _tables()
     yield _cache()
     yield _ptxas()
@@ -73,7 +73,7 @@ def _tables() -> tuple[bool, str]:
 
 
 def version(package: str) -> tuple[int, ...] | None:
-    """The numbers of an installed package's version, None if it is not installed."""
+    """Return an installed package's version as numbers, None if it is not installed."""
     try:
         found = metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
-"""Every environment variable that dtkernels reads: name, values, default, meaning, and whether what a value names is usable.
+"""List every environment variable that dtkernels reads: name, values, default, meaning, and a check of its value.
 
-``doctor`` reports those that are set, ``docs/configuration.md`` lists them all. Needs nothing that pip installs.
+``doctor`` reports those that are set; ``docs/configuration.md`` lists them all. Needs no installed package.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from dataclasses import dataclass
 from importlib import util
 from pathlib import Path
 
-TRUE, FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")  #: what Triton reads as a truth value
+TRUE, FALSE = ("1", "true", "yes", "on", "y"), ("0", "false", "no", "off", "n")  #: what Triton accepts as truth values
 
 
 class Unusable(ValueError):
-    """What a variable names cannot be used; one line that says why and what happens instead."""
+    """The value of a variable is unusable. The message is one line: the reason, and what happens instead."""
 
 
 @dataclass(frozen=True)
 class Variable:
-    """One variable. ``check``: what its value means here; raises Unusable."""
+    """One variable. ``check`` describes a value in a few words, or raises Unusable."""
 
     name: str
     values: str
     default: str
     meaning: str
     check: Callable[[str], str]
-    group: str = "dtkernels"  #: whose it is: dtkernels, Triton and the system, the tests
+    group: str = "dtkernels"  #: dtkernels, Triton and the system, or the tests
 
 
-# -- checks: each takes a value that is not empty, and returns a few words -------------------------------------------------
+# -- checks: each takes a nonempty value and returns a few words -----------------------------------------------------------
 
 
 def _tables(value: str) -> str:
@@ -43,7 +43,7 @@ def _tables(value: str) -> str:
 
 
 def tables_in(folder: Path) -> str:
-    """The tables in a folder, in a few words. Raises Unusable where there is none, or a file of one cannot be read."""
+    """Describe the tables in a folder. Raises Unusable where there is none, or a file of one cannot be read."""
     instead = "; every op takes the default schedule"
     if not folder.is_dir():
         raise Unusable(f"{folder}: {'a file; name a folder of tables' if folder.exists() else 'no such folder'}{instead}")
@@ -63,7 +63,7 @@ def tables_in(folder: Path) -> str:
 
 
 def wrong_in(table: Path) -> Iterator[str]:
-    """What is wrong with the files of one table, a line for each file."""
+    """Yield one line per faulty file of a table."""
     from .runtime.tables.kernel_store import KernelStore, StoreError
     from .runtime.tables.table import TableError, read_gpu, read_rows
 
@@ -98,7 +98,7 @@ def _home(value: str) -> str:
 
 
 def writable(folder: Path, instead: str) -> str:
-    """A few words on a folder that can be written to, or made. Raises Unusable."""
+    """Describe a folder that is or can be made writable. Raises Unusable."""
     there = next(p for p in (folder, *folder.parents) if p.exists() or p == p.parent)
     if not there.is_dir():
         raise Unusable(f"{there}: a file, where a folder is needed; {instead}")
@@ -115,33 +115,33 @@ def _triton_folder(value: str) -> str:
 
 
 def folder(value: str) -> str:
-    """A few words on a folder that is there. Raises Unusable."""
+    """Describe an existing folder. Raises Unusable."""
     if not Path(value).is_dir():
         raise Unusable(f"{value}: {'a file' if Path(value).exists() else 'no such folder'}")
     return "a folder"
 
 
 def program(value: str) -> str:
-    """A few words on a program that can be run. Raises Unusable."""
+    """Describe an executable program. Raises Unusable."""
     if shutil.which(value) is None:
         raise Unusable(f"{value}: {'is no program that can be run' if Path(value).exists() else 'no such program'}")
     return "a program"
 
 
 def compiler(value: str) -> str:
-    """The same of a compiler, which may be given with options behind it. Raises Unusable."""
+    """Describe a compiler, which may be followed by options. Raises Unusable."""
     return program(value if Path(value).exists() else value.split()[0])
 
 
 def file(value: str) -> str:
-    """A few words on a file that is there. Raises Unusable."""
+    """Describe an existing file. Raises Unusable."""
     if not Path(value).is_file():
         raise Unusable(f"{value}: {'a folder' if Path(value).exists() else 'no such file'}")
     return "a file"
 
 
 def one_of(*allowed: str, default: str) -> Callable[[str], str]:
-    """A check that a value is one of some words, in capitals or not."""
+    """Return a check that a value is one of some words, in either case."""
 
     def check(value: str) -> str:
         if value.lower() not in allowed:
@@ -152,21 +152,21 @@ def one_of(*allowed: str, default: str) -> Callable[[str], str]:
 
 
 def truth(value: str) -> str:
-    """Whether Triton takes a value for true. Raises Unusable for what it takes for neither."""
+    """Return "on" or "off" as Triton reads the value. Raises Unusable where Triton knows neither."""
     if value.lower() not in TRUE + FALSE:
         raise Unusable(f"{value!r} is taken for false; allowed: 1 or 0")
     return "on" if value.lower() in TRUE else "off"
 
 
 def number(value: str) -> str:
-    """A few words on a whole number. Raises Unusable."""
+    """Describe a nonnegative integer. Raises Unusable."""
     if not (value.isascii() and value.isdigit()):
         raise Unusable(f"{value!r} is no whole number")
     return "a number"
 
 
 def anything(value: str) -> str:
-    """Nothing is known of the value."""
+    """Accept any value."""
     return "not looked at"
 
 
@@ -203,11 +203,11 @@ VARIABLES = (
     Variable("DTKERNELS_TEST_TABLES", _FOLDER, "a table that the tests build", "A folder that `tests/small_tables.py` wrote, for the tests on a GPU.", folder, _TESTS),
 )  # fmt: skip
 BY_NAME = {v.name: v for v in VARIABLES}
-OWN, TRITON = "DTKERNEL", "TRITON_"  #: how names begin, in capitals or not
+OWN, TRITON = "DTKERNEL", "TRITON_"  #: prefixes of names, in either case
 
 
 def reported(environment: Mapping[str, str] | None = None) -> Iterator[tuple[bool, str]]:
-    """(whether it is usable, one line) for each variable that is set: those of VARIABLES, and others named DTKERNELS_* or TRITON_*."""
+    """Yield (whether it is usable, one line) for each set variable that is in VARIABLES or is named DTKERNELS_* or TRITON_*."""
     environment = os.environ if environment is None else environment
     for name in sorted(n for n in environment if n in BY_NAME or n.upper().startswith((OWN, TRITON))):
         value = environment[name]
@@ -224,20 +224,20 @@ def reported(environment: Mapping[str, str] | None = None) -> Iterator[tuple[boo
 
 
 def _unknown(name: str) -> str:
-    """What to say of a variable that nothing reads."""
+    """Return the report on a variable that nothing reads."""
     allowed = [v.name for v in VARIABLES if v.name.startswith(OWN) and v.group != _TESTS]
     near = difflib.get_close_matches(name.upper().removeprefix(OWN).lstrip("S_"), [n.removeprefix("DTKERNELS_") for n in allowed], 1)
     return "nothing reads it" + (f"; did you mean DTKERNELS_{near[0]}?" if near else f"; allowed: {', '.join(allowed)}")
 
 
 def table(group: str) -> str:
-    """The variables of a group as Markdown, for ``docs/configuration.md``."""
+    """Format the variables of a group as a Markdown table, for ``docs/configuration.md``."""
     rows = [f"| `{v.name}` | {v.values} | {v.default} | {v.meaning} |" for v in VARIABLES if v.group == group]
     return "\n".join(["| variable | values | default | meaning |", "|---|---|---|---|", *rows]) + "\n"
 
 
 def page(text: str) -> str:
-    """``docs/configuration.md`` with its tables as they should be: each between ``<!-- variables: GROUP -->`` and ``<!-- /variables -->``."""
+    """Regenerate the tables in ``docs/configuration.md``, each between ``<!-- variables: GROUP -->`` and ``<!-- /variables -->``."""
     import re
 
     return re.sub(r"(<!-- variables: ([^>]+?) -->\n).*?(<!-- /variables -->)", lambda m: m[1] + table(m[2]) + m[3], text, flags=re.DOTALL)

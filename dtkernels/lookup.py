@@ -1,4 +1,4 @@
-"""Look an op up in the schedule tables of a GPU that need not be here: what ``python -m dtkernels explain`` prints. Needs no torch."""
+"""Look up an op in the schedule tables of a GPU, which need not be present, for ``python -m dtkernels explain``. Needs no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .show import Subject, Written
 
 
 def usual_gradients(written: Written, gpu: str, given: dict[str, object]) -> tuple[str, ...]:
-    """The inputs and scalars that most rows of the GPU's table have gradients of; () where there are no rows of the op."""
+    """Return the inputs and scalars that most backward rows of the GPU's table differentiate; () where the op has no rows."""
     algorithm = written.program.algorithm
     params, spec = _params(written, given), spec_hash(algorithm)
     rows = [r for r in op_table(written.name, gpu_of(target(gpu))).rows if r.direction == "backward" and r.spec == spec]
@@ -27,9 +27,9 @@ def usual_gradients(written: Written, gpu: str, given: dict[str, object]) -> tup
 
 
 def decisions(subject: Subject) -> tuple[str | None, list[Decision]]:
-    """(the table, what each part runs): the op itself; for a backward, the forward that saves for it and then the backward.
+    """Return (the table, the decisions): the op itself, or for a backward the forward that saves for it, then the backward.
 
-    Puts the schedule that is chosen in the place of the subject's own. Raises DTError.
+    Replaces the subject's schedule by the chosen one. Raises DTError.
     """
     written = subject.written
     call = Call(subject.op, spec_hash(written.program.algorithm), params=_params(written, subject.params))
@@ -49,10 +49,10 @@ def decisions(subject: Subject) -> tuple[str | None, list[Decision]]:
 
 
 def _params(written: Written, given: dict[str, object]) -> tuple[tuple[str, int | bool], ...]:
-    """The parameters that differ from their defaults, as rows name them. Raises DTError for a value of another kind."""
+    """Return the parameters that differ from their defaults, as rows list them. Raises DTError for a value of the wrong kind."""
     defaults = dict(written.program.algorithm.params)
     params = {name: value for name, value in given.items() if name in defaults}
-    bind_parameters(written.program.algorithm, params)  # type: ignore[arg-type]  # it refuses what is no number or truth value
+    bind_parameters(written.program.algorithm, params)  # type: ignore[arg-type]  # it refuses values that are neither numbers nor booleans
     return tuple(sorted((name, value) for name, value in params.items() if value != defaults[name]))  # type: ignore[misc]
 
 

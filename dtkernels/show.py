@@ -1,4 +1,4 @@
-"""One program at each stage of its way to machine code, as text. Torch and Triton are imported for machine code only."""
+"""Print one program at each stage of compilation as text. Imports torch and Triton for machine code only."""
 
 from __future__ import annotations
 
@@ -33,28 +33,28 @@ from .runtime.signature.given_sizes import label_order, sizes_by_label, sizes_in
 
 SPECS = Path(__file__).resolve().parent / "specs"
 STAGES = ("algorithm", "algebra", "schedule", "passes", "nest", "triton", "ptx")
-DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes an element
+DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes per element
 DEFAULT_EXTENT = 4096
-TAKEN = 65536  #: extent of a dimension that elements of an input index, where there is no input to ask
+TAKEN = 65536  #: assumed extent of a dimension that is indexed by elements of an input
 
 
 @dataclass(frozen=True)
 class Written:
-    """A program as someone wrote it. Of a spec the algorithm counts: its schedule is made to fit."""
+    """A program as its author wrote it. Only the algorithm of a spec is used; it gets a schedule to fit."""
 
     name: str
     program: Program
-    scheduled: bool  #: brings its own schedule
-    usual: tuple[tuple[str, int], ...] = ()  #: extents to show it at where none are asked for
+    scheduled: bool  #: whether it brings its own schedule
+    usual: tuple[tuple[str, int], ...] = ()  #: default extents
 
 
 def shipped() -> tuple[str, ...]:
-    """Names of the ops that come with the package."""
+    """Return the names of the shipped ops."""
     return tuple(sorted(p.stem for p in SPECS.glob("*.yaml")))
 
 
 def read(what: str) -> Written:
-    """A shipped op, a ``.yaml`` spec or a ``.dt`` program. Raises DTError, one line naming the file, and OSError."""
+    """Read a shipped op, a ``.yaml`` spec or a ``.dt`` program. Raises DTError, one line naming the file, and OSError."""
     path = SPECS / f"{what}.yaml" if what in shipped() else Path(what)
     if path.suffix not in (".dt", ".yaml", ".yml"):
         raise DTError("no such op", found=repr(what), allowed=", ".join(shipped()) + ", a .yaml spec or a .dt program")
@@ -67,18 +67,18 @@ def read(what: str) -> Written:
     except UnicodeDecodeError as error:
         raise DTError(f"{path}: a program is UTF-8 text", found=f"byte {error.object[error.start]:#x} at offset {error.start}") from None
     except DTError as error:
-        raise error if str(path) in str(error) else _named(path, error) from None
+        raise error if str(path) in str(error) else _with_path(path, error) from None
     usual = next(spec.shapes[0].each()) if spec.shapes else {}
     return Written(spec.op, spec.program, scheduled=False, usual=tuple(usual.items()))
 
 
-def _named(path: Path, error: DTError) -> DTError:
-    """The same error for a rule that looks at no one place of the text."""
+def _with_path(path: Path, error: DTError) -> DTError:
+    """Add the file's name to an error without a position."""
     return DTError(f"{path}: {error.rule}", found=error.found, allowed=error.allowed)
 
 
 class Subject:
-    """A program with its parameters bound, for one GPU, size and element type."""
+    """A program with its parameters bound, for one GPU, size and dtype."""
 
     def __init__(
         self,
@@ -89,16 +89,16 @@ class Subject:
         given: dict[str, object] | None = None,
         wanted: tuple[str, ...] | None = None,
     ):
-        """``dtype``: of all inputs, "bf16", and of those that differ, "bf16,slopes=fp32".
+        """``dtype``: of all inputs, "bf16", with exceptions by name, "bf16,slopes=fp32".
 
-        ``wanted``: show the backward instead, with respect to these inputs and scalars; () for every input with elements.
+        ``wanted``: show the backward with respect to these inputs and scalars instead; () stands for every floating-point input.
         ``shape``: extents in the order of ``free_labels``, or by label. Raises DTError, one line, where anything does not fit.
         """
         self.written, self.name, self.op = written, written.name, written.name
         self.dtype, self.named = _dtypes(dtype, written.program.algorithm)
         self.target: Target = target(gpu)
         self.outputs = written.program.outputs()
-        params, self.scalars = _parted(written.program.algorithm, given or {})
+        params, self.scalars = _split_given(written.program.algorithm, given or {})
         self.params = params
         self.gradient: Gradient | None = None
         self.bound = Program(bind_parameters(written.program.algorithm, params), written.program.schedule)
@@ -108,7 +108,7 @@ class Subject:
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = rules.prepare(self.bound)
-            if not written.program.algorithm.params:  # what one variant does not heed is for another
+            if not written.program.algorithm.params:  # a primitive without effect in one variant may have one in another
                 check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
@@ -118,7 +118,7 @@ class Subject:
             self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
     def _differentiate(self, shape: tuple[int, ...] | dict[str, int] | None, wanted: tuple[str, ...]) -> None:
-        """Put the derived backward in the place of what is shown."""
+        """Replace the program by its derived backward."""
         a = self.written_bound = self.bound.algorithm
         self.forward_sizes = self.sizes = self._extents(rules.prepare_algorithm(a, self.outputs), shape)
         for name in wanted:
@@ -137,7 +137,7 @@ class Subject:
         self.bound = Program(found.backward)
 
     def _same_extents(self, algorithm: Algorithm) -> dict[str, int]:
-        """Extents of the backward's labels: the forward's own, those that index the same dimension, those of a forward input."""
+        """Return the extents of the backward's labels: from the same label of the forward, a tied label, or a forward input."""
         forward = self.written_bound
         shapes = input_shapes(forward, self.forward_sizes, scalar_values(forward, self.scalars))
         found = {}
@@ -152,11 +152,11 @@ class Subject:
 
     @property
     def algorithm(self) -> Algorithm:
-        """What is lowered: the algorithm after the last rule."""
+        """The algorithm that is lowered, after the last rule."""
         return self.program.algorithm
 
     def _extents(self, algorithm: Algorithm, shape: tuple[int, ...] | dict[str, int] | None) -> dict[str, int]:
-        """The extent of every label: as asked for, else the usual ones."""
+        """Return the extent of every label: as requested, else the default."""
         if isinstance(shape, dict):
             return sizes_by_label(algorithm, self.outputs[0], shape, self.name)
         if shape is not None:
@@ -165,15 +165,15 @@ class Subject:
         return {label: usual.get(label) or algorithm.constant_extent(label) or DEFAULT_EXTENT for label in label_order(algorithm, self.outputs[0])}
 
     def kernels(self) -> tuple[Kernel, ...]:
-        """The loop nests, in the order they run."""
+        """Return the loop nests, in execution order."""
         return lower(self.program)
 
     def types(self, algorithm: Algorithm) -> int | InputTypes:
-        """Bytes an element of the inputs; the dtype of each where they differ."""
+        """Return bytes per element of the inputs, or the dtype of each where they differ."""
         return self.every_type(algorithm) if self.named else DTYPES[self.dtype]
 
     def every_type(self, algorithm: Algorithm) -> InputTypes:
-        """The dtype of each input: masks and integers have their own, others the one that is asked for."""
+        """Return the dtype of each input: masks and integers have their own, others the requested one."""
         nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
         cast = {n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access)}
         usual = {t: "int64" if t in algorithm.integer_inputs() else "bool" for t in algorithm.inputs}
@@ -181,27 +181,27 @@ class Subject:
         return InputTypes(tuple((t, self.named.get(t, usual[t])) for t in algorithm.inputs))
 
     def itemsizes(self) -> dict[str, int]:
-        """Bytes an element of every buffer that is not float32 anyway."""
+        """Return bytes per element of every buffer that is not always float32."""
         return element_bytes(self.algorithm, self.outputs, self.types(self.algorithm))
 
     def check(self, every: bool = True) -> None:
-        """Raise DTError where the GPU has no room for a kernel; if not ``every``, of those alone that take the same at any size."""
+        """Raise DTError where a kernel exceeds the GPU's resources. ``every=False``: only kernels whose use does not depend on sizes."""
         for kernel in self.kernels():
             if every or not whole_extent_labels((kernel,)):
                 check_resources(kernel, self.sizes, self.itemsizes(), self.target)
 
     def resources(self, kernel: Kernel) -> Resources:
-        """What a program of ``kernel`` is estimated to take."""
+        """Estimate the resources of a program of ``kernel``."""
         return resources(kernel, self.sizes, self.itemsizes(), self.target)
 
     def title(self) -> str:
-        """Name, sizes, element type and GPU on one line."""
+        """Format name, sizes, dtypes and GPU on one line."""
         sizes = ", ".join(f"{label} {size}" for label, size in self.sizes.items())
         dtypes = ", ".join([self.dtype, *(f"{t} {dtype}" for t, dtype in self.named.items())])
         return f"{self.name}: {sizes}; {dtypes}; {self.target.name}"
 
     def text(self, stage: str) -> str:
-        """The program at ``stage``, one of STAGES."""
+        """Return the program at ``stage``, one of STAGES."""
         return {
             "algorithm": lambda: str(self.written.program.algorithm if self.name == self.written.name else self.bound.algorithm),
             "algebra": self._algebra,
@@ -231,13 +231,13 @@ class Subject:
         return "\n".join([said, *self._products()])
 
     def _products(self) -> list[str]:
-        """A line for each matrix product: the dtype of its operands, and of what adds them up."""
+        """Return one line per matrix product: the dtypes of its operands and of its accumulator."""
         types = self.every_type(self.algorithm)
         return [f"# in {func}: {dot} multiplies {types.operand(wanted)}, adds in fp32" for func, dot, wanted in products(self.algorithm)]
 
 
 def _dtypes(text: str, algorithm: Algorithm) -> tuple[str, dict[str, str]]:
-    """The dtype of inputs, and of those named: "bf16,slopes=fp32". Raises DTError."""
+    """Parse the dtypes of inputs: "bf16,slopes=fp32" -> the default and the exceptions. Raises DTError."""
     usual, *others = text.split(",")
     named = {name: dtype for name, _, dtype in (other.partition("=") for other in others)}
     if usual not in DTYPES:
@@ -250,8 +250,8 @@ def _dtypes(text: str, algorithm: Algorithm) -> tuple[str, dict[str, str]]:
     return usual, named
 
 
-def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
-    """Compile-time parameters and scalar inputs among ``given``."""
+def _split_given(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]:
+    """Split ``given`` into compile-time parameters and scalar inputs. Raises DTError."""
     params = [name for name, _ in algorithm.params]
     for name in given:
         if name not in params and name not in algorithm.scalars:
@@ -267,7 +267,7 @@ def _parted(algorithm: Algorithm, given: dict[str, object]) -> tuple[dict, dict]
 
 
 def arguments(subject: Subject) -> tuple:
-    """What to call the wrapper with: tensors without storage of the shapes that ``sizes`` imply, then scalars."""
+    """Return the arguments of the wrapper: tensors without storage in the shapes that ``sizes`` imply, then scalars."""
     import torch
 
     a = subject.algorithm
@@ -278,13 +278,13 @@ def arguments(subject: Subject) -> tuple:
 
 
 def scalar_values(algorithm: Algorithm, given: dict[str, Any]) -> dict[str, int | float]:
-    """A number for each scalar input: the one given, else 1 inside an index and 0.5 elsewhere."""
+    """Return a number for each scalar input: the given one, else 1 inside an index and 0.5 elsewhere."""
     integers = algorithm.integer_scalars()
     return {s: int(given.get(s, 1)) if s in integers else float(given.get(s, 0.5)) for s in algorithm.scalars}
 
 
 def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str, int | float]) -> dict[str, tuple[int, ...]]:
-    """The shape of each input: extents of plain labels, the largest index plus one where an index is computed."""
+    """Return the shape of each input: the extents of plain labels, or the largest index plus one for computed indices."""
     shapes = {}
     for tensor in algorithm.inputs:
         labels = plain_labels(algorithm, tensor)
@@ -295,7 +295,7 @@ def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str,
 
 
 def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float]) -> tuple[int, int]:
-    """The least and the largest value of an index."""
+    """Return the smallest and the largest value of an index."""
     match index:
         case ex.Label(name):
             return 0, sizes[name] - 1
@@ -326,7 +326,7 @@ def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float
 
 
 def machine_code(subject: Subject) -> list[tuple]:
-    """(launch, compiled kernel) of each kernel that the wrappers launch. Needs Triton's compiler, no GPU."""
+    """Return (launch, compiled kernel) for each kernel that the wrappers launch. Needs Triton's compiler but no GPU."""
     from .runtime.build.source_cache import load_module
     from .runtime.build.triton_compile import build, record_launches
 
@@ -339,13 +339,13 @@ def machine_code(subject: Subject) -> list[tuple]:
 
 
 def _with_wrappers(program: Program) -> Program:
-    """The program with wrappers for what is compiled to a kernel alone: they say what a launch passes."""
+    """Add wrappers to Funcs that are compiled to a kernel alone: a wrapper determines the arguments of the launch."""
     named = (replace(p, name="compile") if p.name == "compile_to_kernel" else p for p in program.schedule.primitives)
     return Program(program.algorithm, Schedule(tuple(named)))
 
 
 def _listing(subject: Subject, launch, compiled) -> str:
-    """Machine code as text, with a comment on how it is launched."""
+    """Format machine code with a comment on its launch."""
     comment, stage = (";", "amdgcn") if subject.target.backend == "hip" else ("//", "ptx")
     grid = "x".join(map(str, launch.grid))
     m = compiled.metadata

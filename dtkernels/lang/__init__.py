@@ -1,10 +1,10 @@
-"""DT text <-> Algorithm, Schedule, Program. Frozen values; ``parse(str(program)) == program``."""
+"""Parse and print the DT language: text <-> Algorithm, Schedule, Program. Values are frozen; ``parse(str(program)) == program``."""
 
 from __future__ import annotations
 
 import importlib
 
-#: name -> module; loaded on first use, so that a call that runs a prebuilt kernel reads no language
+#: name -> module; loaded on first use, so that a call with a prebuilt kernel does not import the language
 _LAZY = {
     "Algorithm": "algorithm",
     "DTError": "errors",

@@ -1,4 +1,4 @@
-"""The algorithm: what every element of every Func is."""
+"""Represent the algorithm: the definition of every element of every Func."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Definition:
 
 @dataclass(frozen=True)
 class Algorithm:
-    """Declarations and definitions, in the order of the text.
+    """Declarations and definitions, in source order.
 
     ``params`` maps each compile-time parameter to its default.
     """
@@ -37,18 +37,18 @@ class Algorithm:
     rvars: tuple[str, ...] = ()
     params: tuple[tuple[str, int | bool], ...] = ()
     definitions: tuple[Definition, ...] = ()
-    #: (label, input, dimension): extents that no plain index tells, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
+    #: (label, input, dimension): declared extents, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
-    #: (input, what fed it in the forward): inputs of a derived backward that are computed values, see algebra/operand_types.py
+    #: (input, the forward's inputs behind it): inputs of a derived backward that are computed values, see algebra/operand_types.py
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
-    #: labels that schedules or sizes of the spec name, which keep their names
+    #: labels that the spec's schedules or sizes mention; renaming keeps them
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
     ranks: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Definition]:
-        return {d.name: d for d in reversed(self.definitions)}  # of two under one name, which checks refuse, the first
+        return {d.name: d for d in reversed(self.definitions)}  # on duplicates, which checks refuse, the first wins
 
     def __getitem__(self, func: str) -> Definition:
         return self._by_name[func]
@@ -61,11 +61,11 @@ class Algorithm:
         return self.vars + self.rvars
 
     def with_definitions(self, definitions: tuple[Definition, ...]) -> Algorithm:
-        """Same inputs, other definitions; Funcs declared to match."""
+        """Replace the definitions; keep the inputs, and declare the Funcs to match."""
         return replace(self, definitions=definitions, funcs=tuple(d.name for d in definitions))
 
     def needed_by(self, outputs: tuple[str, ...]) -> tuple[str, ...]:
-        """Names of the Funcs that ``outputs`` depend on, themselves included, in order of definition."""
+        """Return the Funcs that ``outputs`` depend on, including themselves, in order of definition."""
         seen: set[str] = set()
         todo = list(outputs)
         while todo:
@@ -77,23 +77,23 @@ class Algorithm:
         return tuple(d.name for d in self.definitions if d.name in seen)
 
     def integer_inputs(self) -> frozenset[str]:
-        """Inputs that must hold integers: those that stand in an index, ``W[t[x], y]``."""
+        """Return the inputs that must hold integers: those used in an index, ``W[t[x], y]``."""
         return frozenset(inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)) & frozenset(self.inputs)
 
     def integer_scalars(self) -> frozenset[str]:
-        """Scalars that stand in an index."""
+        """Return the scalars used in an index."""
         return frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))
 
     def _accesses(self) -> Iterator[Access]:
         return (a for d in self.definitions for a in accesses(d.expr))
 
     def extent_source(self, label: str) -> tuple[str, int] | None:
-        """The (input, dimension) whose size is the extent of ``label``; None if no input tells."""
+        """Return the (input, dimension) whose size is the extent of ``label``; None if there is none."""
         sources = self.extent_sources(label)
         return sources[0] if sources else None
 
     def extent_sources(self, label: str) -> tuple[tuple[str, int], ...]:
-        """Every (input, dimension) indexed by ``label``, or by a label tied to it through a Func, itself."""
+        """Return every (input, dimension) that ``label``, or a label tied to it, indexes directly."""
         group = self.tied_labels(label)
         found = {(tensor, dim): own != label for own, tensor, dim in self.extents if own in group and tensor in self.inputs}
         for d in self.definitions:
@@ -106,12 +106,12 @@ class Algorithm:
         return tuple(sorted(found, key=lambda key: (found[key], self.inputs.index(key[0]), key[1])))
 
     def constant_extent(self, label: str) -> int | None:
-        """The extent of ``label`` where the program gives it as a number."""
+        """Return the extent of ``label`` where the program declares a constant; else None."""
         group = self.tied_labels(label)
         return next((size for own, tensor, size in self.extents if own in group and not tensor), None)
 
     def tied_labels(self, label: str) -> frozenset[str]:
-        """Labels with the extent of ``label``: both index one dimension, of an input or of a Func defined over one of them."""
+        """Return the labels that share the extent of ``label``: both index the same dimension, of an input or through a Func."""
         group, grown = {label}, True
         while grown:
             more = {name for pair in self._pairs if group & set(pair) for name in pair} - group
@@ -120,7 +120,7 @@ class Algorithm:
         return frozenset(group)
 
     def plain_labels(self, tensor: str) -> tuple[str | None, ...]:
-        """For each dimension of an input the label that has its extent; None where only index arithmetic enters."""
+        """Return, for each dimension of an input, the label with its extent; None where it is indexed by arithmetic only."""
         found: list[str | None] = []
         for access in (a for d in self.definitions for a in accesses(d.expr) if a.tensor == tensor):
             labels = [i.name if isinstance(i, Label) else None for i in access.index]
@@ -135,7 +135,7 @@ class Algorithm:
         return frozenset(self._plain_pairs())
 
     def _plain_pairs(self) -> Iterator[tuple[str, str]]:
-        """Pairs of labels that stand for the same dimension of something."""
+        """Yield pairs of labels for the same dimension of a tensor."""
         first: dict[tuple[str, int], str] = {}
         for given, tensor, dim in self.extents:
             if tensor:

@@ -1,4 +1,4 @@
-"""What a program must satisfy before anything is derived from it. One rule a function."""
+"""Check programs: every rule that must hold before lowering, one function per rule."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Places = dict[str, Position]
 
 
 def check_program(program: Program, declared_at: Places | None = None) -> None:
-    """Raise DTError for the first rule broken; ``declared_at`` tells it where names are declared."""
+    """Raise DTError for the first violated rule. ``declared_at`` has the positions of declarations."""
     check_algorithm(program.algorithm, declared_at or {})
     check_names(program.algorithm, declared_at or {})
     check_schedule(program.schedule, program.algorithm)
 
 
 def check_given(program: Program, results: tuple[str, ...] = ()) -> None:
-    """Raise DTError for what has no effect in a program as a user gives it: an unused Func, a schedule statement.
+    """Raise DTError for parts of a user's program without effect: an unused Func, a schedule statement.
 
-    ``results`` are those of the program if not given. ``parse`` does not ask: it also reads algorithms whose results are said
+    ``results`` defaults to the program's outputs. ``parse`` does not check this: it also reads algorithms whose results are named
     elsewhere, and schedules that a tool varies.
     """
     _check_results(program, results or program.outputs())
@@ -31,7 +31,7 @@ def check_given(program: Program, results: tuple[str, ...] = ()) -> None:
 
 
 def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
-    """Every rule about the algorithm alone."""
+    """Check every rule about the algorithm alone."""
     if not algorithm.definitions:
         raise DTError("a program defines at least one Func", found="no definition", at=declared_at.get(""))
     _check_definitions(algorithm, declared_at)
@@ -97,12 +97,12 @@ def _check_accesses(algorithm: Algorithm, definition: Definition) -> None:
 
 
 def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> None:
-    """Integer arithmetic, an element of an input among it: ``W[t[x], y]``."""
+    """Check that an index is integer arithmetic, possibly on an element of an input: ``W[t[x], y]``."""
     todo = [index]
     while todo:
         node = todo.pop()
         if isinstance(node, ex.Access) and node.tensor in algorithm.inputs:
-            continue  # its own index is checked for itself
+            continue  # its own index is checked separately
         todo += node.children()
         ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
         ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/%") or (isinstance(node, ex.Unary) and node.op == "-")
@@ -117,7 +117,7 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
 
 def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
     inputs, scalars = algorithm.integer_inputs(), algorithm.integer_scalars()
-    within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # an index is whole numbers anyway
+    within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # indices are integers by another rule
     for node in definition.expr.walk():
         if isinstance(node, ex.Binary) and node.op == "%" and id(node) not in within and not ex.is_integer(node, inputs, scalars):
             raise DTError(
@@ -189,7 +189,7 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
 
 
 def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
-    """Every Func is a result, or a result is made from it. A schedule on a Func is no use of it."""
+    """Check that every Func is a result or contributes to one. A schedule statement is not a use."""
     needed = program.algorithm.needed_by(outputs)
     unused = next((d for d in program.algorithm.definitions if d.name not in needed), None)
     if unused is None:
@@ -216,7 +216,7 @@ def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
 
 
 def _extent_remedy(algorithm: Algorithm, label: str) -> str:
-    """The declarations that would give ``label`` an extent: of a dimension that it indexes in arithmetic, where there is one."""
+    """Return a declaration that would give ``label`` an extent: the size of a dimension it indexes by arithmetic, or a number."""
     group = algorithm.tied_labels(label)
     reads = [a for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in algorithm.inputs]
     inside = ((a.tensor, dim) for a in reads for dim, index in enumerate(a.index) if group & ex.free_labels(index))
@@ -226,7 +226,7 @@ def _extent_remedy(algorithm: Algorithm, label: str) -> str:
 
 
 def _check_told(algorithm: Algorithm, declared_at: Places) -> None:
-    """``Extent j = K[1];`` is of a label, an input and a dimension that are there, and labels of one extent are given one number."""
+    """Check ``Extent j = K[1];``: label, input and dimension exist, and labels of one extent have one number."""
     ranks = {access.tensor: len(access.index) for d in algorithm.definitions for access in ex.accesses(d.expr)}
     for label, tensor, dim in algorithm.extents:
         at = declared_at.get(f"Extent {label}")
@@ -243,7 +243,7 @@ def _check_told(algorithm: Algorithm, declared_at: Places) -> None:
 
 
 def kind_of(expr: ex.Expr) -> str:
-    """``number`` or ``boolean``; raises where an operator is given the other kind. Elements and parameters fit both."""
+    """Return ``number``, ``boolean`` or ``either`` (elements and parameters); raise DTError for an operand of the wrong kind."""
     match expr:
         case ex.Const(value):
             return "boolean" if isinstance(value, bool) else "number"

@@ -1,4 +1,4 @@
-"""The one error that bad DT text or a bad schedule raises."""
+"""Define DTError, the error for bad DT text, schedules and specs, and source positions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Position:
-    """Where a token stands: 1-based line and column of a named source."""
+    """The position of a token: 1-based line and column in a named source."""
 
     line: int
     column: int
@@ -18,9 +18,9 @@ class Position:
 
 
 class DTError(ValueError):
-    """A program, schedule or spec that is refused.
+    """A program, schedule or spec is refused.
 
-    The text is one line, ``file:line:column: rule: found ...; allowed: ...``; parts that are not known are left out.
+    The text is one line, ``file:line:column: rule: found ...; allowed: ...``. Unknown parts are omitted.
     """
 
     def __init__(self, rule: str, *, found: str | None = None, allowed: str | None = None, at: Position | None = None):

@@ -1,7 +1,7 @@
-"""Expressions of the algorithm: frozen values that print as DT text.
+"""Represent expressions of the algorithm: frozen values that print as DT text.
 
-Nodes carry their source position for error messages; positions take no part in equality, so
-``parse(str(e)) == e``. Labels, scalars and parameters are told apart once the whole program is read.
+Nodes carry their source position for error messages. Positions do not affect equality: ``parse(str(e)) == e``. Labels, scalars and
+parameters are distinguished after the whole program is parsed.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ from typing import Any
 
 from .errors import Position
 
-#: name -> number of arguments. Every function works element by element.
+#: name -> number of arguments; all functions are elementwise
 FUNCTIONS = {
     "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "abs": 1, "erf": 1, "floor": 1,
     "sigmoid": 1, "tanh": 1, "maximum": 2, "minimum": 2, "where": 3,
 }  # fmt: skip
-#: reductions: name in the text -> kind
+#: reductions: DT name -> kind
 REDUCTIONS = {"rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean"}
 REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
-#: dtypes a program may cast to: DT name -> torch name
+#: dtypes that a program may cast to: DT name -> torch name
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
-#: binary operator -> how tightly it binds (larger is tighter)
+#: binary operator -> precedence (higher binds tighter)
 PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
 NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
 
 
 @cache
 def field_names(kind: type) -> tuple[str, ...]:
-    """Names of a dataclass's fields; ``fields`` makes its list anew each time."""
+    """Return the names of a dataclass's fields; cached, unlike ``dataclasses.fields``."""
     return tuple(f.name for f in fields(kind))
 
 
 @dataclass(frozen=True)
 class Expr:
-    """Base of all expressions."""
+    """The base class of expressions."""
 
     pos: Position | None = field(default=None, compare=False, repr=False, kw_only=True)
 
     def children(self) -> tuple[Expr, ...]:
-        """The expressions directly below this node."""
+        """Return the direct subexpressions."""
         return self._children
 
     @cached_property
@@ -58,12 +58,12 @@ class Expr:
         return tuple(found)
 
     def walk(self) -> Iterator[Expr]:
-        """This node, then everything below it, parents first."""
+        """Yield this node and all nodes below it in preorder."""
         return iter(self._nodes)
 
     @cached_property
     def _nodes(self) -> tuple[Expr, ...]:
-        """What ``walk`` gives. Kept, as rules walk the same expressions again and again; frozen nodes have no other below them later."""
+        """The nodes of ``walk``. Cached, since rules walk the same frozen expressions repeatedly."""
         return (self, *(node for child in self._children for node in child._nodes))
 
     @cached_property
@@ -78,11 +78,11 @@ class Expr:
         return below - frozenset(self.labels) if isinstance(self, (Reduce, Dot)) else below
 
     def __getstate__(self) -> dict[str, Any]:
-        """The fields alone: what is kept beside them is found anew."""
+        """Pickle the fields alone, without cached values."""
         return {name: getattr(self, name) for name in field_names(type(self))}  # type: ignore[arg-type]
 
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
-        """The node with ``change`` applied to each direct child: itself, with all that it has found out, where none changes."""
+        """Apply ``change`` to each direct child. Returns the same object, with its caches, where no child changes."""
         if not self._children:
             return self
         new: dict[str, Any] = {}
@@ -98,7 +98,7 @@ class Expr:
         return replace(self, **new) if new else self
 
     def transform(self, change: Callable[[Expr], Expr]) -> Expr:
-        """Rewrite bottom-up: children first, then ``change`` on the node itself."""
+        """Rewrite bottom-up: the children first, then ``change`` on the node itself."""
         return change(self.rebuild(lambda child: child.transform(change)))
 
     def __str__(self) -> str:
@@ -118,7 +118,7 @@ class Const(Expr):
 
 @dataclass(frozen=True)
 class Name(Expr):
-    """A bare name before it is known what it names; the parser leaves none behind."""
+    """An unresolved name. Only the parser creates it; ``resolve_names`` replaces it."""
 
     name: str
 
@@ -188,7 +188,7 @@ class Cast(Expr):
 
 @dataclass(frozen=True)
 class Reshape(Expr):
-    """``reshape(e, x, 1)``: kept for the published programs; broadcasting by label makes it the identity."""
+    """``reshape(e, x, 1)``: supported for published programs. Broadcasting by label makes it the identity."""
 
     arg: Expr
     shape: tuple[Expr, ...]
@@ -217,17 +217,17 @@ NEG_INF = Unary("-", INF)
 
 
 def free_labels(expr: Expr) -> frozenset[str]:
-    """Labels the value of ``expr`` varies with (labels bound by a reduction inside are not free)."""
+    """Return the labels that the value of ``expr`` varies with; labels bound by an inner reduction are not free."""
     return expr._free_labels
 
 
 def accesses(expr: Expr) -> Iterator[Access]:
-    """Every indexed tensor or Func below ``expr``."""
+    """Iterate over every tensor access in ``expr``."""
     return iter(expr._accesses)
 
 
 def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = frozenset()) -> bool:
-    """Whether the value of ``expr`` is a whole number whatever it is given; ``inputs`` and ``scalars`` hold integers."""
+    """Tell whether the value of ``expr`` is always an integer, given that ``inputs`` and ``scalars`` are."""
     match expr:
         case Const(value):
             return type(value) is int
@@ -245,9 +245,9 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
 
 
 def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> Expr:
-    """``expr`` with free labels replaced by index arithmetic; labels bound by an inner reduction stay.
+    """Replace free labels by index arithmetic. Labels bound by an inner reduction stay.
 
-    In an ``index``, and inside those of accesses, as it is; elsewhere as the number that it comes to.
+    ``index``: whether ``expr`` is inside an index. There the replacement is used as it is, elsewhere as a value (``as_value``).
     """
     if isinstance(expr, Label):
         new = labels.get(expr.name, expr)
@@ -258,7 +258,7 @@ def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> E
 
 
 def as_value(index: Expr) -> Expr:
-    """Index arithmetic as a value: its division rounds down."""
+    """Convert index arithmetic to a value: its division rounds down."""
     match index:
         case Binary("/", a, b):
             return Call("floor", (Binary("/", as_value(a), as_value(b)),))
@@ -278,7 +278,7 @@ def _number(value: int | float | bool) -> str:
 
 
 def _text(expr: Expr, outer: int) -> str:
-    """DT text of ``expr``, in parentheses if it binds less tightly than its surroundings."""
+    """Format ``expr`` as DT text, parenthesized if it binds less tightly than its context."""
     text, own = _text_and_precedence(expr)
     return f"({text})" if own < outer else text
 
@@ -302,7 +302,7 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
         case Unary(_, arg):
             return f"-{_text(arg, NEGATE_PRECEDENCE)}", NEGATE_PRECEDENCE
         case Binary(op, left, right):
-            own = PRECEDENCE[op]  # comparisons do not chain: both sides bind tighter; the rest is left-associative
+            own = PRECEDENCE[op]  # comparisons do not chain: both sides bind tighter; other operators are left-associative
             return f"{_text(left, own + (op in COMPARISONS))} {op} {_text(right, own + 1)}", own
         case Call(fn, args):
             return f"{fn}({_join(args)})", ATOM

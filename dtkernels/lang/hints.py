@@ -1,4 +1,4 @@
-"""What to write in DT for what other languages write otherwise; errors name it as what is allowed."""
+"""Suggest DT spellings for constructs of other languages, for error messages."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ CHOOSE = "where(c, a, b)"
 PRODUCT = "rdot(A[x, k], B[k, y], k)"
 FLOOR = "floor(a / b); / in an index rounds down by itself"
 
-#: symbols that no token begins with
+#: symbols that start no token
 _SYMBOLS = {
     "^": POWER, "@": PRODUCT, "&": "'and'", "|": "'or'", "~": "'not'", "!": "'not', or != between two values", "?": CHOOSE,
     "{": "( ) around a part of an expression", "}": "( ) around a part of an expression",
 }  # fmt: skip
-#: pairs of symbols, each a token by itself
+#: pairs of adjacent symbols
 _PAIRS = {
     "**": POWER, "//": FLOOR, "=<": "<=", "=>": ">=", "<>": "!=", "++": "one +", }  # fmt: skip
-#: words where an operator, the end of a statement or a statement is expected
+#: words in place of an operator, the end of a statement, or a statement
 _WORDS = {
     "=": "== to compare", ".": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size",
     "if": CHOOSE, "else": CHOOSE, "elif": CHOOSE, "for": "labels: f[x] = ...; defines f at every x, rsum(e, k) runs over k", "in": "comparisons",
@@ -23,7 +23,7 @@ _WORDS = {
     "return": "f.compile(); for each Func that is a result", "def": "Func f; ... f[x] = expression;", "let": "Func t; ... t[x] = expression;",
     "while": "a reduction: rsum(e, k)", "lambda": "Func f; ... f[x] = expression;",
 }  # fmt: skip
-#: functions of other languages: what DT has for them
+#: functions of other languages -> their DT equivalent
 _CALLS = f"""
 pow power: {POWER}
 square: a * a
@@ -73,26 +73,26 @@ logical_and: a and b
 logical_or: a or b
 logical_not: not a
 """
-#: bare names elsewhere -> what DT has
+#: bare names elsewhere -> their DT equivalent
 _NAMES = {"True": "true", "False": "false", "None": "where(c, a, b) with a Param c for what may be absent", "Inf": "inf", "infinity": "inf", "pi": "3.141592653589793"}
 
 
 def symbol_hint(text: str) -> str:
-    """Say what to write for a symbol that DT does not have, "" where nothing stands for it."""
+    """Suggest a replacement for a symbol that DT does not have; "" if there is none."""
     return {"&&": "'and'", "||": "'or'"}.get(text, "") or _SYMBOLS.get(text[:1], "")
 
 
 def token_hint(before: str, found: str, after: str) -> str:
-    """Say what to write where ``found`` stands between two tokens and may not, "" where nothing is known."""
+    """Suggest a replacement for the unexpected token ``found`` between two others; "" if there is none."""
     return _PAIRS.get(before + found, "") or _PAIRS.get(found + after, "") or _WORDS.get(found, "")
 
 
 def call_hint(name: str) -> str:
-    """Say what to write for a function of another language, "" where nothing stands for it."""
+    """Suggest a replacement for a function of another language; "" if there is none."""
     rows = (line.split(": ", 1) for line in _CALLS.strip().splitlines())
     return next((remedy for names, remedy in rows if name.lower() in names.split()), "")
 
 
 def name_hint(name: str) -> str:
-    """Say what to write for a bare name of another language, "" where nothing stands for it."""
+    """Suggest a replacement for a bare name of another language; "" if there is none."""
     return _NAMES.get(name, "")

@@ -1,4 +1,4 @@
-"""Text to tokens."""
+"""Split DT text into tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .errors import DTError, Position
 from .hints import symbol_hint
 
-Places = Callable[[int], tuple[int, int]]  #: offset in a text -> 1-based line and column of the file that holds it
+Places = Callable[[int], tuple[int, int]]  #: offset in a text -> 1-based line and column in the enclosing file
 
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\f]+|\#[^\n]*)
@@ -29,7 +29,7 @@ class Token:
 
 
 def tokens(text: str, source: str, places: Places | None = None) -> Iterator[Token]:
-    """Yield every token of ``text``, then one of kind ``end``. ``places`` maps offsets to the file the text is a part of."""
+    """Yield every token of ``text``, then one of kind ``end``. ``places`` maps offsets to positions in the enclosing file."""
     line, start, at = 1, 0, 0
 
     def position() -> Position:

@@ -1,4 +1,4 @@
-"""Tell labels, scalars and parameters apart once every declaration is known."""
+"""Resolve names: distinguish labels, scalars and parameters once all declarations are known."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .schedule import Program
 
 
 def resolve_names(program: Program) -> Program:
-    """Replace each bare Name by what it names. A Func that is defined but not declared is an error."""
+    """Replace each bare Name by the node of its declaration. Raises DTError for an undeclared name."""
     algorithm = program.algorithm
     kinds = {**dict.fromkeys(algorithm.labels, ex.Label), **dict.fromkeys(algorithm.scalars, ex.Scalar)}
     kinds |= {name: ex.Param for name, _ in algorithm.params}

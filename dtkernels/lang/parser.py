@@ -1,4 +1,4 @@
-"""Text to Program: recursive descent, one method a rule of the grammar."""
+"""Parse DT text into a Program by recursive descent, one method per grammar rule."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parse(text: str, source: str = "<string>", places: Places | None = None) -> 
 
 
 def parse_schedule(text: str, source: str = "<schedule>", places: Places | None = None) -> Schedule:
-    """Parse a schedule alone, to be checked against an algorithm later."""
+    """Parse a schedule alone. It must be checked against an algorithm later."""
     parser = _Parser(text, source, places)
     primitives = []
     while parser.token.kind != "end":
@@ -66,7 +66,7 @@ class _Parser:
         return False
 
     def expect(self, what: str, meaning: str | None = None) -> Token:
-        """The next token, which must be of kind ``name`` or ``number``, or be the symbol ``what``."""
+        """Consume the next token, which must be of kind ``what`` (``name``, ``number``) or be the symbol ``what``."""
         token = self.token
         if token.kind == what or (token.kind == "symbol" and token.text == what):
             return self._next()
@@ -75,11 +75,11 @@ class _Parser:
         raise self._syntax(meaning or (what if what in ("name", "number") else repr(what)))
 
     def _syntax(self, allowed: str) -> DTError:
-        """Refuse the token that is next; a hint for what other languages write there takes the place of ``allowed``."""
+        """Return the error for the next token. A hint for constructs of other languages replaces ``allowed``."""
         return DTError("syntax", found=repr(self.token.text), allowed=self._hint(self._at) or allowed, at=self.token.pos)
 
     def _hint(self, at: int) -> str:
-        """What to write for token ``at``, if another language has it there; "" for names of the program."""
+        """Return the hint for token ``at``, if it is a construct of another language; "" for names of the program."""
         before, found, after = (self._tokens[i].text if 0 <= i < len(self._tokens) else "" for i in (at - 1, at, at + 1))
         return "" if found in self.declared_at else token_hint(before, found, after)
 
@@ -117,7 +117,7 @@ class _Parser:
         return Program(algorithm, Schedule(tuple(primitives)))
 
     def _no_statement(self, name: Token) -> DTError:
-        """Refuse what begins with ``name`` and is no statement."""
+        """Return the error for text that starts with ``name`` and is not a statement."""
         token = self.token
         word = next((w for w in (*_DECLARATIONS, "Param", "Extent") if w.lower() == name.text.lower()), "")
         if token.kind == "name" and word:
@@ -155,7 +155,7 @@ class _Parser:
                 return found
 
     def _extent(self) -> tuple[str, str, int]:
-        """``Extent j = K[1];``: label j is as long as dimension 1 of input K; ``Extent r = 4;``: it has 4 values."""
+        """Parse ``Extent j = K[1];`` (label j has the size of dimension 1 of input K) or ``Extent r = 4;`` (label r has 4 values)."""
         name = self.expect("name", "a label")
         label = name.text
         self.declared_at.setdefault(f"Extent {label}", name.pos)
@@ -225,7 +225,7 @@ class _Parser:
     # -- expressions, loosest first -------------------------------------------------------------------------------
 
     def expression(self, tightest: int = 1) -> ex.Expr:
-        """Binary operators by precedence climbing."""
+        """Parse binary operators by precedence climbing."""
         left = self._prefix(tightest)
         while (own := ex.PRECEDENCE.get(self.token.text, 0)) >= tightest and self.token.kind in ("symbol", "name"):
             op = self._next()
@@ -262,7 +262,7 @@ class _Parser:
             return ex.Const({"inf": math.inf, "true": True, "false": False}[token.text], pos=token.pos)
         if self.token.text == "(":
             return self._call(token)
-        if self.token.kind == "name" and self._hint(self._at - 1):  # if A[x] > 0 ..., lambda x
+        if self.token.kind == "name" and self._hint(self._at - 1):  # for example ``if A[x] > 0`` or ``lambda x``
             self._at -= 1
             raise self._syntax("an expression")
         if self.accept("["):

@@ -1,4 +1,4 @@
-"""Names that a program may not declare, since the emitted file uses them itself."""
+"""Reserve names that the emitted file uses itself; programs may not declare them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .algorithm import Algorithm
 from .errors import DTError, Position
 from .schedule import SHARES
 
-#: what the emitted file imports, defines and calls, whatever the program
+#: names that every emitted file imports, defines or calls
 TAKEN = frozenset(
     {
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
@@ -20,28 +20,28 @@ TAKEN = frozenset(
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
     }
 )  # fmt: skip
-#: Python's own that functions of the file call: no wrapper may be named so
+#: Python builtins that functions of the file call: no wrapper may have such a name
 CALLED = frozenset({"any", "hasattr", "map", "str", "sum", "tuple", "zip", "ValueError", "TypeError", "RuntimeError"})
 
-#: what Triton's launcher calls by name: no parameter of a kernel may be named so, and scalars are such
+#: keyword arguments of Triton's launcher: no kernel parameter may have such a name, and scalars are kernel parameters
 LAUNCHED = frozenset(
     {
         "num_warps", "num_stages", "num_ctas", "maxnreg", "launch_pdl", "launch_cooperative_grid", "debug", "sanitize_overflow", "instrumentation_mode",
         "fpsan_homomorphic_casts", "grid", "warmup", "stream", "backend", "options", "params", "specialization", "specialize_impl", "JITCallable",
     }
 )  # fmt: skip
-_OF_TENSORS = ("ptr", "desc", "at")  #: of an input or a Func ``t``: ``t_ptr``
+_OF_TENSORS = ("ptr", "desc", "at")  #: suffixes of names for an input or a Func ``t``: ``t_ptr``
 _OF_FUNCS = ("out", "kernel", "part_kernel", "descriptor_kernel", "tail_kernel", "tail_descriptor_kernel", "acc_part")
 
 
 def clashes(name: str, taken: Collection[str]) -> bool:
-    """Whether a derived Func of this name, or what the emitted file makes from it, would have a name that is taken."""
+    """Tell whether a derived Func of this name, or a name that the emitted file derives from it, would be taken."""
     own = {f"{name}_{word}" for word in (*_OF_TENSORS, *_OF_FUNCS)}
     return name in taken or any(t in own or t.startswith((f"{name}_stride_", f"{name}_size_")) for t in taken)
 
 
 def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
-    """Raise DTError for a declared name that would hide, or be hidden by, one of the emitted file."""
+    """Raise DTError for a declared name that conflicts with a name in the emitted file."""
     names = (*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params))
     made = {name: of for of, derived in _derived(algorithm) for name in derived}
     for name in names:
@@ -53,7 +53,7 @@ def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
 
 
 def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Each declared name, and the names that the emitted file makes from it."""
+    """Yield each declared name with the names that the emitted file derives from it."""
     for t in (*algorithm.inputs, *algorithm.funcs):
         yield t, tuple(f"{t}_{word}" for word in _OF_TENSORS)
     for f in algorithm.funcs:
@@ -66,5 +66,5 @@ def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _part_of(name: str, algorithm: Algorithm) -> str:
-    """The tensor of which ``name`` would be a stride or a size."""
+    """Return the tensor that ``name`` would be a stride or a size of; "" if there is none."""
     return next((t for t in (*algorithm.inputs, *algorithm.funcs) if name.startswith((f"{t}_stride_", f"{t}_size_"))), "")

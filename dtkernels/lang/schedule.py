@@ -1,4 +1,4 @@
-"""The schedule: how the work is cut. A tuple of frozen primitives that print as DT statements."""
+"""Represent the schedule: blocks, tiles, loops, fusion. A tuple of frozen primitives that print as DT statements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Sized:
 
 @dataclass(frozen=True)
 class Grouped:
-    """``x:x1/8``: blocks of ``label`` in groups of ``size``, the place inside the group named ``inner``."""
+    """``x:x1/8``: groups of ``size`` blocks along ``label``; ``inner`` names the place inside a group."""
 
     label: str
     inner: str
@@ -45,7 +45,7 @@ class Named:
 
 @dataclass(frozen=True)
 class Share:
-    """``exp:1/4``: ``part`` of every ``whole``."""
+    """``exp:1/4``: ``part`` of every ``whole`` evaluations."""
 
     name: str
     part: int
@@ -66,10 +66,10 @@ PRIMITIVES = {
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
     "parts_at": "func, label", "tail": "label:size*",
 }  # fmt: skip
-WRITTEN = ("store", "compile", "compile_to_kernel")  #: each has a Func written to memory
+WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
-APPROXIMATIONS = ("tanh",)  #: functions that a GPU may have an approximate instruction for
-SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: of exponentials that a polynomial may work out: part, whole
+APPROXIMATIONS = ("tanh",)  #: functions with an approximate hardware instruction
+SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: fractions of exponentials that a polynomial may compute: part, whole
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Primitive:
 
     func: str
     name: str
-    args: tuple[Any, ...] = ()  #: of ``Argument``; PRIMITIVES says which, and the checks hold them to it
+    args: tuple[Any, ...] = ()  #: of type ``Argument``; the checks enforce the form in PRIMITIVES
     pos: Position | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
@@ -87,38 +87,38 @@ class Primitive:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Schedule statements in the order of the text."""
+    """Schedule statements in source order."""
 
     primitives: tuple[Primitive, ...] = ()
 
     def of(self, func: str, name: str) -> tuple[Primitive, ...]:
-        """The statements ``func.name(...)``."""
+        """Return the statements ``func.name(...)``."""
         return tuple(p for p in self.primitives if p.func == func and p.name == name)
 
     def sizes(self, func: str, name: str) -> dict[str, int]:
-        """label -> size over all statements ``func.name(label:size, ...)``; a later one wins."""
+        """Return label -> size over all statements ``func.name(label:size, ...)``; the last one wins."""
         return {a.label: a.size for p in self.of(func, name) for a in p.args if isinstance(a, Sized)}
 
     def number(self, func: str, name: str) -> int | None:
-        """The argument of the last ``func.name(number)``, None if there is none."""
+        """Return the argument of the last ``func.name(number)``; None if there is none."""
         found = self.of(func, name)
         return found[-1].args[0] if found else None  # type: ignore[return-value]
 
     def names(self, func: str, name: str) -> tuple[str, ...]:
-        """Plain-name arguments of all statements ``func.name(a, b)``."""
+        """Return the plain-name arguments of all statements ``func.name(a, b)``."""
         return tuple(a for p in self.of(func, name) for a in p.args if isinstance(a, str))
 
     def share(self, func: str) -> tuple[int, int] | None:
-        """Part and whole of the last ``func.approximate(exp:part/whole)``, None if there is none."""
+        """Return part and whole of the last ``func.approximate(exp:part/whole)``; None if there is none."""
         found = [a for p in self.of(func, "approximate") for a in p.args if isinstance(a, Share)]
         return (found[-1].part, found[-1].whole) if found else None
 
     def written(self) -> frozenset[str]:
-        """The Funcs that some statement has written to memory."""
+        """Return the Funcs that a statement stores to memory."""
         return frozenset(p.func for p in self.primitives if p.name in WRITTEN)
 
     def fused(self) -> Fused:
-        """func -> (consumer, label) of its ``fuse_at``."""
+        """Return func -> (consumer, label) of its ``fuse_at``."""
         return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at" and len(p.args) == 2}  # type: ignore[misc]
 
     def __add__(self, other: Schedule) -> Schedule:
@@ -128,11 +128,11 @@ class Schedule:
         return "\n".join(map(str, self.primitives))
 
 
-Fused = dict[str, tuple[str, str]]  #: what ``Schedule.fused`` gives
+Fused = dict[str, tuple[str, str]]  #: the result of ``Schedule.fused``
 
 
 def host(func: str, fused: Fused) -> str:
-    """The Func in whose kernel ``func`` is computed."""
+    """Return the Func whose kernel computes ``func``."""
     while func in fused:
         func = fused[func][0]
     return func
@@ -144,19 +144,19 @@ class Program:
 
     algorithm: Algorithm
     schedule: Schedule = Schedule()
-    counted: tuple[tuple[str, str, int], ...] = ()  #: (label, other, size): labels that number the other's blocks of that size
+    counted: tuple[tuple[str, str, int], ...] = ()  #: (label, other, size): labels that count the blocks of ``size`` along another label
 
     def outputs(self) -> tuple[str, ...]:
-        """The Funcs to compile, in the order of their ``compile()``; the last Func where none says so."""
+        """Return the Funcs to compile, in the order of their ``compile()``; the last Func without one."""
         asked = tuple(dict.fromkeys(p.func for p in self.schedule.primitives if p.name in ("compile", "compile_to_kernel")))
         return asked or (self.algorithm.definitions[-1].name,)
 
     def implied(self) -> tuple[Primitive, ...]:
-        """``compile()`` of the outputs that nothing asks for; said where Funcs are added, so that outputs stay what they are."""
+        """Return the implicit ``compile()`` of outputs. Passes that add Funcs state it, so that the outputs stay the same."""
         return tuple(Primitive(o, "compile") for o in self.outputs() if not any(self.schedule.of(o, n) for n in ("compile", "compile_to_kernel")))
 
     def without_wrapper(self) -> frozenset[str]:
-        """Funcs of which ``compile_to_kernel()`` asks for the kernel alone."""
+        """Return the Funcs with ``compile_to_kernel()`` and no wrapper."""
         asked = {name: {p.func for p in self.schedule.primitives if p.name == name} for name in ("compile", "compile_to_kernel")}
         return frozenset(asked["compile_to_kernel"] - asked["compile"])
 

@@ -1,4 +1,4 @@
-"""What a schedule must satisfy against its algorithm, whatever the GPU."""
+"""Check a schedule against its algorithm, independently of the GPU."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from .algorithm import Algorithm
 from .errors import DTError
 from .schedule import APPROXIMATIONS, EVICTION_POLICIES, PRIMITIVES, SHARES, Grouped, Named, Primitive, Schedule, Share, Sized, host
 
-MOST_ELEMENTS = 2**20  #: of one tensor, in Triton
-MOST_UNROLLED = 64  #: times; compilers take minutes for more of a product
+MOST_ELEMENTS = 2**20  #: per tensor, in Triton
+MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
 _OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail")
 _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
 
@@ -26,8 +26,10 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
 
 
 def check_effects(schedule: Schedule) -> None:
-    """Raise DTError for the first statement that would change nothing. For schedules as users write them: tuners and tables vary
-    statements one by one, and what a variant leaves without effect is legal there."""
+    """Raise DTError for the first statement without effect.
+
+    For schedules that users write. Tuners and tables vary statements one by one, and may leave some without effect.
+    """
     fused = schedule.fused()
     for p in schedule.primitives:
         if p.name == "store" and p.func not in fused:
@@ -91,14 +93,17 @@ def _check_form(p: Primitive) -> None:
 
 
 def reduction_labels(algorithm: Algorithm, func: str) -> tuple[str, ...]:
-    """Labels that reductions in the definition of ``func`` itself run over, in order of the text."""
+    """Return the labels reduced in the definition of ``func`` itself, in source order."""
     found = [label for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels]
     return tuple(dict.fromkeys(found))
 
 
 def labels_in_kernel(func: str, algorithm: Algorithm, schedule: Schedule) -> tuple[str, ...]:
-    """Labels that loops may run over where ``func`` is computed: its own, those of Funcs fused into it, and those of Funcs that
-    are fused elsewhere, kept nowhere, and so computed here once more."""
+    """Return the labels that loops may run over in the kernel of ``func``.
+
+    These are its own labels and those of Funcs fused into it. Funcs that are fused elsewhere and not stored are recomputed here, so that
+    their labels count too.
+    """
     fused, members = schedule.fused(), [func]
     kept = schedule.written()
     again = {f for f in fused if f in algorithm and f not in kept}
@@ -171,7 +176,7 @@ def _check_fusion(schedule: Schedule, algorithm: Algorithm) -> None:
 
 
 def _check_agreement(schedule: Schedule) -> None:
-    """One thing is said of each: of a label, a tensor, a function, or of the whole where a primitive has one argument or an order."""
+    """Check that statements agree: one setting per label, tensor or function, or per Func for a primitive with one argument or an order."""
     said: dict[tuple[str, str, str], tuple[str, Primitive]] = {}
     for p in schedule.primitives:
         whole = p.name in ("map", "reorder", "fuse_at") or PRIMITIVES[p.name] == "number"
@@ -190,7 +195,7 @@ def _check_agreement(schedule: Schedule) -> None:
 
 
 def _check_kernels(schedule: Schedule) -> None:
-    """What is said of a kernel is said of the Func that has it, not of what is fused into that."""
+    """Check that primitives of a kernel name the Func that has the kernel, not a Func fused into it."""
     fused = schedule.fused()
     for p in schedule.primitives:
         if p.name in _OF_KERNELS and p.func in fused:

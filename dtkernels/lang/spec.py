@@ -1,8 +1,10 @@
-"""A spec: one op as YAML. Keys: op, doc, algorithm; parameters, dtypes, schedules, shapes, compiled and autocast where they are wanted.
+"""Load specs: one op as YAML.
 
-compiled: what torch.compile makes of a call, ``kernel`` (the default) or ``fuse``: opened into plain operations, which the
-compiler fuses with what surrounds them. autocast: ``fp32`` or ``keep``; by default products take the lower dtype, and what
-has none is kept as it is.
+Required keys: op, doc, algorithm. Optional: parameters, dtypes, schedules, shapes, compiled, autocast.
+
+compiled: how torch.compile treats a call. ``kernel`` (the default) keeps it opaque; ``fuse`` decomposes it into plain operations, which
+the compiler fuses with their surroundings. autocast: ``fp32`` or ``keep``. By default, ops with matrix products take the lower dtype and
+others keep theirs.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ CHOICES = {"compiled": ("kernel", "fuse"), "autocast": ("fp32", "keep")}
 
 @dataclass(frozen=True)
 class Spec:
-    """What a spec file says. ``parameters`` documents each compile-time parameter of the algorithm."""
+    """The content of a spec file. ``parameters`` documents each compile-time parameter of the algorithm."""
 
     op: str
     doc: str
@@ -50,12 +52,12 @@ class Spec:
 
 
 def load_spec(path: str | Path) -> Spec:
-    """The spec in the YAML file ``path``. Raises DTError naming the file, and FileNotFoundError."""
+    """Load the spec in the YAML file ``path``. Raises DTError naming the file, and FileNotFoundError."""
     return parse_spec(read_text(path, "a spec"), str(path))
 
 
 def parse_spec(text: str, source: str = "<spec>") -> Spec:
-    """The spec written in ``text``."""
+    """Parse the spec in ``text``. Raises DTError."""
     data, located = read_located(text, source)
     if not isinstance(data, dict):
         raise DTError(f"{source}: a spec is a mapping", found=type(data).__name__, allowed=", ".join(REQUIRED + OPTIONAL))
@@ -84,7 +86,7 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
 
 
 def _check_program(program: Program, op: str) -> None:
-    """The algorithm of a spec says what is returned, and not how it is computed."""
+    """Check that a spec's program names its results and has no other schedule statements."""
     for p in program.schedule.primitives:
         if p.name != "compile":
             raise DTError("an op gets its schedule call by call, from a table or the formula", found=str(p).rstrip(";"),

@@ -1,18 +1,18 @@
-"""What a spec says of tuning: families of schedules with their spaces, and the shapes to tune on.
+"""Read the tuning section of a spec: schedule families with their search spaces, and the shapes to tune on.
 
     schedules:
     - schedule: |                                   DT text; {name} takes each value of the space
         softmax.block(x:{rows}); softmax.tensorize(x:{rows}, y:0); softmax.num_warps({warps});
       space: {rows: [1, 4], warps: [4, 8]}
-      direction: forward                            or backward; forward if not said
-      dtypes: [fp16, bf16]                          all of the spec's if not said
+      direction: forward                            or backward; default: forward
+      dtypes: [fp16, bf16]                          default: all of the spec's
     shapes:
     - sizes: {x: [1024, 16384], y: 8192}            every combination of the values
       params: {causal: true}                        compile-time parameters other than the defaults
       dtypes: [bf16]
-      directions: [forward]                         both if not said
-      wanted: [A]                                   inputs to differentiate; all that can be if not said
-      held_out: true                                tuned to judge the choice of schedules, and not chosen for
+      directions: [forward]                         default: both
+      wanted: [A]                                   inputs to differentiate; default: all differentiable ones
+      held_out: true                                measured to judge the choice of schedules; no schedule is chosen for it
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from .parser import parse_schedule
 
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
-LARGEST = 2**40  #: extent of a label: more bytes than any GPU has
+LARGEST = 2**40  #: largest extent of a label: more bytes than any GPU has
 _HOLE = re.compile(r"\{(\w+)\}")
 
 
 @dataclass(frozen=True)
 class Family:
-    """Schedules of one form."""
+    """Schedules of one form: a template and its search space."""
 
     schedule: str
     space: dict[str, tuple[int | str, ...]] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Family:
     dtypes: tuple[str, ...] = DTYPES
 
     def texts(self) -> Iterator[str]:
-        """The DT text of every schedule of the family."""
+        """Yield the DT text of every schedule of the family."""
         for values in itertools.product(*self.space.values()):
             given = dict(zip(self.space, values))
             yield _HOLE.sub(lambda m: str(given[m.group(1)]), self.schedule)  # noqa: B023
@@ -51,7 +51,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Shapes:
-    """Sizes of the labels of the algorithm, and the kind of call."""
+    """Sizes of the algorithm's labels, and the kinds of calls to tune."""
 
     sizes: dict[str, tuple[int, ...]]
     params: dict[str, int | bool] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Shapes:
     held_out: bool = False
 
     def each(self) -> Iterator[dict[str, int]]:
-        """Every combination of sizes."""
+        """Yield every combination of sizes."""
         for values in itertools.product(*self.sizes.values()):
             yield dict(zip(self.sizes, values))
 
@@ -69,7 +69,7 @@ class Shapes:
 def read_families(
     data: object, source: str, dtypes: tuple[str, ...] = DTYPES, places: Callable[..., Places] | None = None
 ) -> tuple[Family, ...]:
-    """Read families from the plain data under ``schedules``; ``places`` see ``Located``. Raises DTError, one line."""
+    """Read families from the plain data under ``schedules``. ``places``: see ``Located``. Raises DTError, one line."""
     found: list[Family] = []
     for where, item in _items(data, f"{source}: schedules", ("schedule", "space", "direction", "dtypes")):
         text, space = item.get("schedule"), item.get("space") or {}
@@ -88,13 +88,13 @@ def read_families(
         found.append(Family(text.strip(), values, direction, among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
         first, offsets = _first(found[-1], len(text) - len(text.lstrip()))
         at = places("schedules", len(found) - 1, "schedule") if places else None
-        # its words; what it must satisfy depends on the kind of call
+        # syntax only; the rest depends on the kind of call
         parse_schedule(first, *((source, lambda o: at(offsets[o])) if at else (where,)))  # noqa: B023
     return tuple(found)
 
 
 def _first(family: Family, skipped: int) -> tuple[str, list[int]]:
-    """The first text of a family, and for each of its offsets that in the text with holes, after ``skipped`` characters."""
+    """Return the first text of a family, and for each offset in it the offset in the template, after ``skipped`` characters."""
     values = {name: str(several[0]) for name, several in family.space.items() if several}
     text, last = "", 0
     offsets: list[int] = []
@@ -110,7 +110,7 @@ def _first(family: Family, skipped: int) -> tuple[str, list[int]]:
 
 
 def check_shapes(shapes: tuple[Shapes, ...], algorithm: Algorithm, source: str) -> None:
-    """Raise DTError, one line, where shapes do not give each label one size, or name what the algorithm does not have."""
+    """Raise DTError, one line, where shapes do not give each label one size, or name things that the algorithm lacks."""
     wanted = algorithm.inputs + algorithm.scalars
     params = dict(algorithm.params)
     for i, entry in enumerate(shapes):
@@ -142,7 +142,7 @@ def _check_extents(entry: Shapes, algorithm: Algorithm, where: str) -> None:
 
 
 def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> tuple[Shapes, ...]:
-    """Shapes from the plain data under ``shapes``. Raises DTError, one line."""
+    """Read shapes from the plain data under ``shapes``. Raises DTError, one line."""
     found = []
     for where, item in _items(data, f"{source}: shapes", ("sizes", "params", "dtypes", "directions", "wanted", "held_out")):
         sizes, params, held_out = item.get("sizes"), item.get("params") or {}, item.get("held_out", False)
@@ -196,7 +196,7 @@ def _several(value: object, kinds: tuple[type, ...], where: str) -> tuple:
 
 
 def among(value: object, allowed: tuple[str, ...], where: str) -> tuple[str, ...]:
-    """A word or a list of words, each one of ``allowed``."""
+    """Read a word or a list of words and check that each is in ``allowed``."""
     values = _several(value, (str,), where)
     for v in values:
         if v not in allowed:

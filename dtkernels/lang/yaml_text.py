@@ -1,4 +1,4 @@
-"""YAML as people write it, into plain lists and mappings; what is wrong with it is one line that says where."""
+"""Read YAML into plain lists and mappings; report faults in one line with their position."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from .errors import DTError
 from .lexer import Places
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # the same, several times faster with libyaml
-    """Refuses a key that is given twice."""
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]  # libyaml's loader where present: the same, several times faster
+    """Refuse duplicate keys."""
 
     def construct_mapping(self, node, deep=False):
         keys = [key.value for key, _ in node.value]
@@ -24,7 +24,7 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 def read_text(path: str | Path, what: str) -> str:
-    """The text of a file that is ``what``. Raises DTError where it is no UTF-8, and OSError."""
+    """Read a text file; ``what`` describes it in errors. Raises DTError where it is not UTF-8, and OSError."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -32,7 +32,7 @@ def read_text(path: str | Path, what: str) -> str:
 
 
 class Located:
-    """Where the texts of a YAML file stand in it."""
+    """Map texts inside a YAML file to their positions in the file."""
 
     def __init__(self, text: str, root: yaml.Node | None):
         self.text, self.root = text, root
@@ -41,8 +41,8 @@ class Located:
     def places(self, *path: str | int) -> Places:
         """Map offsets in the text at ``path`` to lines and columns of the file.
 
-        Characters of the text are found in the file one after another, whatever the style of the scalar. What was written
-        with escapes is placed at the start of the scalar.
+        Characters of the text are located in the file one by one, whatever the style of the scalar. Text written with escapes is placed at the
+        start of its scalar.
         """
         node = self.root
         for key in path:
@@ -75,7 +75,7 @@ def read_yaml(text: str, source: str) -> object:
 
 
 def read_located(text: str, source: str) -> tuple[object, Located]:
-    """Read the data in ``text`` with where each text of it stands. Raises DTError."""
+    """Read the data in ``text``, with the positions of its texts. Raises DTError."""
     try:
         loader = _Loader(text)
         try:
@@ -89,5 +89,5 @@ def read_located(text: str, source: str) -> tuple[object, Located]:
         raise DTError(f"{where}: not YAML", found=" ".join(str(getattr(error, "problem", None) or error).split())) from None
     except RecursionError:
         raise DTError(f"{source}: not YAML that is read here", found="lists in lists without end") from None
-    except (ValueError, TypeError) as error:  # a date that there is not, say
+    except (ValueError, TypeError) as error:  # for example an impossible date
         raise DTError(f"{source}: not YAML", found=" ".join(str(error).split())[:200]) from None

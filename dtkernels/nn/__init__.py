@@ -1,4 +1,4 @@
-"""Modules made of the ops."""
+"""Provide torch modules built on the ops."""
 
 from .dyt import DyT, convert_norms_to_dyt
 

@@ -1,4 +1,4 @@
-"""Dynamic tanh in the place of normalization layers."""
+"""Replace normalization layers by dynamic tanh (DyT)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from .. import ops
 
 
 class DyT(nn.Module):
-    """tanh(alpha * x) * weight + bias (Zhu et al., *Transformers without Normalization*, 2025), in one kernel.
+    """tanh(alpha * x) * weight + bias in one kernel (Zhu et al., *Transformers without Normalization*, 2025).
 
-    x: (..., channels). alpha is one number, ``init_alpha`` at first (0.5 in the paper, other values for language models);
-    weight starts at 1 and bias at 0, each (channels,). Returns the shape of x in the promoted dtype.
+    x: (..., channels). alpha is a scalar parameter that starts at ``init_alpha`` (the paper uses 0.5, and other values for language
+    models). weight starts at 1 and bias at 0, each of shape (channels,). Returns the shape of x in the promoted dtype.
 
     >>> DyT(3)(torch.zeros(2, 3)).shape
     torch.Size([2, 3])
@@ -35,19 +35,18 @@ class DyT(nn.Module):
 
 
 def is_norm(module: nn.Module) -> bool:
-    """LayerNorm over the last dimension, torch's RMSNorm, and modules of one vector that call themselves either."""
+    """Tell whether a module is a LayerNorm over the last dimension, torch's RMSNorm, or a like-named module with one weight vector."""
     named = type(module).__name__.endswith(("LayerNorm", "RMSNorm")) and not list(module.children())
     weight = getattr(module, "weight", None)
     return (isinstance(module, (nn.LayerNorm, nn.RMSNorm)) or named) and isinstance(weight, torch.Tensor) and weight.dim() == 1
 
 
 def convert_norms_to_dyt(model: nn.Module, init_alpha: float = 0.5, which: Callable[[str, nn.Module], bool] | None = None) -> nn.Module:
-    """Put a new DyT in the place of each normalization layer inside ``model``, which is changed and returned.
+    """Replace each normalization layer inside ``model`` by a new DyT; change ``model`` in place and return it.
 
-    ``which(name, module)`` tells the layers to replace, all that ``is_norm`` finds unless given. The new layers start as in
-    the paper; the weights of the old ones are not carried over, so the model has to be trained. A layer that stands in
-    several places is replaced by one. Raises TypeError where ``model`` itself is a normalization layer, ValueError where
-    there is none, or one that ``which`` asks for has no one-dimensional weight.
+    ``which(name, module)`` selects the layers; the default is ``is_norm``. The new layers start as in the paper. The old layers' weights
+    are discarded, so the model must be trained. A layer used in several places is replaced by one DyT. Raises TypeError where ``model``
+    itself is a normalization layer. Raises ValueError where it contains none, or a selected layer has no one-dimensional weight.
 
     >>> convert_norms_to_dyt(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)))[1]
     DyT(8, init_alpha=0.5)
@@ -57,7 +56,7 @@ def convert_norms_to_dyt(model: nn.Module, init_alpha: float = 0.5, which: Calla
     wanted = which if which is not None else lambda _, module: is_norm(module)
     new: dict[nn.Module, DyT] = {}
     for name, parent in list(model.named_modules()):
-        for key, child in [(k, c) for k, c in parent._modules.items() if c is not None]:  # named_children leaves repeats out
+        for key, child in [(k, c) for k, c in parent._modules.items() if c is not None]:  # named_children omits repeated modules
             place = f"{name}.{key}" if name else key
             if isinstance(child, DyT) or child not in new and not wanted(place, child):
                 continue

@@ -1,4 +1,4 @@
-"""The ops. Those of registered specs appear here too."""
+"""Provide the ops as functions: the shipped ones, and those of registered specs."""
 
 from __future__ import annotations
 

@@ -10,13 +10,14 @@ REDUCTIONS = ("none", "sum", "mean")
 def cross_entropy(
     logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: str = "mean"
 ) -> torch.Tensor:
-    """log(sum(exp(logits))) - logits[target], row by row: the cross entropy of torch.nn.functional, the classes last.
+    """Cross entropy per row: log(sum(exp(logits))) - logits[target], as torch.nn.functional.cross_entropy, with the classes last.
 
-    logits: (..., V); target: (...), integers from 0 to V - 1, or ignore_index for rows that do not count.
-    label_smoothing: that share of the probability asked for is spread over all classes. reduction: none gives (...), sum
-    their sum, mean the mean over the rows that count (nan where there are none). Always float32; differentiable in logits.
-    A target that does not exist gives inf, with DTKERNELS_CHECK=1 IndexError. Raises ValueError where shapes disagree or an argument is not among these,
-    TypeError where a tensor is none.
+    Shapes: logits (..., V); target (...), integers from 0 to V - 1, or ignore_index for rows to ignore. label_smoothing spreads that share
+    of the target probability over all classes. reduction: "none" returns (...), "sum" the sum, "mean" the mean over the rows that are
+    not ignored (nan without any). The result is float32; differentiable in logits.
+
+    A target out of range gives inf, or raises IndexError under DTKERNELS_CHECK=1. Raises ValueError where shapes disagree or an option is
+    out of range, and TypeError where an argument is not a tensor.
 
     >>> cross_entropy(torch.zeros(2, 4), torch.tensor([3, -100]))
     tensor(1.3863)
@@ -30,7 +31,7 @@ def cross_entropy(
         raise ValueError(
             f"cross_entropy: target has a class for each row of logits; got shapes {tuple(logits.shape)}, {tuple(target.shape)}"
         )
-    if not compiling() and checking():  # the kernel gives inf for what is not there
+    if not compiling() and checking():  # the kernel gives inf for targets out of range
         from ..runtime.reference.index_checks import check_elements
 
         check_elements("cross_entropy", "target", target, logits.shape[-1], ignore_index)

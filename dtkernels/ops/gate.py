@@ -5,11 +5,10 @@ from .op_decorator import op
 
 @op(X="x (..., M, K)", W="weight (N, K)", bias="bias (N)", T="times (..., M, N)")
 def gate(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, times: torch.Tensor | None = None) -> torch.Tensor:
-    """sigmoid(x @ weight.T + bias) * times, the product accumulated in float32: a gate in one kernel.
+    """sigmoid(x @ weight.T + bias) * times, in one kernel; the product is accumulated in float32.
 
-    x: (..., M, K), weight: (N, K), bias: (N,) or none, times: (..., M, N) or none. Returns (..., M, N) in the promoted
-    dtype. float32 products follow torch's TF32 setting. Differentiable in all. Raises ValueError where K, M or N does not
-    agree.
+    Shapes: x (..., M, K); weight (N, K); bias (N,) or None; times (..., M, N) or None. Returns (..., M, N) in the promoted dtype. float32
+    products follow torch's TF32 setting. Differentiable in all four. Raises ValueError where K, M or N does not agree.
 
     >>> gate(torch.zeros(2, 3), torch.zeros(1, 3))
     tensor([[0.5000],

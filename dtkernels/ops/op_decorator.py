@@ -1,4 +1,4 @@
-"""What every op function carries besides its call: the operator behind it and the source of its kernels."""
+"""Attach the operator and the kernel source to each op function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ compiling = torch.compiler.is_dynamo_compiling
 
 
 class _Traced:
-    """Stands for an operator while torch.compile reads a call: a name, nothing that the compiler would have to look into."""
+    """Stand in for an operator while torch.compile traces a call. Holds only a name, so that Dynamo has nothing to inspect."""
 
     def __init__(self, name: str):
         self.name = name
@@ -32,14 +32,14 @@ def _signature(name: str) -> str:
     return signature(name)
 
 
-_signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
+_signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing it
 
 
 def op(*, broadcast: bool = False, **arguments: str) -> Callable[[Any], Any]:
-    """Attach ``operator`` and ``source`` of the spec that bears the function's name.
+    """Attach ``operator`` and ``source`` of the spec with the function's name.
 
-    ``arguments`` say what the function calls the spec's inputs and scalars, and which shapes inputs may have:
-    ``A="x (..., C)"``. ``broadcast``: leading dimensions of different inputs broadcast; otherwise they are the same.
+    ``arguments`` map the spec's inputs and scalars to the function's names and allowed shapes: ``A="x (..., C)"``. ``broadcast``: leading
+    dimensions of different inputs broadcast; otherwise they must be equal.
     """
 
     def attached(function: Any) -> Any:
@@ -50,7 +50,7 @@ def op(*, broadcast: bool = False, **arguments: str) -> Callable[[Any], Any]:
             return _Traced(name) if compiling() else shipped(name)
 
         def source(shape=None, gpu="h200", **options):
-            """The emitted file for labels of extents ``shape`` (the output's, then the reduced ones) on ``gpu``."""
+            """Return the emitted source on ``gpu`` for labels of extents ``shape`` (the output's, then the reduced ones)."""
             return operator().source(shape, gpu, **options)
 
         function.operator, function.source = operator, source
@@ -60,7 +60,7 @@ def op(*, broadcast: bool = False, **arguments: str) -> Callable[[Any], Any]:
 
 
 def only_tensors(name: str, **given: object) -> None:
-    """Raise TypeError, one line, where an argument is not a tensor with a shape, before it is asked for one."""
+    """Raise TypeError, one line, where an argument is not a tensor with a shape, before its shape is used."""
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(f"{name}: {argument} is {told(value)}; allowed: a tensor")

@@ -1,4 +1,4 @@
-"""Ops by name, each made from its spec once."""
+"""Register ops by name. Each is made once from its spec."""
 
 from __future__ import annotations
 
@@ -14,26 +14,25 @@ from ..runtime.signature.arguments import Interface
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
 _registered: dict[str, Operator] = {}
-interfaces: dict[str, Interface] = {}  #: how the functions of the package call the arguments of their ops
+interfaces: dict[str, Interface] = {}  #: the argument names and shapes of the shipped op functions
 
 
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
-    """The op of a spec that comes with the package."""
+    """Return a shipped op."""
     return Operator(SPECS / f"{name}.yaml", interfaces.get(name))
 
 
 def shipped_names() -> tuple[str, ...]:
-    """The ops that come with the package."""
+    """Return the names of the shipped ops."""
     return tuple(sorted(p.stem for p in SPECS.glob("*.yaml")))
 
 
 def register(path: str | Path) -> Operator:
     """Make ``dtkernels.ops.<op>`` from the spec at ``path`` and return it.
 
-    The op is differentiable and runs on any device. Registering the same file again replaces it for whoever
-    looks it up; a name that the package ships is refused. Raises DTError, one line, where the spec is refused,
-    FileNotFoundError where there is none.
+    The op is differentiable and runs on any device. Registering a name again replaces the op for later lookups. Raises DTError, one line,
+    where the spec is invalid or has the name of a shipped op, and FileNotFoundError where there is no such file.
     """
     from .. import ops
     from ..lang.spec import load_spec
@@ -49,7 +48,7 @@ def register(path: str | Path) -> Operator:
 
 
 def check_path(path: str | Path) -> None:
-    """Raise in one line for what is no path of a spec: TypeError, DTError for the text of a spec, FileNotFoundError."""
+    """Raise, in one line, for a value that is not the path of a spec: TypeError, DTError for the text of a spec, FileNotFoundError."""
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"register takes the path of a YAML spec; found {type(path).__name__}")
     text = os.fspath(path)
@@ -62,12 +61,12 @@ def check_path(path: str | Path) -> None:
 
 
 def registered(name: str) -> Operator | None:
-    """The registered op called ``name``, None if there is none."""
+    """Return the registered op called ``name``; None if there is none."""
     return _registered.get(name)
 
 
 def _again(name: str) -> Operator:
-    """The op that a pickle names. Raises DTError where this process has none."""
+    """Return the op that a pickle names. Raises DTError where this process has none."""
     if name in shipped_names():
         return shipped(name)
     if (found := registered(name)) is None:
@@ -79,5 +78,5 @@ copyreg.pickle(Operator, lambda op: (_again, (op.name,)))
 
 
 def registered_names() -> tuple[str, ...]:
-    """The ops that were registered."""
+    """Return the names of the registered ops."""
     return tuple(sorted(_registered))

@@ -5,11 +5,10 @@ from .op_decorator import op
 
 @op(A="x (..., C)", w="weight (C)")
 def rmsnorm(x: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6, *, offset: int = 0) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset), the mean over the last dimension (Zhang and Sennrich, 2019).
+    """x / sqrt(mean(x^2) + eps) * (weight + offset), with the mean over the last dimension (Zhang and Sennrich, 2019).
 
-    x: (..., C); weight: (C,); eps: a number or a one-element tensor; offset: 1 for models that keep the weight's
-    difference from 1. Computed in float32, returned in the promoted dtype and the shape of x. Differentiable in x, weight
-    and eps. Raises ValueError where C does not agree.
+    Shapes: x (..., C); weight (C,). eps: a number or a one-element tensor. offset: 1 for models that store the weight minus 1. Computed in
+    float32; returns the shape of x in the promoted dtype. Differentiable in x, weight and eps. Raises ValueError where C does not agree.
 
     >>> rmsnorm(torch.tensor([[3.0, -3.0]]), torch.ones(2))
     tensor([[ 1.0000, -1.0000]])

@@ -5,11 +5,11 @@ from .op_decorator import only_tensors, op
 
 @op(Q="q (B, H, S, D)", K="k (B, G, S, D)", cos="cos (B, S, D)", sin="sin (B, S, D)")
 def rope(q: torch.Tensor, k: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotary position embedding of queries and keys (Su et al., RoFormer, 2021), in the half-rotated form of Hugging Face.
+    """Rotate queries and keys by position: RoPE (Su et al., RoFormer, 2021), in the half-rotated form of Hugging Face.
 
-    q * cos + rotated(q) * sin, where rotated(q) is (-q[..., D/2:], q[..., :D/2]); k likewise. q: (B, H, S, D);
-    k: (B, G, S, D); cos, sin: (B, S, D), (1, S, D) or (S, D); D is even. Returns the two in the promoted dtype.
-    Differentiable in all four. Raises ValueError where shapes disagree or D is odd.
+    Computes q * cos + rotated(q) * sin, where rotated(q) is (-q[..., D/2:], q[..., :D/2]), and the same for k. Shapes: q (B, H, S, D);
+    k (B, G, S, D); cos and sin (B, S, D), (1, S, D) or (S, D); D is even. Returns both in the promoted dtype. Differentiable in all four.
+    Raises ValueError where shapes disagree or D is odd.
 
     >>> q, k = rope(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), torch.zeros(2, 4), torch.ones(2, 4))
     >>> q[0, 0, 0]

@@ -5,11 +5,11 @@ from .op_decorator import only_tensors, op
 
 @op(A="x (..., Y)")
 def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None) -> torch.Tensor:
-    """exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, at any magnitude of x.
+    """exp(x[..., y]) / sum over y of exp(x[..., y]): softmax over the last dimension, without overflow.
 
-    x: (..., Y), float32, float16 or bfloat16 (other floating types run the reference). Returns the same shape and
-    dtype. dim: another dimension than the last. dtype: x is converted to it first. A row of -inf gives NaN, as
-    torch.softmax does. Raises ValueError where there is no such dimension.
+    x: (..., Y); float32, float16 or bfloat16 (other floating-point types run the reference). dim: the dimension, by default the last. dtype:
+    convert x to it first. Returns the same shape and dtype. A row of -inf gives NaN, as in torch.softmax. Differentiable. Raises
+    ValueError where dim is out of range.
 
     >>> softmax(torch.zeros(1, 4))
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
@@ -20,7 +20,7 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
 
 
 def _along(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """Softmax over any dimension."""
+    """Compute softmax over any dimension."""
     only_tensors("softmax", x=x)
     if not isinstance(dim, int):
         raise TypeError(f"softmax: dim is {dim!r}; allowed: a whole number")

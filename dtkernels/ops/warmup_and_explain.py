@@ -1,4 +1,4 @@
-"""Making calls ready, and asking why they run what they run, by the name of an op or the op itself."""
+"""Prepare kinds of calls ahead of time (``warmup``), and explain what a call runs (``explain``)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .registry import registered, shipped_names
 
 
 def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
-    """What a call of ``op`` would run: the row of the schedule table, how far it is, why, and the other rows with their times.
+    """Explain what a call of ``op`` would run: the row of the schedule table, its distance, the reason, and the other rows with their times.
 
-    ``op`` is an op or its name, the rest is what it would be called with. Nothing is run. ``gpu="h200"`` explains the call as it
-    would run on that GPU, wherever the tensors are; tensors on ``meta`` will do. (An op that has an argument ``gpu`` of its own gets
-    it.) Raises ValueError for an unknown op and DTError for an unknown GPU. Examples::
+    ``op`` is an op or its name; the other arguments are those of the call. Nothing is run. ``gpu="h200"`` explains the call on that GPU,
+    wherever the tensors are; tensors on ``meta`` suffice. (An op with its own argument ``gpu`` receives it instead.) Raises ValueError for
+    an unknown op and DTError for an unknown GPU. Examples::
 
         print(dtkernels.explain("softmax", torch.randn(4096, 4096, device="cuda")))
         print(dtkernels.explain("softmax", torch.empty(16384, 8192, dtype=torch.bfloat16, device="meta"), gpu="h200"))
@@ -31,10 +31,10 @@ def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
 
 
 def warmup(op: str | Callable, /, *args, backward: bool | None = None, **kwargs) -> None:
-    """Make a kind of call ready, so that the next one compiles and loads nothing.
+    """Prepare a kind of call, so that the next one compiles and loads nothing.
 
-    Runs ``op`` once on the tensors given, and its backward where one of them asks for a gradient (``backward=False``:
-    not). Their gradients are left as they are. Call it before a CUDA graph capture, or where a first call must be quick.
+    Runs ``op`` once on the given tensors, and its backward where one of them requires a gradient, unless ``backward=False``. Their
+    ``grad`` stays unchanged. Use it before a CUDA graph capture, or where a first call must be fast.
     """
     result = _callable(op)(*args, **kwargs)
     results = [r for r in (result if isinstance(result, tuple) else (result,)) if r.requires_grad]

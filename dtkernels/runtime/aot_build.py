@@ -1,4 +1,4 @@
-"""The kernels of table rows, compiled ahead of time on any machine; needs Triton and no GPU."""
+"""Compile the kernels of table rows ahead of time, on any machine. Needs Triton but no GPU."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .tables.table import Row
 
 
 class BuildError(ValueError):
-    """A row whose kernels cannot be made; one line."""
+    """The kernels of a row cannot be built; the message is one line."""
 
 
 @dataclass
@@ -55,7 +55,7 @@ class BuiltKernels:
 
 
 def variant_of(operator: Operator, row: Row) -> tuple[Variant, Variant]:
-    """(forward as the caller sees it, what the row is for). Raises BuildError where the op has no such thing."""
+    """Return (the forward as the caller sees it, the variant of the row). Raises BuildError where the op has no such variant."""
     for labels in range(1 if row.batched else 0, 4 if row.batched else 1):
         forward = operator.variant(tuple(sorted(row.params.items())), frozenset(row.batched), labels)
         found = forward
@@ -68,12 +68,12 @@ def variant_of(operator: Operator, row: Row) -> tuple[Variant, Variant]:
 
 
 def known_labels(algorithm: Algorithm) -> list[str]:
-    """Labels that have an extent."""
+    """Return the labels with a known extent."""
     return [label for label in algorithm.labels if algorithm.constant_extent(label) is not None or algorithm.extent_source(label)]
 
 
 def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
-    """Tensors without storage for the inputs of ``variant`` whose labels have ``sizes``."""
+    """Return tensors without storage for the inputs of ``variant``, with labels of these ``sizes``."""
     a = variant.algorithm
     nodes = [n for d in a.definitions for n in d.expr.walk()]
     values = {*value_inputs(a, list(a.inputs)), *(n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access))}
@@ -82,19 +82,19 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
         saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
     found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
     for name in a.inputs:
-        shape = tuple(sizes[label] if label in sizes else _reach(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
+        shape = tuple(sizes[label] if label in sizes else _indexed_extent(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
         found[name] = torch.empty(shape, dtype=saved.get(name, dtype) if name in values else other[name], device="meta")
     return found
 
 
-def _reach(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
-    """The extent of a dimension that index arithmetic alone enters: as far as any index goes."""
+def _indexed_extent(algorithm: Algorithm, tensor: str, dim: int, sizes: dict[str, int]) -> int:
+    """Return the extent of a dimension that is indexed by arithmetic only: one more than the largest index."""
     indices = [a.index[dim] for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor]
     return max([1, *(_largest(i, sizes) + 1 for i in indices)])
 
 
 def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:
-    """The largest value of an index whose labels run over ``sizes``; scalars count as 0."""
+    """Return the largest value of an index whose labels run over ``sizes``. Scalars count as 0."""
     match index:
         case ex.Label(name):
             return sizes.get(name, 1) - 1
@@ -116,7 +116,7 @@ def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:
 
 
 def widest_of(rows: Sequence[Row]) -> set[int]:
-    """Places of the rows that are built for any layout too: of each kind of call the largest. Other rows leave such calls to it."""
+    """Return the places of the rows that also get the ``any`` build: the largest of each kind of call. It serves the other rows' calls too."""
     found: dict[tuple, int] = {}
     for i, row in enumerate(rows):
         best = found.setdefault(row.key, i)
@@ -126,7 +126,7 @@ def widest_of(rows: Sequence[Row]) -> set[int]:
 
 
 class PreviousBuild:
-    """The kernels of a store as it was: one that would be compiled from the same IR is taken from it."""
+    """Reuse the kernels of an earlier store: a kernel that would be compiled from the same IR is taken from there."""
 
     def __init__(self, store: KernelStore | None = None):
         self.store, self.found = store, {}
@@ -147,12 +147,12 @@ class PreviousBuild:
 
 
 def _kind(entry: StoredKernel) -> str:
-    """What an entry is for; its launch options are in its host's text."""
+    """Return the identity of an entry before compilation. Launch options are part of its host text."""
     return json.dumps([entry.kernel, entry.host, entry.arch, entry.types, sorted(entry.constants.items()), entry.divisible, sorted(entry.steps.items())])
 
 
 def build_row(operator: Operator, row: Row, target: Target, widest: bool = True, earlier: PreviousBuild | None = None) -> BuiltKernels:
-    """The kernels of one row in every build worth having; ``widest``: for any layout and 64-bit sizes too. Raises DTError, BuildError."""
+    """Compile the kernels of one row in every useful build. ``widest``: also for any layout and 64-bit sizes. Raises DTError, BuildError."""
     forward, variant = variant_of(operator, row)
     dtype = getattr(torch, ex.DTYPES[row.dtype])
     tensors = meta_tensors(forward, variant, row.sizes, dtype)
@@ -168,9 +168,10 @@ def build_row(operator: Operator, row: Row, target: Target, widest: bool = True,
 
 
 def _scalar_kinds(algorithm: Algorithm, row: Row, dtype: torch.dtype) -> list[tuple]:
-    """Scalars as numbers, and as one-element tensors, as parameters of a layer are; only the latter where a gradient is asked for.
+    """Return the kinds of scalars to build for: numbers, and one-element tensors such as a layer's parameters.
 
-    What merely multiplies a product, as attention's scale does, is built as a number only: so it is called.
+    Scalars with a gradient are tensors only. Scalars that merely scale a matrix product, such as attention's scale, are numbers only, as
+    they are in practice.
     """
     integers = {n.name for d in algorithm.definitions for a in ex.accesses(d.expr) for i in a.index for n in i.walk() if isinstance(n, ex.Scalar)}
     fixed = integers | factors_of_products(algorithm) - {*row.wanted}
@@ -181,7 +182,7 @@ def _scalar_kinds(algorithm: Algorithm, row: Row, dtype: torch.dtype) -> list[tu
 
 
 def factors_of_products(algorithm: Algorithm) -> set[str]:
-    """Scalars that stand as a factor of a matrix product."""
+    """Return the scalars that are a factor of a matrix product."""
     factors = {n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op == "*"}
     sides = {(a, b) for n in factors for a, b in ((n.left, n.right), (n.right, n.left))}
     return {a.name for a, b in sides if isinstance(a, ex.Scalar) and any(isinstance(n, ex.Dot) for n in b.walk())}
@@ -198,7 +199,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
         product = launch.kernel.is_gluon() or "tl.dot" in launch.kernel.src
         found = builds(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch), tl.int64, product=product)
         found = found if widest else found[:-1] or found
-        for entry, code in _compiled_all(launch, found, named, text, target, earlier):
+        for entry, code in _compile_all(launch, found, named, text, target, earlier):
             if entry.name not in {e.name for e in built.entries}:
                 built.entries.append(entry)
                 built.codes[entry.code] = code
@@ -206,7 +207,7 @@ def _build(program: Program, args: tuple, target: Target, widest: bool, earlier:
 
 
 def _launches(source: str, args: tuple) -> list[KernelLaunch]:
-    """What the wrapper launches for tensors as regular as can be, and what else it launches for rows that do not lie at multiples of 16."""
+    """Return the launches for aligned tensors, and the other kernels that tensors with unaligned rows launch."""
     module = load_module(source, "prebuilt")
     found = record_launches(module, "call", args)
     names = {launch.kernel.__name__ for launch in found}
@@ -215,24 +216,24 @@ def _launches(source: str, args: tuple) -> list[KernelLaunch]:
 
 
 def _padded(tensor: torch.Tensor) -> torch.Tensor:
-    """The same shape with one element between rows."""
+    """Return a tensor of the same shape with one element of padding between rows."""
     if tensor.dim() < 2:
         return tensor
     wide = torch.empty((*tensor.shape[:-1], tensor.shape[-1] + 1), dtype=tensor.dtype, device=tensor.device)
     return wide[..., : tensor.shape[-1]]
 
 
-def _compiled_all(launch: KernelLaunch, found: list[Build], host: str, source: str, target: Target, earlier: PreviousBuild) -> list[tuple[StoredKernel, bytes]]:
-    """Every build; for both precisions of float32 products, unless the first shows that they make no difference."""
+def _compile_all(launch: KernelLaunch, found: list[Build], host: str, source: str, target: Target, earlier: PreviousBuild) -> list[tuple[StoredKernel, bytes]]:
+    """Compile every build, for both precisions of float32 products unless the first build shows that they do not differ."""
     if "PRECISION" not in launch.constants:
-        return [_compiled(launch, b, host, source, target, earlier) for b in found]
+        return [_compile_one(launch, b, host, source, target, earlier) for b in found]
     made: list[tuple[StoredKernel, bytes]] = []
     precisions = ("ieee", "tf32") if "*fp32" in plain_types(launch).values() else ("ieee",)
     for b in found:
         if both := earlier(launch, Build(b.types, {**b.constants, "PRECISION": ANY_PRECISION}, b.multiples), host, target):
             made.append(both)
             continue
-        pair = [_compiled(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, source, target, earlier) for p in precisions]
+        pair = [_compile_one(launch, Build(b.types, {**b.constants, "PRECISION": p}, b.multiples), host, source, target, earlier) for p in precisions]
         if len({entry.code for entry, _ in pair}) == 1:
             precisions, entry = ("ieee",), pair[0][0]
             pair = [(replace(entry, constants={**entry.constants, "PRECISION": ANY_PRECISION}), pair[0][1])]
@@ -240,11 +241,11 @@ def _compiled_all(launch: KernelLaunch, found: list[Build], host: str, source: s
     return made
 
 
-_known: dict[str, tuple[StoredKernel, bytes]] = {}  #: what this process compiled; rows of one schedule share their kernels
+_known: dict[str, tuple[StoredKernel, bytes]] = {}  #: kernels compiled by this process; rows with one schedule share them
 
 
-def _compiled(launch: KernelLaunch, build: Build, host: str, source: str, target: Target, earlier: PreviousBuild) -> tuple[StoredKernel, bytes]:
-    """``source``: digest of the emitted file. Kernels that differ, with a mask and without, may have one wrapper."""
+def _compile_one(launch: KernelLaunch, build: Build, host: str, source: str, target: Target, earlier: PreviousBuild) -> tuple[StoredKernel, bytes]:
+    """Compile one build, or reuse it. ``source`` is the digest of the emitted file: different kernels may have one wrapper text."""
     constants = {k: plain_constant(v) for k, v in build.constants.items()}
     key = json.dumps([source, launch.kernel.__name__, target.name, build.types, constants, build.multiples, launch.options], sort_keys=True)
     if key not in _known and (kept := earlier(launch, build, host, target)):

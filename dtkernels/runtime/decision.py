@@ -1,4 +1,4 @@
-"""Say why a call runs what it runs: the row it takes, or the default schedule, and the candidates. Needs no GPU and no torch."""
+"""Explain what a call runs: its row or the default schedule, and the candidates. Needs neither a GPU nor torch."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from ..lang.algorithm import Algorithm
 
 SHOWN = 5  #: alternatives
-KINDS = 8  #: kinds of rows that are named
-LOOKED_UP = "prebuilt if a binary fits"  #: the path of a row with kernels, where no GPU says more
+KINDS = 8  #: kinds of rows listed
+LOOKED_UP = "prebuilt if a binary fits"  #: the path of a row with kernels, where no GPU can tell more
 TO_COMPILE = "compiled when first called"
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What one direction of a call runs. ``row`` is None where the default schedule is taken."""
+    """What one direction of a call runs. ``row`` is None for the default schedule."""
 
     direction: str
     path: str  #: "prebuilt", "compiled", "interpreter" or "reference"; LOOKED_UP or TO_COMPILE where no call was made
@@ -43,12 +43,12 @@ class Decision:
         return "\n".join([*lines, *self.candidate_lines()])
 
     def candidate_lines(self) -> list[str]:
-        """One line for each of the next rows: its sizes, distance and times, and why it may not be taken."""
+        """Return one line per candidate row: its sizes, distance and times, and the reason where it is refused."""
         return [f"  row {described(c, self.sizes)}" for c in self.alternatives]
 
 
 def described(candidate: Candidate, sizes: dict[str, int]) -> str:
-    """A row's sizes, its parameters if they differ from the call's, how near it is, and its times."""
+    """Describe a candidate: its sizes, parameters where they differ from the call's, distance and times."""
     row = candidate.row
     words = " ".join(f"{k}={v}" for k, v in row.sizes.items())
     if not candidate.exact:
@@ -57,7 +57,7 @@ def described(candidate: Candidate, sizes: dict[str, int]) -> str:
 
 
 def times(candidate: Candidate, sizes: dict[str, int]) -> str:
-    """A row's time at its own sizes, and what that comes to at ``sizes`` if they differ."""
+    """Format a row's time at its own sizes, and the estimate at ``sizes`` where they differ."""
     row = candidate.row
     if row.microseconds is None:
         return "not measured"
@@ -69,17 +69,17 @@ def times(candidate: Candidate, sizes: dict[str, int]) -> str:
 
 
 def direction_of(subject: Call) -> str:
-    """``backward``, or ``forward`` with what it saves."""
+    """Return ``forward`` or ``backward``, with a note where the forward saves tensors."""
     return subject.direction + (" (saving for backward)" if subject.saved else "")
 
 
 def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
-    """The decision for ``choice`` where ``planned`` runs, by ``candidate`` or, without one, by the default schedule."""
+    """Build the decision for ``choice``, which runs ``planned``: by ``candidate``, or by the default schedule if it is None."""
     if candidate is not None:
         why = f"row {candidate.row.title()}, {candidate.told()}, {times(candidate, choice.sizes)}: the nearest that fits"
         schedule = candidate.row.schedule
     else:
-        why = f"schedule from the formula, the default{_asked(planned.asked, choice.sizes)}: {choice.why_none()}{_there_are(subject, choice)}"
+        why = f"schedule from the formula, the default{_anchor_note(planned.asked, choice.sizes)}: {choice.why_none()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
@@ -87,16 +87,16 @@ def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: Plann
 
 
 def expected_path(candidate: Candidate | None) -> str:
-    """How a row, or the default schedule, would run on its GPU."""
+    """Return the path that a row, or the default schedule, would take on its GPU."""
     return LOOKED_UP if candidate is not None and candidate.row.binaries and candidate.exact else TO_COMPILE
 
 
 def look_up(
     subject: Call, algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], dtype: str, types: int | InputTypes, target: Target
 ) -> tuple[Decision, PlannedKernel, Choice]:
-    """What a call on contiguous tensors would run on ``target``, which need not be here.
+    """Decide what a call on contiguous tensors would run on ``target``, which need not be present.
 
-    ``algorithm`` is prepared, ``sizes`` has the extent of each of its labels. Raises DTError where no schedule fits.
+    ``algorithm`` is prepared. ``sizes`` has the extent of each of its labels. Raises DTError where no schedule fits.
     """
     fixed = frozenset(label for label in algorithm.labels if algorithm.constant_extent(label) is not None)
     known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None}
@@ -106,14 +106,14 @@ def look_up(
 
 
 def pitches(algorithm: Algorithm) -> frozenset[str]:
-    """Labels of an input's last dimension, see ``choice.distance``."""
+    """Return the labels of inputs' last dimensions, see ``row_ranking.distance``."""
     from ..codegen.emit.module import plain_labels
 
     return frozenset(labels[-1] for n in algorithm.inputs if len(labels := plain_labels(algorithm, n)) > 1 and labels[-1])
 
 
-def _there_are(subject: Call, choice: Choice) -> str:
-    """The tables, or the kinds of rows, that there are instead."""
+def _alternatives_note(subject: Call, choice: Choice) -> str:
+    """List the tables, or the kinds of rows, that exist instead."""
     if choice.table.gpu is None:
         return f" (tables in {tables_folder()}: {', '.join(table_names()) or 'none'})"
     if choice.considered:
@@ -124,14 +124,14 @@ def _there_are(subject: Call, choice: Choice) -> str:
 
 
 def kind_words(row: Row) -> str:
-    """The kind of call that a row is for, without its sizes."""
+    """Describe the kind of call that a row is for, without its sizes."""
     words = [row.direction + handing(row.saved, row.kept), row.dtype, *(f"{k}={str(v).lower()}" for k, v in row.params.items())]
     words += [f"gradients of {', '.join(row.wanted)}"] if row.wanted else []
     return " ".join(words + ([f"batched {', '.join(row.batched)}"] if row.batched else []))
 
 
-def _asked(asked: dict[str, int], sizes: dict[str, int]) -> str:
-    """The sizes that the formula was asked at, where they are not the call's."""
+def _anchor_note(asked: dict[str, int], sizes: dict[str, int]) -> str:
+    """Name the sizes that the default schedule was made for, where they differ from the call's."""
     return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 
 

@@ -1,4 +1,4 @@
-"""Why a call runs what it runs."""
+"""Explain what one call runs and why: ``dtkernels.explain``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .reference.evaluator import result_dtype
 
 @dataclass(frozen=True)
 class Explanation:
-    """What ``dtkernels.explain`` returns; print it."""
+    """The result of ``dtkernels.explain``; print it."""
 
     op: str
     gpu: str
@@ -29,7 +29,7 @@ class Explanation:
 
 
 def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None = None) -> Explanation:
-    """The row, its distance, why, and the other rows with their times, for one call, which is not run.
+    """Explain one call without running it: its row, the distance, the reason, and the other rows with their times.
 
     ``gpu``: explain it for this GPU, one of ``codegen.target.TARGETS``, wherever the tensors are. Raises DTError for another.
     """
@@ -41,7 +41,7 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None 
     variant = pair.forward if pair else call.variant
     where = pretended or device_target(next(iter(call.fitted.tensors.values())).device)
     forward = _decision(variant, call.fitted.tensors, values, pretended)
-    if forward.path == "reference":  # so is its backward; the table knows nothing of such tensors
+    if forward.path == "reference":  # the backward runs the reference too; tables have no rows for such tensors
         backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
         return Explanation(operator.spec.op, where.name, None, forward, backward)
     backward = _backward(call, pair, values, pretended) if pair else None
@@ -49,7 +49,7 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None 
 
 
 def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended: Target | None) -> Decision:
-    """Decide the backward, with tensors without storage for what it reads and forward has not made yet."""
+    """Decide the backward. Tensors that forward has not made yet are on the meta device."""
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
     sizes = call.variant.signature.extents(call.fitted.tensors)
     tensors = {}
@@ -63,14 +63,14 @@ def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended
 
 
 def _path(tensors: dict[str, torch.Tensor], pretended: Target | None) -> str:
-    """gpu, interpreter or reference. On a GPU that is only named, the dtypes decide."""
+    """Return gpu, interpreter or reference. For a GPU that is only named, the dtypes decide."""
     if pretended is not None:
         return "gpu" if _for_kernels(tensors) else "reference"
     return choose_path({n: t for n, t in tensors.items() if t.device.type != "meta"} or tensors)
 
 
 def _for_kernels(tensors: dict[str, torch.Tensor]) -> bool:
-    """Whether the dtypes are those of kernels."""
+    """Tell whether kernels support the dtypes."""
     floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
     return bool(floats) and all(dtype in DTYPE_NAMES for dtype in floats)
 
@@ -89,7 +89,7 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict, 
     planned = variant.dispatch.programs.plan(choice, variant.dispatch.types(tensors), where)
     candidate = planned.candidate
     if known is not None:
-        if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row could not be compiled
+        if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row's kernel did not compile
             planned = variant.dispatch.programs.formula(choice, variant.dispatch.types(tensors), where)
         candidate, kind = known.candidate, known.kind
     else:

@@ -1,4 +1,4 @@
-"""Folders that variables of the environment name."""
+"""Resolve folders that environment variables name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 @lru_cache(maxsize=32)
 def folder_named(name: str) -> Path:
-    """The absolute folder that ``name`` stands for: ``~`` is the home, and a relative path starts where this process first asked."""
+    """Return the absolute folder for ``name``. ``~`` is expanded. A relative path is resolved once, at the first use."""
     path = Path(name)
     try:
         path = path.expanduser()
-    except RuntimeError:  # nobody's home: a folder called ~
+    except RuntimeError:  # no home directory: a folder called ~
         pass
     return path.absolute()

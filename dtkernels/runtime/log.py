@@ -1,7 +1,6 @@
-"""What the runtime says: through the logger ``dtkernels``, a warning once and not at every call.
+"""Log the runtime's messages through the logger ``dtkernels``; each warning once, not at every call.
 
-``DTKERNELS_LOG=info`` (or debug, warning, error) prints its messages to stderr, ``info`` being one line for each kernel
-that had to be compiled.
+``DTKERNELS_LOG=info`` (or debug, warning, error) prints them to stderr. ``info`` gives one line per compiled kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ _told: set[str] = set()
 
 
 def warn_once(text: str, about: object = None) -> None:
-    """A warning, the first time it is given; the first of those ``about`` one thing, a damaged file say."""
+    """Log a warning the first time only. With ``about``, one warning per subject, for example a damaged file."""
     key = text if about is None else f"about {about}"
     if key not in _told:
         _told.add(key)
@@ -22,7 +21,7 @@ def warn_once(text: str, about: object = None) -> None:
 
 
 def forget() -> None:
-    """Give every warning anew."""
+    """Allow every warning again."""
     _told.clear()
 
 

@@ -1,4 +1,4 @@
-"""Which way calls went: counted, so that a fallback is never silent."""
+"""Count the path of each call, so that no fallback is silent; decide where kernels can run."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ _counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0)
 
 
 def count(op: str, kind: str) -> None:
-    """Record one call of ``op`` by ``kind``."""
+    """Count one call of ``op`` by the path ``kind``."""
     _counts[op][kind] += 1
 
 
 def counter(op: str) -> dict[str, int]:
-    """The counts of ``op``, to add to."""
+    """Return the mutable counts of ``op``."""
     return _counts[op]
 
 
 def paths() -> dict[str, dict[str, int]]:
-    """Calls so far by op: {"softmax": {"gpu": 3, "interpreter": 0, "reference": 1}}.
+    """Return the calls so far, by op and path: {"softmax": {"gpu": 3, "interpreter": 0, "reference": 1}}.
 
-    ``gpu`` and ``interpreter`` ran a generated kernel, ``reference`` eager torch on the same algorithm.
+    ``gpu`` and ``interpreter`` ran a generated kernel. ``reference`` ran eager torch on the same algorithm.
     """
     return {op: dict(kinds) for op, kinds in _counts.items()}
 
 
 def interpreting() -> bool:
-    """Whether Triton runs kernels in its interpreter: what it takes ``TRITON_INTERPRET`` to say."""
+    """Tell whether Triton runs kernels in its interpreter. Accepts the values of ``TRITON_INTERPRET`` that Triton accepts."""
     return os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "yes", "on", "y")
 
 
 def checking() -> bool:
-    """Whether ``DTKERNELS_CHECK`` asks for checked indices. Set it before the first call: kernels repeat a known call without a further look."""
+    """Tell whether ``DTKERNELS_CHECK`` asks for index checks. Set it before the first call: cached calls do not look again."""
     return os.environ.get("DTKERNELS_CHECK", "").lower() in ("1", "true", "yes", "on", "y")
 
 
@@ -46,9 +46,9 @@ FALLBACKS = ("own", "reference")
 
 
 def fallback() -> str:
-    """Return what a patched module runs where no kernel can: "own", its own path, or "reference", the ops' torch reference.
+    """Return the fallback of patched modules where no kernel runs: "own", the module's own path, or "reference", the torch reference.
 
-    ``DTKERNELS_FALLBACK`` says which; "own" unless it is set. Raises ValueError for another word.
+    ``DTKERNELS_FALLBACK`` selects it; the default is "own". Raises ValueError for another word.
     """
     found = os.environ.get("DTKERNELS_FALLBACK") or "own"
     if found not in FALLBACKS:
@@ -56,7 +56,7 @@ def fallback() -> str:
     return found
 
 
-_unable: dict[int, str] = {}  #: GPU -> why kernels cannot be compiled for it
+_unable: dict[int, str] = {}  #: GPU -> why no kernel can be compiled for it
 
 
 def unable(gpu: int, why: str) -> None:
@@ -76,7 +76,7 @@ def no_kernel(tensor: torch.Tensor) -> str | None:
 
 
 def runs_reference(tensor: torch.Tensor) -> bool:
-    """Whether an op on this tensor's device computes by the reference."""
+    """Tell whether an op runs the reference for tensors on this device."""
     return not tensor.is_cuda and not (tensor.device.type == "cpu" and interpreting())
 
 
@@ -85,17 +85,17 @@ def _why_unable(gpu: int) -> str | None:
 
 
 def without_kernels(device: str) -> str | None:
-    """``no_kernel`` for a type of device: "cpu", "xpu", "cuda"."""
+    """Return ``no_kernel`` for a device type: "cpu", "xpu", "cuda"."""
     if device == "cpu" and interpreting() or device == "cuda" or fallback() == "reference":
         return None
     return f"no kernel runs on {'a CPU' if device == 'cpu' else device}"
 
 
-for _function in (_why_unable, without_kernels):  # torch.compiler.assume_constant_result, without its import
+for _function in (_why_unable, without_kernels):  # torch.compiler.assume_constant_result, without importing it
     _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-#: held while a kernel is imported, and while the interpreter runs one, which changes triton.language for that long, for every thread
+#: held while a kernel is imported, and while the interpreter runs one: the interpreter patches triton.language for all threads
 one_at_a_time = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a child has the thread that forked alone: none of its own holds the lock
+if hasattr(os, "register_at_fork"):  # a forked child has one thread, which may not hold the lock
     os.register_at_fork(after_in_child=one_at_a_time._at_fork_reinit)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""A DT program as a callable."""
+"""Compile a DT program to a callable: ``dtkernels.compile``."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from ..reference.launch_context import in_turn
 
 
 class CompiledProgram:
-    """What ``dtkernels.compile`` returns: call it with tensors, read ``source`` for the emitted file.
+    """The result of ``dtkernels.compile``: call it with tensors, or read the emitted file in ``source``.
 
-    Calling runs the first wrapper, whose parameters are the inputs, then the scalars, in order of declaration. Where
-    several Funcs are compiled each wrapper is an attribute: ``compiled.f(A=a)``. ``check_indices``: raise IndexError where an
-    index is out of range, see ``index_checks``.
+    A call runs the first wrapper. Its parameters are the inputs, then the scalars, in order of declaration. Where several Funcs are
+    compiled, each wrapper is an attribute: ``compiled.f(A=a)``. ``check_indices``: raise IndexError for an index out of range, see
+    ``index_checks``.
     """
 
     def __init__(self, program: Program, check_indices: bool = False):
@@ -40,7 +40,7 @@ class CompiledProgram:
 
     @property
     def module(self) -> ModuleType:
-        """The imported file; imports triton."""
+        """The imported emitted file. Imports triton."""
         if self._module is None:
             self._module = load_module(self.source, self.outputs[0])
         return self._module
@@ -85,12 +85,14 @@ class CompiledProgram:
             if not _from_compiler(error):
                 raise
             said = str(error).strip().splitlines() or ["no message"]
-            line = next((text for text in said if "fatal" in text), said[-1])  # ptxas's own, of which Triton prints much more
+            line = next((text for text in said if "fatal" in text), said[-1])  # the message of ptxas, without the rest that Triton prints
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
 
     def _check_indices(self, name: str, args: tuple, kwargs: dict) -> None:
-        """Raise IndexError, one line, where an element that is asked for lies outside its tensor. After the wrapper, which has looked at
-        the arguments; kernels read nothing outside."""
+        """Raise IndexError, one line, for a used element out of range.
+
+        Runs after the wrapper, which has checked the arguments. Kernels read nothing out of range.
+        """
         from ..reference.index_checks import check_indices
 
         a = self.prepared.algorithm
@@ -107,7 +109,7 @@ class CompiledProgram:
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
         for n, value in (*zip(a.inputs + a.scalars, args), *kwargs.items()):
             if value is None and len(self.outputs) > 1 or n not in a.inputs + a.scalars:
-                continue  # what another wrapper reads; what the wrapper refuses
+                continue  # an argument of another wrapper, or one that the wrapper refuses
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
                 raise TypeError(f"{name}: {n} is {told(value)}; allowed: {kind}")
@@ -116,11 +118,11 @@ class CompiledProgram:
             if not isinstance(value, torch.Tensor):
                 continue
             refuse_layout(name, n, value)
-            if value.is_meta:  # a kernel would be launched on no memory
+            if value.is_meta:  # a kernel would run on no memory
                 raise TypeError(f"{name}: {n} is on the meta device; allowed: {kind} with data, or an op, dtkernels.register(...)")
 
     def __reduce__(self):
-        """Copies and pickles are made of the program: the imported file has no copy."""
+        """Copy and pickle by the program: the imported file cannot be copied."""
         return CompiledProgram, (self.program, self.check_indices)
 
     def __repr__(self) -> str:
@@ -128,15 +130,15 @@ class CompiledProgram:
 
 
 def _from_compiler(error: Exception) -> bool:
-    """Whether Triton's compiler raised this: its own classes, or the bare RuntimeError of a pass that gives up."""
+    """Tell whether Triton's compiler raised this: one of its own classes, or the bare RuntimeError of a failed pass."""
     if type(error).__name__ == "InterpreterError":
-        return False  # what a kernel did, not what the compiler said
+        return False  # raised by a kernel, not by the compiler
     own = any(c.__module__.startswith("triton.") for c in type(error).__mro__)
     return own or isinstance(error, RuntimeError) and "PassManager" in str(error)
 
 
 class ArgumentCheck:
-    """Whether the GPU of a call has what the kernels need; looked at once for each GPU, dtype and size that matters."""
+    """Check that a GPU has the resources that the kernels need; once per GPU, dtype and relevant size."""
 
     def __init__(self, program: Program):
         self.algorithm, self.outputs = algorithm, _ = program.algorithm, program.outputs()
@@ -147,7 +149,7 @@ class ArgumentCheck:
         self.seen: set[tuple] = set()
 
     def together(self, name: str) -> tuple[str, ...]:
-        """What the wrapper that computes ``name`` returns."""
+        """Return the outputs of the wrapper that computes ``name``."""
         return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
 
     def _tensors(self, args: tuple, kwargs: dict) -> dict:
@@ -157,7 +159,7 @@ class ArgumentCheck:
         return {n: t for n in self.inputs if isinstance(t := given.get(n), torch.Tensor)}
 
     def check(self, args: tuple, kwargs: dict) -> None:
-        """Raise DTError, one line, where a kernel takes more than the GPU that holds these tensors has."""
+        """Raise DTError, one line, where a kernel exceeds the resources of the GPU that holds these tensors."""
         tensors = self._tensors(args, kwargs)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
@@ -167,7 +169,7 @@ class ArgumentCheck:
             self.on(tensors, device_target(first.device), allows_tf32())
 
     def written(self, name: str, args: tuple, kwargs: dict) -> None:
-        """Raise DTError where nobody writes what ``name`` needs: its kernel has no programs here, or it is stored in a loop of no steps."""
+        """Raise DTError where no program writes a buffer that ``name`` needs: the kernel's grid, or the loop with the store, is empty here."""
         tensors = self._tensors(args, kwargs)
         if all(t.numel() for t in tensors.values()) and all(tensor or size for _, tensor, size in self.algorithm.extents):
             return
@@ -193,7 +195,7 @@ class ArgumentCheck:
                     raise DTError(f"{stored} is stored in a loop over {label}", found=f"{label} of no elements", allowed=f"{stored} in a kernel of its own")
 
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
-        """The same for any GPU, and tensors that need not lie on it."""
+        """Do the same as ``check`` for any GPU. The tensors need not be on it."""
         sizes = {label: place and tensors[place[0]].shape[place[1]] for label, place in self.places.items() if place is None or place[0] in tensors}
         key = (target.name, tf32, *sizes.values(), *(t.dtype for t in tensors.values()))
         if key in self.seen:
@@ -208,7 +210,7 @@ class ArgumentCheck:
 
 
 def check_text(source: object) -> None:
-    """Raise in one line for what is no DT text: TypeError, and DTError for a path."""
+    """Raise for a source that is not DT text: TypeError, or DTError for a path."""
     if not isinstance(source, str):
         remedy = "; allowed: its text, path.read_text()" if isinstance(source, os.PathLike) else ""
         raise TypeError(f"a program is DT text; found {type(source).__name__}{remedy}")
@@ -225,10 +227,10 @@ def compile(
 ) -> CompiledProgram:
     """Compile DT text to a callable.
 
-    ``params`` gives values to compile-time parameters. ``check_indices=True`` has every call raise IndexError where an index made of
-    data is out of range, as ``DTKERNELS_CHECK=1`` does for all programs and ops; else such an element reads 0.
-    Gradients are for ops, ``dtkernels.register``. Raises DTError, one line, where the program is refused, TypeError where it is no text.
-    Example::
+    ``params`` binds compile-time parameters. ``check_indices=True`` makes every call raise IndexError where an index that depends on data
+    is out of range; otherwise such an element reads 0. ``DTKERNELS_CHECK=1`` does the same for all programs and ops. Compiled programs
+    have no gradients; ops do, ``dtkernels.register``. Raises DTError, one line, where the program is refused, and TypeError where
+    ``source`` is not text. Example::
 
         double = dtkernels.compile("Func y; In A; Var i; y[i] = 2 * A[i]; y.block(i:1024); y.tensorize(i:1024);")
         double(A=torch.ones(5000, device="cuda"))
@@ -243,7 +245,7 @@ def compile(
 
             program = Program(bind_parameters(program.algorithm, params), program.schedule)
         compiled = CompiledProgram(program, check_indices)
-        if not several:  # what one variant does not heed is for another
+        if not several:  # a primitive without effect in one variant may have one in another
             check_heeded(compiled.prepared)
         return compiled
     except RecursionError:

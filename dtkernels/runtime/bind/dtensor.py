@@ -1,7 +1,7 @@
-"""Calls on DTensors: along which label a call may be cut over devices, read off the algorithm; then each device calls on its part.
+"""Run ops on DTensors: shard along labels that the algorithm treats independently; each device calls the op on its shard.
 
-A label may be cut where every result has it and every element along it is computed from inputs' elements along it alone:
-nowhere reduced, counted, or used as a number. Inputs without it are whole on every device, and their gradients are sums.
+A label is shardable where every result has it and each result element reads the inputs only at its own position along it. It is never
+reduced, used as a length, or used as a number. Inputs without the label are replicated, and their gradients are partial sums.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 
 def divisible_labels(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The labels that a call may be cut along."""
+    """Return the labels that a call may be sharded along."""
     return tuple(label for label in algorithm[outputs[0]].labels if _divisible(algorithm, outputs, label))
 
 
 def _divisible(algorithm: Algorithm, outputs: tuple[str, ...], label: str) -> bool:
     if not all(label in algorithm[o].labels for o in outputs):
         return False
-    moving: dict[str, tuple] = {}  #: how each tensor moves along the label: in one way only
+    moving: dict[str, tuple] = {}  #: the step of each tensor along the label, which must be unique
     for name in algorithm.needed_by(outputs):
         d = algorithm[name]
         for node in d.expr.walk():
@@ -44,7 +44,7 @@ def _divisible(algorithm: Algorithm, outputs: tuple[str, ...], label: str) -> bo
 
 
 def step_of(index: ex.Expr) -> tuple[str, int] | None:
-    """(label, how many of it share one place) of an index that is a label, or a label divided by a constant."""
+    """Return (label, divisor) of an index that is a label, or a label divided by a constant; else None."""
     match index:
         case ex.Label(name):
             return name, 1
@@ -54,21 +54,21 @@ def step_of(index: ex.Expr) -> tuple[str, int] | None:
 
 
 def _counted(expr: ex.Expr, label: str) -> bool:
-    """Whether ``label`` is used as a number."""
+    """Tell whether ``label`` is used as a number."""
     if isinstance(expr, ex.Access):
         return False
     return (isinstance(expr, ex.Label) and expr.name == label) or any(_counted(c, label) for c in expr.children())
 
 
 def dims_of(algorithm: Algorithm, tensor: str, extra: int) -> tuple[str | None, ...]:
-    """For each dimension of an input the label that moves along it; those beyond the declared are -1, -2, ... from the right."""
+    """Return the label that each dimension of an input moves along. Extra leading dimensions are -1, -2, ... from the right."""
     index = next(a.index for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor)
     steps = [step_of(i) for i in index]
     return (*(str(i - extra) for i in range(extra)), *(s[0] if s else None for s in steps))
 
 
 def call_sharded(operator: Operator, args: tuple, kwargs: dict):
-    """The results of a call as DTensors."""
+    """Run a call on DTensors and return its results as DTensors."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
     tensors, scalars, params = operator.named(args, kwargs)
@@ -101,7 +101,7 @@ def call_sharded(operator: Operator, args: tuple, kwargs: dict):
         for o in outputs:
             order = (*batch, *algorithm[o].labels)
             results[o].append(Replicate() if label is None else Shard(order.index(label)))
-        cuttable = tuple(c for c in cuttable if c != label)  # a second axis cuts another label
+        cuttable = tuple(c for c in cuttable if c != label)  # a second mesh axis shards another label
     local = {
         n: v.redistribute(mesh, placed[n]).to_local(grad_placements=grads[n]) if isinstance(v, DTensor) else v for n, v in given.items()
     }
@@ -112,7 +112,7 @@ def call_sharded(operator: Operator, args: tuple, kwargs: dict):
 
 
 def _best(tensors: dict, labels: dict, cuttable: tuple[str, ...], axis: int, parts: int) -> str | None:
-    """The label along which most elements already lie cut on this axis of the mesh, evenly; None to have all whole."""
+    """Return the label along which most elements are already evenly sharded on this mesh axis; None to replicate all."""
     weights: dict[str, int] = {}
     for n, t in tensors.items():
         place = t.placements[axis]

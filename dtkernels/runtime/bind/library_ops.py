@@ -1,14 +1,14 @@
-"""Ops as torch.library knows them: ``torch.ops.dtkernels.<op>``, for torch.compile, torch.export, autocast and tensors without data.
+"""Register ops with torch.library as ``torch.ops.dtkernels.<op>``: for torch.compile, torch.export, autocast and fake tensors.
 
-Each op has four entries, made from its algorithm alone:
+Each op has four entries, all derived from its algorithm:
 
 ``<op>``           the op as the caller sees it, opaque to the compiler; differentiable
-``<op>_open``      the same, which the compiler opens into plain torch operations and fuses with what surrounds it
-``<op>_forward``   one forward and what backward reads of it, on tensors of the ranks that the algorithm declares
+``<op>_open``      the same, decomposed into plain torch operations, which the compiler fuses with their surroundings
+``<op>_forward``   a forward that also returns what backward reads, on tensors of the declared ranks
 ``<op>_backward``  the derived gradient, likewise
 
-Eager calls do not come this way: they go from the arguments to bound kernels. An op that is registered anew with another algorithm
-gets entries of its own, ``<op>_2``: what was compiled with the one before, or holds it, still means that one.
+Eager calls bypass these entries: they go from the arguments to bound kernels. An op that is registered again with another algorithm
+gets new entries, ``<op>_2``: code compiled with the old op still means the old one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 NAMESPACE = "dtkernels"
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
-known: dict[str, Operator] = {}  #: the ops of this process by the names of their entries; of several that are alike the last that was made
-_defined: set[str] = set()  #: those that torch.library has
+known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
+_defined: set[str] = set()  #: names already registered with torch.library
 
 
 def enter(operator: Operator) -> str:
-    """The name of an op's entries: its own, with a number where that stands for another algorithm already."""
+    """Return the entry name of an op: its own, with a number where another algorithm has that name already."""
     name, number = operator.name, 1
     while _taken(name, operator):
         number += 1
@@ -41,7 +41,7 @@ def enter(operator: Operator) -> str:
 
 
 def _taken(name: str, operator: Operator) -> bool:
-    """Whether ``name``, or what is made of it, stands for another op: one may be called as another's entry, ``<op>_forward`` say."""
+    """Tell whether ``name``, or an entry derived from it, belongs to another op. An op may itself be named like an entry, ``<op>_forward``."""
     if name in known:
         return _meaning(known[name]) != _meaning(operator)
     own = _entries(name)
@@ -58,14 +58,14 @@ def _meaning(operator: Operator) -> tuple:
 
 
 def ensure(name: str) -> None:
-    """Register the entries of an op."""
+    """Register the entries of an op, once."""
     if name not in _defined:
         _define(name, _schema(known[name]))
         _defined.add(name)
 
 
 def _schema(operator: Operator) -> str:
-    """Inputs, scalars as tensors, then by name: scalars as numbers and compile-time parameters."""
+    """Return the schema: inputs, scalars as tensors; keyword-only: scalars as numbers, and compile-time parameters."""
     from .op_documentation import always_needed
 
     a = operator.spec.algorithm
@@ -83,7 +83,7 @@ def _schema(operator: Operator) -> str:
 
 
 def _number_arguments(algorithm) -> list[str]:
-    """Scalars as numbers; one by one, for a list of them would hold no number that torch.compile knows as a symbol alone."""
+    """Return the schema of scalars as numbers. One argument each: a list could not hold the symbolic numbers of torch.compile."""
     whole = algorithm.integer_scalars()
     return [f"{'SymInt' if s in whole else 'Scalar'}? {s}_number=None" for s in algorithm.scalars]
 
@@ -92,24 +92,24 @@ def _number_arguments(algorithm) -> list[str]:
 
 
 def signature(name: str) -> str:
-    """``entry | inputs | scalars | parameters``, names separated by blanks: a text, which a compiler takes for a constant."""
+    """Return ``entry | inputs | scalars | parameters``, names separated by blanks: a string, which Dynamo treats as a constant."""
     ensure(name)
     a = known[name].outline
-    entry = name + ("_open" if a.compiled == "fuse" and not checking() else "")  # opened, its indices are torch's to check
+    entry = name + ("_open" if a.compiled == "fuse" and not checking() else "")  # torch's own operations check the indices of the decomposed form
     return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
 
 
-signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without its import
+signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing it
 
 
 def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = False):
-    """A call by way of torch.library. Written so that torch.compile can read it; ``told`` is the op's signature."""
+    """Call an op through torch.library. Traceable by Dynamo. ``told`` is the op's signature text."""
     tensors, named = entry_arguments(name, told, args, kwargs)
     return getattr(torch.ops.dtkernels, name if opaque else told.split(" ")[0])(*tensors, **named)
 
 
 def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[list, dict]:
-    """A call of an op as its entry takes it. Raises TypeError, one line, where names do not agree."""
+    """Convert the arguments of an op to those of its entry. Raises TypeError, one line, for wrong names."""
     _, inputs, scalars, params = [part.split() for part in told.split("|")]
     names = inputs + scalars
     defaults = dict([p.split("=") for p in params])
@@ -137,7 +137,7 @@ def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[li
 
 
 def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
-    """What an entry was called with, by the op's own names."""
+    """Convert the arguments of an entry back to the op's own names."""
     a = operator.outline
     given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
     for key, value in named.items():
@@ -206,7 +206,7 @@ def _define(name: str, schema: str) -> None:
 
 
 def _casting(name: str, entry: str, device: str):
-    """The entry with its floating tensors cast as autocast would have it, see ``autocast_dtype``."""
+    """Wrap an entry to cast its floating tensors as autocast requires, see ``autocast_dtype``."""
 
     def cast(*args, **named):
         dtype = known[name].autocast_dtype(device)
@@ -217,13 +217,13 @@ def _casting(name: str, entry: str, device: str):
 
 
 def cast_to(value: object, dtype: torch.dtype | None) -> object:
-    """A tensor of 16 or 32 bits in ``dtype``; anything else, or no dtype, as it is."""
+    """Cast a float32, float16 or bfloat16 tensor to ``dtype``; return anything else, or without a dtype, unchanged."""
     plain = dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16)
     return value if plain else value.to(dtype)
 
 
 def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    """Tensors in the shapes, dtypes and strides of a variant's results, not filled."""
+    """Return empty tensors in the shapes, dtypes and strides of a variant's results."""
     from ...lang import expr as ex
 
     a, sizes, dtype = variant.algorithm, variant.signature.extents(tensors), variant.signature.result_dtype(tensors)
@@ -240,11 +240,11 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
 
 
 def recorded(operator: Operator, args: tuple, kwargs: dict):
-    """The results of a call, differentiable by the inner entries."""
+    """Run a call that is differentiable through the inner entries."""
     name, call = operator.entry, operator.bind(args, kwargs)
     values = {**call.fitted.tensors, **call.scalars}
     numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
-    every = torch._C._are_functorch_transforms_active()  # each level of them may ask for others
+    every = torch._C._are_functorch_transforms_active()  # each level of functional transforms may ask for other gradients
     wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
     params, batched, labels = call.key
     kept = call.variant.pair_for(wanted, call.fitted.tensors).gradient.products
@@ -260,21 +260,21 @@ _pairs: dict[tuple, tuple] = {}
 
 
 def _pair(name: str, kind: str):
-    """(the pair of halves, names of the scalars that are numbers)"""
+    """Return (the forward and backward pair, names of the scalars that are numbers); cached."""
     key = (name, kind, id(known[name]))
     if key not in _pairs:
-        _pairs[key] = _told(name, kind)
+        _pairs[key] = _resolve_pair(name, kind)
     return _pairs[key]
 
 
-def _told(name: str, kind: str):
+def _resolve_pair(name: str, kind: str):
     told = json.loads(kind)
     variant = known[name].variant(tuple(sorted(told["params"].items())), frozenset(told["batched"]), told["labels"])
     return variant.pair(tuple(told["wanted"]), tuple(told["kept"])), tuple(told["numbers"])
 
 
-def _sorted_out(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
-    """Tensors and scalars of a variant by name."""
+def _split_values(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
+    """Return the tensors and the scalars of a variant by name."""
     a = variant.signature
     given = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
     given |= {n: numbers[f"{n}_number"] for n in named if n in a.scalars}
@@ -285,7 +285,7 @@ def _half(name: str, half: str):
     def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
-        tensors, scalars = _sorted_out(variant, values, numbers, named)
+        tensors, scalars = _split_values(variant, values, numbers, named)
         title = known[name].name + ("" if half == "forward" else " backward")
         given = (*tensors.values(), *scalars.values())
         if not checking() and (route := variant.dispatch.known(given)) is not None:
@@ -301,18 +301,18 @@ def _half_shaped(name: str, half: str):
     def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
-        return list(like_results(variant, _sorted_out(variant, values, numbers, named)[0]))
+        return list(like_results(variant, _split_values(variant, values, numbers, named)[0]))
 
     return shaped
 
 
 def unmapped(name: str) -> NotImplementedError:
-    """What a vmap over an op raises."""
+    """Return the error that vmap over an op raises."""
     return NotImplementedError(f"{known[name].name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
 
 
 class _Recorded(torch.autograd.Function):
-    """Forward and backward by the two inner entries, so that tracing sees both."""
+    """Run forward and backward through the two inner entries, so that tracing sees both."""
 
     @staticmethod
     def forward(name: str, kind: str, numbers: dict[str, object], *values: torch.Tensor):
@@ -320,7 +320,7 @@ class _Recorded(torch.autograd.Function):
         a = pair.forward.signature
         own = dict(zip([n for n in pair.names if n not in named], values))
         given = [own[n] for n in (*a.inputs, *a.scalars) if n not in named]
-        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_numbers(numbers, a.scalars)))
+        return tuple(getattr(torch.ops.dtkernels, f"{name}_forward")(given, kind, **_number_kwargs(numbers, a.scalars)))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -331,14 +331,14 @@ class _Recorded(torch.autograd.Function):
         a = pair.backward.signature
         ctx.name, ctx.kind, ctx.like = name, kind, {n: (v.shape, v.dtype) for n, v in zip(names, values)}
         ctx.kept = tuple(n for n in (*a.inputs, *a.scalars) if n in found)
-        ctx.numbers = _numbers(numbers, a.scalars)
+        ctx.numbers = _number_kwargs(numbers, a.scalars)
         ctx.save_for_backward(*(found[n] for n in ctx.kept))
         ctx.mark_non_differentiable(*output[len(pair.public) :])
 
     @staticmethod
     def backward(ctx, *grads):
         pair, named = _pair(ctx.name, ctx.kind)
-        a, saved = pair.backward.signature, ctx.saved_tensors  # once: checkpointing gives them once
+        a, saved = pair.backward.signature, ctx.saved_tensors  # read once: checkpointing allows no second access
         found = dict(zip(ctx.kept, saved)) | {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         values = [found[n] for n in (*a.inputs, *a.scalars) if n not in named]
         results = getattr(torch.ops.dtkernels, f"{ctx.name}_backward")(values, ctx.kind, **ctx.numbers)
@@ -355,6 +355,6 @@ class _Recorded(torch.autograd.Function):
         raise unmapped(name)
 
 
-def _numbers(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
-    """Numbers as the inner entries call them."""
+def _number_kwargs(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:
+    """Return the wanted numbers under the inner entries' argument names."""
     return {f"{n}_number": v for n, v in given.items() if n in wanted}

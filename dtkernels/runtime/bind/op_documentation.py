@@ -1,4 +1,4 @@
-"""What ``inspect.signature`` and ``help`` say of an op made from a spec."""
+"""Generate the signature and docstring of an op from its spec, for ``inspect.signature`` and ``help``."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def signature_of(operator: Operator) -> inspect.Signature:
-    """The parameters of a call: inputs, scalars, then compile-time parameters by name.
+    """Return the parameters of a call: inputs, scalars, then compile-time parameters by name.
 
-    What only some settings of the parameters need has the default None, and so has what comes after it.
+    An argument that only some parameter settings need defaults to None, and so do all after it.
     """
     a, needed, found = operator.outline, always_needed(operator), []
     optional = False
@@ -38,7 +38,7 @@ def signature_of(operator: Operator) -> inspect.Signature:
 
 
 def always_needed(operator: Operator) -> set[str]:
-    """Inputs and scalars that no setting of the truth-valued parameters does without."""
+    """Return the inputs and scalars that every setting of the boolean parameters needs."""
     flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
     settings = [(), *((f,) for f in flags), tuple(flags)]
     signatures = [operator.variant(tuple(sorted(s)), frozenset(), 0).signature for s in settings]
@@ -46,7 +46,7 @@ def always_needed(operator: Operator) -> set[str]:
 
 
 def document(operator: Operator) -> str:
-    """A docstring: the call, what the spec says of the op, its arguments, its result, its algorithm."""
+    """Compose a docstring: the call, the spec's description, the arguments, the result, the algorithm."""
     spec, algorithm = operator.spec, operator.spec.algorithm
     call = inspect.Signature([p.replace(annotation=EMPTY) for p in operator.__signature__.parameters.values()])
     lines = [f"{operator.name}{call}", "", *spec.doc.strip().splitlines(), "", "Arguments:"]
@@ -58,7 +58,7 @@ def document(operator: Operator) -> str:
 
 
 def _arguments(operator: Operator) -> Iterator[str]:
-    """A line for each argument."""
+    """Yield one line per argument."""
     spec, algorithm = operator.spec, operator.spec.algorithm
     leaders, needed = leading_inputs(algorithm, spec.outputs), always_needed(operator)
     for name in algorithm.inputs:

@@ -1,4 +1,4 @@
-"""An op made from a spec: binds a call, picks the path, runs it, differentiates it."""
+"""Call an op: bind the arguments, choose the path, run, differentiate."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ _grad_enabled = torch.is_grad_enabled
 
 
 class Asked(Exception):
-    """Raised in place of a call that is only asked about; has its arguments."""
+    """Raised in place of a call whose arguments are asked for; holds them."""
 
 
 class Operator:
     """The callable behind ``dtkernels.ops.<name>``.
 
-    Parameters are the spec's inputs, then its scalars, in order of declaration, by place or by name; compile-time
-    parameters by name. Inputs may have more leading dimensions than declared; they are batched.
+    Parameters are the spec's inputs, then its scalars, in order of declaration, positional or by name; compile-time parameters by name.
+    Inputs may have more leading dimensions than declared; they are batched.
     """
 
     def __init__(self, spec: Spec | Path, interface: Interface | None = None):
-        """``spec``, or the file of a spec that has an outline beside it and is read when something wants more than that.
+        """``spec``: a spec, or the file of one. A file with a manifest beside it is parsed only when more than the manifest is needed.
 
-        ``interface``: how callers know the arguments, where a function in front of the op renames them.
+        ``interface``: the caller's names of the arguments, where a front function renames them.
         """
         self._from, self.interface = spec, interface or Interface()
         outline = read_manifest(spec) if isinstance(spec, Path) else None
@@ -65,7 +65,7 @@ class Operator:
 
     @cached_property
     def spec(self) -> Spec:
-        """What the spec's file says."""
+        """The parsed spec."""
         from ...lang.spec import load_spec
 
         return load_spec(self._from) if isinstance(self._from, Path) else self._from
@@ -90,10 +90,10 @@ class Operator:
         return self
 
     def __deepcopy__(self, memo: dict) -> Operator:
-        """A function of nothing but its arguments: a copy of what holds it holds the same."""
+        """Return the op itself: it depends on nothing but its arguments."""
         return self
 
-    def __call__(self, /, *args, **kwargs):  # an input may be called self
+    def __call__(self, /, *args, **kwargs):  # an input may be named self
         if _compiling():
             return library_ops.call_entry(self.entry, library_ops.signature(self.entry), args, kwargs)
         quick = self._quick
@@ -111,21 +111,21 @@ class Operator:
         return found
 
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
-        """What a function in front of this op gives for these, where the last calls by ``fresh`` say how; else None."""
+        """Repeat a front function's call that ``fresh`` cached; None where none applies."""
         return self._quick.repeat(tensors, settings)
 
     def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
-        """The same for a caller that compares by itself: (tensors like these) -> the result in ``shape``, or None."""
+        """Return ``repeat`` for a caller that guards the tensors itself: (tensors) -> the result in ``shape``, or None."""
         return self._quick.ready(tensors, settings, shape)
 
     def fresh(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
-        """A call with ``given`` by name, which a function made of ``tensors`` and ``settings``, of nothing else, and not of contents."""
+        """Call the op with ``given`` by name and cache the call. ``given`` must depend only on ``settings`` and properties of ``tensors``, not contents."""
         result = self(**given)
         self._quick.remember(tensors, settings, given)
         return result
 
     def _unknown(self, key: tuple | None, args: tuple, kwargs: dict):
-        """A call of a kind that was not seen before."""
+        """Run a call that the call cache does not know, and cache it."""
         if self._asked is not None and self._asked == threading.get_ident():
             raise Asked(args, kwargs)
         for name, value in (*zip(self._names, args), *kwargs.items()):
@@ -155,7 +155,7 @@ class Operator:
         return results if len(results) > 1 else results[0]
 
     def plain(self, args: tuple, kwargs: dict):
-        """A call without gradients that runs here and now, whatever asks for it."""
+        """Run a call without gradients, eagerly, whatever modes are on."""
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.plain(args, kwargs)
@@ -170,13 +170,13 @@ class Operator:
         return known.run(args, kwargs)
 
     def autocast_dtype(self, device: str) -> torch.dtype | None:
-        """The dtype of inputs under autocast: the lower one for matrix products, else what the spec says; None: as they are."""
+        """Return the dtype of inputs under autocast: the lower precision for matrix products, else as the spec says; None for no cast."""
         if self.outline.autocast is not None:
             return torch.float32 if self.outline.autocast == "fp32" else None
         return torch.get_autocast_dtype(device) if self.outline.products else None
 
     def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
-        """The arguments with which ``call()`` calls this op, which is not run."""
+        """Return the arguments that ``call()`` passes to this op, without running it."""
         with self._asking:
             known, self._quick = self._quick, CallCache(self.outline.products)
             self._asked = threading.get_ident()
@@ -189,7 +189,7 @@ class Operator:
         raise RuntimeError(f"{self.name} was not called")
 
     def bind(self, args: tuple, kwargs: dict) -> BoundCall:
-        """The variant that a call runs, with its tensors in the shapes that it wants. Raises TypeError and ValueError, one line."""
+        """Select the variant of a call and bind its tensors to the declared shapes. Raises TypeError and ValueError, one line."""
         tensors, scalars, params = self.named(args, kwargs)
         core = self.variant(tuple(sorted(params.items())), frozenset(), 0)
         tensors = {name: tensors[name] for name in core.signature.inputs}
@@ -204,7 +204,7 @@ class Operator:
         return BoundCall(variant, tensors, fitted, {name: scalars[name] for name in variant.signature.scalars}, key)
 
     def variant(self, params: tuple, batched: frozenset[str], labels: int) -> Variant:
-        """The op with its parameters bound and its batch labels added."""
+        """Return the specialization for these parameters and batch labels; cached."""
         key = (params, batched, labels)
         if key not in self._variants:
             subject = Call(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
@@ -219,7 +219,7 @@ class Operator:
         return add_batch(bind_parameters(self.spec.algorithm, dict(params)), batched, labels)
 
     def source(self, shape: tuple[int, ...] | None = None, gpu: str = "h200", dtype: torch.dtype = torch.bfloat16, **params) -> str:
-        """The emitted file for labels of extents ``shape``: the output's labels in order, then the reduced ones. Needs no GPU."""
+        """Return the emitted source for labels of extents ``shape``: the output's labels in order, then the reduced ones. Needs no GPU."""
         from ...codegen.emit.module import emit
         from ...codegen.target import target
 
@@ -227,7 +227,7 @@ class Operator:
         return emit(variant.program(variant.sizes_from(shape), dtype.itemsize, target(gpu)), target=target(gpu))
 
     def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
-        """A call as inputs, scalars and parameters by name. Raises TypeError, one line, where names do not agree."""
+        """Split the arguments into inputs, scalars and parameters by name. Raises TypeError, one line, for wrong names."""
         a, names = self.outline, self._names
         if len(args) > len(names):
             raise TypeError(f"{self.name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
@@ -247,14 +247,14 @@ class Operator:
         return {n: given.get(n) for n in a.inputs}, {n: given.get(n) for n in a.scalars}, params
 
     def _parameter(self, name: str, value: object, default: int | bool) -> int | bool:
-        """What a compile-time parameter is given: true or false, or a whole number. True is no 1, and 1.0 neither: the two would be one key."""
+        """Check a compile-time parameter: a bool or an integer. True is not 1, and 1.0 is not 1: they would share a cache key."""
         if isinstance(value, bool) == isinstance(default, bool) and hasattr(value, "__index__") and not isinstance(value, torch.Tensor):
             return value if isinstance(value, bool) else operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
         allowed = "True or False" if isinstance(default, bool) else "a whole number"
         raise TypeError(f"{self.name}: parameter {name} is {value!r}; allowed: {allowed}")
 
     def _scalar(self, name: str, value: object, device: torch.device) -> object:
-        """A scalar as kernels take it: a number of Python's own, by which calls are told apart, or a tensor beside the inputs."""
+        """Convert a scalar to what kernels take: a Python number, which is part of the call key, or a tensor on the inputs' device."""
         public = self.interface.name(name)
         if name in self.outline.whole:
             check_whole(self.name, public, value)
@@ -269,7 +269,7 @@ class Operator:
             if value.device.type != "cpu":
                 raise ValueError(f"{self.name}: {public} is on {value.device}, the inputs are on {device}; allowed: one device, or a CPU's number")
             return value.to(device)
-        # symbols: Inductor fills them in, and a float that is whole by its rules comes back as an integer
+        # symbolic numbers: Inductor fills them in, and may return a whole float as an integer
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
         if not hasattr(value, "__float__"):
@@ -292,25 +292,27 @@ class Operator:
         narrow = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize == 1), None)
         if narrow is not None:
             other = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype != tensors[narrow].dtype), None)
-            if other is not None:  # torch promotes no such pair
+            if other is not None:  # torch does not promote such a pair
                 found = ", ".join(f"{self.interface.name(n)} is {tensors[n].dtype}" for n in (narrow, other))
                 raise TypeError(f"{self.name}: {found}; allowed: one dtype, or dtypes of 16 bits and more")
 
 
 @dataclass(frozen=True)
 class BoundCall:
-    """One call of an op: what runs it, the tensors as given and as fitted, the scalars."""
+    """One bound call of an op: its variant, the tensors as given and as bound to shapes, the scalars."""
 
     variant: Variant
     given: dict[str, torch.Tensor]
     fitted: BoundShapes
     scalars: dict[str, object]
-    key: tuple  #: what ``Operator.variant`` gives the variant for
+    key: tuple  #: the arguments of ``Operator.variant``
 
 
 def special(args: tuple, kwargs: dict) -> bool:
-    """Whether tensors are not plain ones with data, a dispatch mode is on, or torch.jit.trace, which sees the reference's operations and no
-    kernels: torch's dispatcher knows what to do then."""
+    """Tell whether torch's dispatcher must handle a call: tensor subclasses, fake tensors, dispatch modes, torch.jit.trace.
+
+    A trace must record the reference's operations, not kernels.
+    """
     tensors = [v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor)]
     if _modes() or _tracing() and choose_path(dict(enumerate(tensors))) != "reference":
         return True
@@ -318,6 +320,6 @@ def special(args: tuple, kwargs: dict) -> bool:
 
 
 def any_sharded(values) -> bool:
-    """Whether a value is a DTensor."""
+    """Tell whether a value is a DTensor."""
     kind = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", None)
     return kind is not None and any(isinstance(v, kind) for v in values)

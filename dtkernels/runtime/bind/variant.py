@@ -1,4 +1,4 @@
-"""One algorithm of an op, its parameters bound: runs it forward, derives its gradient, differentiates."""
+"""Specialize one op: bind its parameters, run the forward, derive and run the gradient, choose the path."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class DifferentiablePair:
-    """A gradient with what runs its two halves; ``public`` are the outputs that the caller sees."""
+    """A gradient with the variants that run its two halves. ``public`` are the outputs that the caller sees."""
 
     gradient: Halves
     public: tuple[str, ...]
     forward: Variant
     backward: Variant
-    names: tuple[str, ...]  #: of the inputs and scalars of a call
+    names: tuple[str, ...]  #: the inputs and scalars of a call
 
 
 class Variant:
-    """One algorithm with the kernels emitted for it so far. Where ``facts`` are known, it is made when something wants it."""
+    """One specialization of an op, with its kernels. Where ``facts`` are known, the algorithm is made on first use only."""
 
     def __init__(self, make: Callable[[], Algorithm], outputs: tuple[str, ...], subject: Call, facts: Facts | None = None):
         self._make, self.outputs, self.subject = make, outputs, subject
-        self.written = self  #: what it computes, as the user wrote it
+        self.written = self  #: the variant of the algorithm as the user wrote it
         self._pairs: dict[tuple[tuple[str, ...], tuple[str, ...]], DifferentiablePair] = {}
         self._facts = facts or Facts(Signature.of(self.algorithm, outputs if subject.direction == "forward" and not subject.saved else ()))
         self.signature = self._facts.signature
@@ -56,26 +56,26 @@ class Variant:
 
     @cached_property
     def plain(self) -> Algorithm:
-        """The algorithm as it was written, parameters bound and batch labels added."""
+        """The algorithm as written, with parameters bound and batch labels added."""
         return self._make()
 
     @cached_property
     def algorithm(self) -> Algorithm:
-        """The algorithm as it is lowered."""
+        """The prepared algorithm, which is lowered."""
         from ...algebra.pipeline import prepare_algorithm
 
         return prepare_algorithm(self.plain, self.outputs)
 
     @cached_property
     def differentiated(self) -> Algorithm:
-        """The algorithm as gradients are derived of it."""
+        """The form of the algorithm that gradients are derived from."""
         from ...algebra.pipeline import differentiable_form
 
         return differentiable_form(self.plain, self.outputs)
 
     @cached_property
     def products(self) -> tuple[Product, ...]:
-        """What forward may hand to backward where sizes speak for it."""
+        """The products that forward may save for backward where the sizes make it worthwhile."""
         if self._facts.products is not None:
             return self._facts.products
         from ...algebra.autodiff.chained_products import chained_products
@@ -83,7 +83,7 @@ class Variant:
         return chained_products(self.differentiated, self.outputs)
 
     def check(self, op: str, tensors: dict[str, torch.Tensor], given: dict[str, torch.Tensor], interface: Interface) -> None:
-        """Raise ValueError, one line, where extents do not fit: of ``tensors``, which were ``given`` by the caller in other shapes."""
+        """Raise ValueError, one line, where extents disagree. ``given`` are the caller's tensors, before they were bound to shapes."""
         sizes, tied = self.signature.sizes, self._tied
         seen: dict[str, tuple[str | None, str, int]] = {tied.get(label, label): (None, label, n) for label, n in sizes.items() if isinstance(n, int)}
         for name, t in tensors.items():
@@ -95,7 +95,7 @@ class Variant:
                     raise interface.differing(op, self.signature, given, known, (name, label, size))
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
-        """The outputs, differentiable where an input asks for it."""
+        """Return the outputs, differentiable where an input requires a gradient."""
         given = {**tensors, **scalars}
         wanted = tuple(n for n, v in given.items() if isinstance(v, torch.Tensor) and v.requires_grad)
         if not (torch.is_grad_enabled() and wanted):
@@ -106,17 +106,17 @@ class Variant:
         return results[: len(self.outputs)]
 
     def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> DifferentiablePair:
-        """Forward and backward for the gradients ``wanted`` of a call on ``tensors``."""
+        """Return the forward and backward of a call on ``tensors`` for the gradients ``wanted``."""
         return self.pair_at(wanted, self.signature.extents(tensors)) if self.products else self.pair(wanted)
 
     def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> DifferentiablePair:
-        """Forward and backward at these extents: products that are no larger than one of their operands are handed over."""
+        """Return the forward and backward at these extents. Products no larger than one of their operands are saved."""
         from ...algebra.autodiff.rematerialization import products_to_save
 
-        return self.pair(wanted, products_to_save(self.products, sizes, _surely))
+        return self.pair(wanted, products_to_save(self.products, sizes, _statically_true))
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
-        """Forward and backward for the gradients ``wanted``; forward hands over those of the products ``kept`` that backward needs."""
+        """Return the forward and backward for the gradients ``wanted``. Forward saves those of the products ``kept`` that backward needs."""
         if (wanted, kept) not in self._pairs:
             derived = lru_cache(maxsize=None)(lambda: self._derived(wanted, kept))
             known = self._facts.halves(wanted, kept) or Halves.of(derived())
@@ -139,19 +139,19 @@ class Variant:
         return gradient(self.differentiated, self.outputs, wanted, kept)
 
     def pairs(self) -> tuple[DifferentiablePair, ...]:
-        """The pairs derived so far."""
+        """Return the pairs derived so far."""
         return tuple({id(pair): pair for pair in self._pairs.values()}.values())
 
     def forward(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
-        """The outputs by a generated kernel where one can run, else by the reference; counted.
+        """Compute the outputs by a generated kernel where one can run, else by the reference; count the path.
 
-        Where no kernel can be compiled for a GPU, and none is prebuilt for this call, that is the reference too, with a warning.
+        Falls back to the reference, with a warning, where no kernel can be compiled for the GPU and none is prebuilt for this call.
         """
         if checking() and self.subject.direction == "forward":
             self._check_indices(op, tensors, scalars)
         path = choose_path(tensors)
         if len(self.outputs) > 1 and not all(t.numel() for t in tensors.values()):
-            path = "reference"  # a kernel without programs, since its own Func is empty, may compute others that are not
+            path = "reference"  # the kernel's own Func may be empty, which leaves no programs for the others
         if path != "reference":
             refuse_batches(op, (*tensors.values(), *scalars.values()))
             tensors, scalars = ({n: in_memory(v) for n, v in given.items()} for given in (tensors, scalars))
@@ -166,29 +166,32 @@ class Variant:
         from ..reference.evaluator import evaluate
 
         count(op, "reference")
-        return tuple(_own(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
+        return tuple(_as_kernel_result(r, tensors) for r in evaluate(self.algorithm, tensors, scalars, self.outputs))
 
     def _check_indices(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> None:
-        """Raise IndexError, one line, where an element that is asked for lies outside its tensor."""
+        """Raise IndexError, one line, for a used element out of range."""
         from ..reference.index_checks import check_indices
 
         check_indices(op, self.written.plain, tensors, scalars, self.written.outputs)
 
     def program(self, sizes: dict[str, int], itemsize: int, gpu: Target) -> Program:
-        """The algorithm with the formula's schedule for ``sizes``."""
+        """Combine the algorithm with the default schedule for ``sizes``."""
         from ...autoschedule.default_schedule import default_schedule
         from ...lang.schedule import Program
 
         return Program(self.algorithm, default_schedule(self.algorithm, self.outputs, sizes, itemsize, gpu))
 
     def sizes_from(self, shape: tuple[int, ...] | None) -> dict[str, int]:
-        """Extents from a plain tuple, in the order of ``free_labels``; 4096 each without one. Raises ValueError where the count differs."""
+        """Return the extents of all labels from a tuple in the order of ``free_labels``; None stands for 4096 each.
+
+        Raises DTError where the count differs.
+        """
         output = self.outputs[0]
         return sizes_in_order(self.algorithm, output, (4096,) * len(free_labels(self.algorithm, output)) if shape is None else shape, self.subject.op)
 
 
 class _Differentiable(torch.autograd.Function):
-    """Forward and backward by the kernels of the derived gradient."""
+    """Run the forward and backward kernels of the derived gradient."""
 
     @staticmethod
     def forward(ctx, pair: DifferentiablePair, op: str, names: tuple[str, ...], plain: dict[str, object], *values):
@@ -209,22 +212,24 @@ class _Differentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx, *grads):
         pair, backward = ctx.pair, ctx.pair.backward
-        saved = ctx.saved_tensors  # once: checkpointing gives them once
+        saved = ctx.saved_tensors  # read once: checkpointing allows no second access
         known = {**ctx.plain, **dict(zip(ctx.kept, saved))}
         known |= {pair.gradient.adjoints[o]: g for o, g in zip(pair.public, grads)}
         a = backward.signature
         results: tuple[torch.Tensor, ...] = ()
         with torch.no_grad():
-            if pair.gradient.grads:  # else nothing enters differentiably
+            if pair.gradient.grads:  # else no wanted input enters differentiably
                 results = backward.forward(f"{ctx.op} backward", {n: known[n] for n in a.inputs}, {n: known[n] for n in a.scalars})
         found = dict(zip(pair.gradient.grads, results))
-        shaped = tuple(_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
+        shaped = tuple(_shaped_like(found.get(n), ctx.like.get(n)) for n in ctx.names)
         return (None, None, None, None, *without_derivative(ctx.op, shaped, (*saved, *grads)))
 
 
-def _surely(condition: bool | torch.SymBool) -> bool:
-    """Whether a comparison is known to hold. Where it hangs on a size that is a symbol it is not: torch.compile then keeps a product,
-    as torch itself does, and need not compile anew for sizes on the other side."""
+def _statically_true(condition: bool | torch.SymBool) -> bool:
+    """Tell whether a comparison is statically true. Comparisons of symbolic sizes usually are not.
+
+    torch.compile then saves a product, as torch itself does, and need not recompile for sizes on the other side.
+    """
     if isinstance(condition, bool):
         return condition
     from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -232,9 +237,11 @@ def _surely(condition: bool | torch.SymBool) -> bool:
     return statically_known_true(condition)
 
 
-def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
-    """A result as a kernel leaves it: contiguous, in memory of its own, and no view, which torch lets nobody change in place where an
-    autograd.Function returns it."""
+def _as_kernel_result(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return a result as kernels produce it: contiguous, in its own memory, and not a view.
+
+    torch forbids in-place changes of a view that an autograd.Function returns.
+    """
     if is_batch(result):
         return result
     result = result.contiguous()
@@ -243,15 +250,15 @@ def _own(result: torch.Tensor, tensors: dict[str, torch.Tensor]) -> torch.Tensor
     )
     if shared:
         return result.clone()
-    return result.data if result._is_view() and not torch._C._is_tracing() else result  # a trace would lose it
+    return result.data if result._is_view() and not torch._C._is_tracing() else result  # ``data`` would be lost in a trace
 
 
-def _like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
+def _shaped_like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype] | None) -> torch.Tensor | None:
     return None if grad is None or like is None else grad.reshape(like[0]).to(like[1])
 
 
 def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
-    """gpu, interpreter or reference, by device and dtype."""
+    """Return gpu, interpreter or reference, by device and dtype."""
     if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
         t.is_floating_point() for t in tensors.values()
     ):
@@ -263,7 +270,7 @@ def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
 
 @lru_cache(maxsize=32)
 def device_target(device: torch.device) -> Target:
-    """What is known of the GPU behind ``device``; the interpreter stands in for an H200."""
+    """Return the Target of ``device``. The interpreter counts as an H200."""
     if device.type != "cuda":
         return target("h200")
     p = torch.cuda.get_device_properties(device)

@@ -1,4 +1,4 @@
-"""Kernels that are compiled here, because none is prebuilt: each build once, whatever the sizes of the calls that it serves."""
+"""Compile kernels in this process where none is prebuilt: one build serves all sizes that fit it."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from ..tables.kernel_store import StoredKernel
 from .specialization import fits, shared_build
 from .triton_compile import KernelLaunch, compile_kernel, entry_of, plain_constant, plain_types
 
-REMEMBERED = 1024  #: kernels of one algorithm
+REMEMBERED = 1024  #: kernels cached per algorithm
 
 
 class Unshared(Exception):
-    """A launch that only Triton itself can make; says why."""
+    """A launch that only Triton itself can make; the message says why."""
 
 
 class CompiledKernels:
-    """Of one algorithm, with their machine code."""
+    """Cache the compiled kernels of one algorithm, with their machine code."""
 
     def __init__(self):
         self._known: dict[tuple, tuple[StoredKernel, bytes]] = {}
 
     def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[StoredKernel, bytes]:
-        """The kernel of ``note``, a launch of the imported ``source``, in the build that suits it. Raises Unshared."""
+        """Return the kernel for the launch ``note`` of the imported ``source``, compiled in the build that suits it. Raises Unshared."""
         language = module.tl  # type: ignore[attr-defined]
         constants = {k: getattr(language, v[3:]) if isinstance(v, str) and v.startswith("tl.") else v for k, v in note.constants.items()}
         launch = KernelLaunch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
@@ -33,7 +33,7 @@ class CompiledKernels:
         key = (source, note.kernel, tuple(build.types.items()), plainly, tuple(build.multiples.items()), tuple(note.options.items()), target)
         if key not in self._known:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, note.options, target)
-            if compiled.metadata.shared > target.shared_bytes:  # the wrapper then asks for fewer stages
+            if compiled.metadata.shared > target.shared_bytes:  # Triton's own launch then retries with fewer stages
                 raise Unshared(f"{note.kernel} takes {compiled.metadata.shared} bytes of shared memory")
             if len(self._known) >= REMEMBERED:
                 self._known.clear()

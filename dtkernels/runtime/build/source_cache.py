@@ -1,4 +1,4 @@
-"""Emitted source as real files, which Triton needs to read its kernels from."""
+"""Write emitted source to files, from which Triton reads its kernels, and import them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..path_counters import interpreting, one_at_a_time
 
 
 def cache_dir() -> Path:
-    """``DTKERNELS_CACHE``, else the user's cache; a temporary folder, with a warning, where neither can be written."""
+    """Return the folder of ``DTKERNELS_CACHE``, else the user's cache; a temporary folder, with a warning, where that is not writable."""
     folder, problem = find_cache()
     if problem:
         _warn(*problem, folder)
@@ -26,7 +26,7 @@ def cache_dir() -> Path:
 
 
 def find_cache() -> tuple[Path, tuple[str, OSError] | None]:
-    """The folder that ``cache_dir`` gives; if it is not the one that was asked for, that one and what is wrong with it."""
+    """Return the folder of ``cache_dir``; where it is not the requested one, also the requested one and its error."""
     wanted = None
     try:
         wanted = _wanted()
@@ -38,18 +38,18 @@ def find_cache() -> tuple[Path, tuple[str, OSError] | None]:
 
 
 def _wanted() -> Path:
-    """What the environment asks for. Raises OSError where there is no home."""
+    """Return the requested folder. Raises OSError where there is no home directory."""
     if named := os.environ.get("DTKERNELS_CACHE"):
         return folder_named(named)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "dtkernels"
-    except RuntimeError:  # a user without a name, as in many containers
+    except RuntimeError:  # a user without an entry in passwd, as in many containers
         raise FileNotFoundError("this user has no home") from None
 
 
 @lru_cache(maxsize=1)
 def _temporary() -> Path:
-    """A folder of this user's alone: what lies in it is run. One for all processes, if nobody else made it."""
+    """Return a private folder of this user: its files are executed. All processes share it, unless someone else created it."""
     folder = Path(tempfile.gettempdir()) / f"dtkernels-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -66,9 +66,9 @@ def _warn(wanted: str, error: OSError, folder: Path) -> None:
 
 
 def load_module(source: str, name: str) -> ModuleType:
-    """The module of ``source``, from a file named after its contents; written whole or not at all."""
+    """Import ``source`` from a file named after its contents. The file is written atomically."""
     digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-    with one_at_a_time:  # who comes while another thread imports it must not see a half
+    with one_at_a_time:  # another thread must not see a half-imported module
         return _loaded(source, name, digest)
 
 
@@ -101,7 +101,7 @@ def _loaded(source: str, name: str, digest: str) -> ModuleType:
 
 
 def _written(source: str, name: str) -> Path:
-    """A file with these contents: of the cache, of the temporary folder where that is full or holds something else of the name."""
+    """Write a file with these contents to the cache, or to the temporary folder where the cache is full or not writable."""
     folder = cache_dir()
     try:
         return _in(folder, source, name)

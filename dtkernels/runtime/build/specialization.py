@@ -1,10 +1,20 @@
-"""Which compiled kernel may run a launch, and which ones are worth building for a row.
+"""Specialize kernels: choose which compiled kernel may run a launch, and which builds a row needs.
 
-Of one kernel there are up to five builds, from the narrowest to the one that takes anything: ``aligned`` for sizes as
-regular as the row's; ``ragged`` for any number of rows: what lies contiguous in the tensors of most dimensions is still
-regular, and so are their strides, but not the strides of tensors in which a number of rows lies innermost; ``stepped``, of
-kernels without a product, for any size whose rows start at multiples of 16 bytes; ``contiguous`` for any size; ``any`` for
-any size and layout.
+A kernel has up to five builds, from the most specialized to the most general. What each assumes of a launch:
+
+| build      | row count | row length | strides  | pointers aligned |
+|------------|-----------|------------|----------|------------------|
+| aligned    | same      | same       | same     | yes              |
+| ragged     | any       | same       | same     | yes              |
+| stepped    | any       | 16 bytes   | 16 bytes | yes              |
+| contiguous | any       | any        | any      | yes              |
+| any        | any       | any        | any      | no               |
+
+- Row length is the extent that is innermost in the tensors of the highest rank.
+- "same": divisible by the same power of two, up to 16, as in the launch that the kernel was built for. "16 bytes": a multiple of 16 bytes.
+- Strides that were 1 are constants in every build but ``any``, which also has 64-bit sizes.
+- ``ragged`` and ``stepped`` assume nothing of the strides of a tensor whose innermost extent is a row count.
+- ``stepped`` exists only for kernels without a matrix product.
 """
 
 from __future__ import annotations
@@ -24,12 +34,12 @@ from .triton_compile import POINTERS, KernelLaunch, compile_kernel, plain_consta
 if TYPE_CHECKING:
     from ...codegen.target import Target
 
-ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision of float32 products
-_WIDEST = 16  #: bytes of a load
+ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision setting of float32 products
+_WIDEST = 16  #: bytes of the widest load
 
 
 def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: dict[str, object]) -> bool:
-    """Whether the kernel of ``entry`` does what a launch with these arguments asks for."""
+    """Tell whether the kernel of ``entry`` is correct for a launch with these arguments."""
     if entry.names != names:
         return False
     pointers, integers, floats, baked = entry.sorts
@@ -37,7 +47,7 @@ def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: di
     if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
         return False
     for i, name, value in baked:
-        if not (args[i] == value if i < given else name in constants and _constant(name, value, constants[name], entry)):
+        if not (args[i] == value if i < given else name in constants and _constant_fits(name, value, constants[name], entry)):
             return False
     for i, wide, step in integers:
         value = args[i]
@@ -51,16 +61,16 @@ def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: di
 
 
 def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) -> bool:
-    """Whether rows of some tensor start at multiples of 16 bytes and the kernel does not know: its loads are then narrow.
+    """Tell whether a tensor's rows are aligned to 16 bytes but the kernel does not assume it, so that its loads are narrow.
 
-    Such a kernel is right and up to ten times slower than one compiled for the call. Tensors of fewer dimensions than others
-    are small beside them, and of one that itself starts elsewhere nothing is lost.
+    Such a kernel is correct but up to ten times slower than one compiled for the call. Tensors of lower rank are small and do not count.
+    Neither do tensors whose own pointer is unaligned.
     """
     known, types, strides = entry.multiples, entry.types, _strides_of_most(names)
     if all(known.get(names[i]) == _WIDEST or types[names[i]] == "constexpr" for i, _, _ in strides):
         return False
     pitches: dict[str, tuple[int, str]] = {}
-    loads = _loads(dict(zip(names, args)))
+    loads = _load_widths(dict(zip(names, args)))
     for place, tensor, pointer in strides:
         value = args[place]
         if isinstance(value, int) and value > 1 and not (pointer is not None and args[pointer].data_ptr() % _WIDEST):
@@ -71,14 +81,14 @@ def loses_alignment(entry: StoredKernel, names: tuple[str, ...], args: tuple) ->
 
 @lru_cache(maxsize=1024)
 def _strides_of_most(names: tuple[str, ...]) -> tuple[tuple[int, str, int | None], ...]:
-    """(place of a stride, its tensor, the place of that) for the tensors of most dimensions."""
+    """Return (place of a stride, its tensor, place of its pointer) for the tensors of the highest rank."""
     strided = [(i, name.split("_stride_")[0]) for i, name in enumerate(names) if "_stride_" in name]
     ranks = Counter(tensor for _, tensor in strided)
     places = {name: i for i, name in enumerate(names)}
     return tuple((i, tensor, places.get(f"{tensor}_ptr")) for i, tensor in strided if ranks[tensor] == max(ranks.values()))
 
 
-def _constant(name: str, built: object, asked: object, entry: StoredKernel) -> bool:
+def _constant_fits(name: str, built: object, asked: object, entry: StoredKernel) -> bool:
     if built == asked or built == plain_constant(asked):
         return True
     if name.startswith("EVEN_"):
@@ -89,7 +99,7 @@ def _constant(name: str, built: object, asked: object, entry: StoredKernel) -> b
 
 
 def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
-    """(labels that lie contiguous in the tensors of most dimensions, tensors whose strides do not depend on other labels)."""
+    """Return (innermost labels of the tensors of the highest rank, tensors whose innermost label is one of these)."""
     ranks = Counter(n.split("_stride_")[0] for n in strides)
     inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
     close = {label for tensor, label in inner.items() if ranks[tensor] == max(ranks.values())}
@@ -98,7 +108,7 @@ def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
 
 @dataclass(frozen=True)
 class Build:
-    """How to compile a kernel: the parameters' types, the constants, and the powers of two up to 16 that parameters are multiples of."""
+    """How to compile a kernel: parameter types, constants, and known divisors of parameters (powers of two up to 16)."""
 
     types: dict[str, str]
     constants: dict[str, object]
@@ -106,29 +116,29 @@ class Build:
 
 
 def builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, *, product: bool = False) -> list[Build]:
-    """The builds of one launch, narrowest first, each different from those before. ``wide`` is the 64-bit index type.
+    """Return the distinct builds of one launch, the most specialized first. ``wide`` is the 64-bit index type.
 
     ``product``: the kernel has a matrix product.
     """
     found: list[Build] = []
-    for build in _ways(names, args, constants, types, wide, product):
+    for build in _candidate_builds(names, args, constants, types, wide, product):
         if build not in found:
             found.append(build)
     return found
 
 
 def narrowest(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
-    """The first of ``builds``."""
-    return next(_ways(names, args, constants, types, None, False))
+    """Return the first of ``builds``."""
+    return next(_candidate_builds(names, args, constants, types, None, False))
 
 
 def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str]) -> Build:
-    """The build to compile where none is there: the narrowest, but for what merely tells one length from the next.
+    """Return the build to compile where none is prebuilt: the most specialized, without details that merely distinguish lengths.
 
-    It depends on the launch alone, so that calls in any order get the same. Whether an extent is a multiple of 16 matters where
-    it lies contiguous, since loads are then as wide as their masks allow, and where tiles divide it; a cache that grows by single
-    rows needs a build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds:
-    a loop over one query is none.
+    It depends on the launch alone, so that calls in any order share it. Divisibility of an extent by 16 matters where the extent is
+    innermost, since loads are then as wide as their masks allow, and where tiles divide it. A KV cache that grows by single rows needs
+    one build for the lengths that tiles divide and one for the others. An extent of 1 is a constant, as in Triton's own builds: a loop
+    over one query vanishes.
     """
     single = dict.fromkeys((n for n, value in zip(names, args) if n.startswith("size_") and value == 1), 1)
     narrow = narrowest(names, args, constants | single, types | dict.fromkeys(single, "constexpr"))
@@ -137,8 +147,8 @@ def shared_build(names: tuple[str, ...], args: tuple, constants: dict[str, objec
     return Build(narrow.types, narrow.constants, {n: step for n, step in narrow.multiples.items() if n not in told})
 
 
-def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
-    """The builds, some of which may be the same."""
+def _candidate_builds(names: tuple[str, ...], args: tuple, constants: dict[str, object], types: dict[str, str], wide: object, product: bool) -> Iterator[Build]:
+    """Yield the builds, possibly with repetitions."""
     given = dict(zip(names, args))
     ints = {n: v for n, v in given.items() if isinstance(v, int) and not isinstance(v, bool)}
     strides = {n for n in ints if "_stride_" in n}
@@ -148,7 +158,7 @@ def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], typ
     regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
     kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
     kept = {n: step for n, step in kept.items() if step > 1}
-    loads = _loads(given)
+    loads = _load_widths(given)
     steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
     stepped = {n: step for n, step in steps.items() if kept[n] >= step}
     evens = {n for n in constants if n.startswith("EVEN_")}
@@ -166,13 +176,13 @@ def _ways(names: tuple[str, ...], args: tuple, constants: dict[str, object], typ
 
 
 def specialized(launch: KernelLaunch, target: Target):
-    """The kernel compiled for all that is known of a launch's alignment; None where that is multiples of 16, which Triton itself sees."""
+    """Compile the kernel for all known divisors of a launch; None where they are all 16, which Triton detects itself."""
     build = narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch))
     if set(build.multiples.values()) <= {16}:
         return None
     return compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
 
 
-def _loads(given: dict[str, object]) -> dict[str, int]:
-    """Tensor -> elements in the widest load of it."""
+def _load_widths(given: dict[str, object]) -> dict[str, int]:
+    """Return the number of elements in the widest load of each tensor."""
     return {n.removesuffix("_ptr"): _WIDEST // v.element_size() for n, v in given.items() if isinstance(v, torch.Tensor)}

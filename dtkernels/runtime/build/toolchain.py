@@ -6,7 +6,7 @@ import subprocess
 
 from ...codegen.target import Target
 
-OLDEST = 70  #: compute capability from which on Triton compiles for NVIDIA GPUs
+OLDEST = 70  #: the lowest compute capability that Triton compiles for
 
 
 class NoCompiler(RuntimeError):

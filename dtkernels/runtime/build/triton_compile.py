@@ -1,7 +1,7 @@
-"""Machine code for a GPU that need not be there.
+"""Compile kernels by Triton for a GPU that need not be present.
 
-The emitted wrapper is run on tensors without storage with its kernels replaced by recorders, so that what is compiled
-is exactly what a launch of those shapes, strides and dtypes would pass.
+The emitted wrapper runs on tensors without storage, with recorders in place of its kernels. The kernels are compiled for exactly the
+arguments that a launch of those shapes, strides and dtypes would pass.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ POINTERS = {
 
 @dataclass
 class KernelLaunch:
-    """One kernel launch that a wrapper asked for."""
+    """One kernel launch that a wrapper requested."""
 
     kernel: object
     grid: tuple[int, ...]
@@ -33,7 +33,7 @@ class KernelLaunch:
 
 
 def record_launches(module: ModuleType, wrapper: str, args: tuple) -> list[KernelLaunch]:
-    """What ``wrapper`` of an emitted ``module`` would launch for ``args`` (tensors on the meta device will do)."""
+    """Return the launches that ``wrapper`` of an emitted ``module`` makes for ``args``, which may be on the meta device."""
     import triton
 
     found: list[KernelLaunch] = []
@@ -62,7 +62,7 @@ class _Recorder:
 
 
 def build(launch: KernelLaunch, target: Target):
-    """The compiled kernel of ``launch`` for ``target``: ``asm`` by stage, ``metadata`` with shared memory and warps."""
+    """Compile the kernel of ``launch`` for ``target``. The result has ``asm`` by stage and ``metadata`` with shared memory and warps."""
     constants, multiples = dict(launch.constants), {}
     types = plain_types(launch)
     for name, value in zip(launch.kernel.arg_names, launch.args):
@@ -74,7 +74,7 @@ def build(launch: KernelLaunch, target: Target):
 
 
 def plain_types(launch: KernelLaunch) -> dict[str, str]:
-    """The type of each parameter of a launch, nothing baked in but what is a constant by declaration."""
+    """Return the type of each parameter of a launch. Only declared constexprs are constants."""
     types = {}
     for name, value in zip(launch.kernel.arg_names, launch.args):
         if isinstance(value, torch.Tensor):
@@ -87,7 +87,7 @@ def plain_types(launch: KernelLaunch) -> dict[str, str]:
 
 
 def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target):
-    """One kernel to machine code, for parameters of these ``types`` that are multiples of ``multiples``, powers of two up to 16."""
+    """Compile one kernel to machine code. ``multiples`` holds the known divisors of parameters, powers of two up to 16."""
     import triton
     from triton.backends.compiler import GPUTarget
 
@@ -96,7 +96,7 @@ def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], 
 
 
 def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:
-    """``Entry.ir`` of what ``compile_kernel`` would give, without the minutes that lowering it can take."""
+    """Return ``StoredKernel.ir`` of what ``compile_kernel`` would give, without lowering, which can take minutes."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
@@ -114,7 +114,7 @@ def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples
 
 
 def _source(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int]):
-    """What Triton compiles."""
+    """Build the source object that Triton compiles."""
     names = kernel.arg_names
     attributes = {(names.index(n),): [["tt.divisibility", step]] for n, step in multiples.items()}
     signature = {n: types[n] for n in names}
@@ -122,7 +122,7 @@ def _source(kernel, types: dict[str, str], constants: dict[str, object], multipl
 
 
 def _source_class(kernel):
-    """What Triton's compiler takes for a kernel of its own language, or of Gluon."""
+    """Return Triton's source class for a kernel in Triton or in Gluon."""
     if kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource
 
@@ -133,7 +133,7 @@ def _source_class(kernel):
 
 
 def entry_of(compiled, host: str, arch: int | str) -> StoredKernel:
-    """What a launch must know of a kernel that Triton compiled. Raises AttributeError or KeyError where this Triton keeps it elsewhere."""
+    """Describe a kernel that Triton compiled. Raises AttributeError or KeyError where this version of Triton differs."""
     import triton
 
     meta, source = compiled.metadata, compiled.src
@@ -152,16 +152,16 @@ def entry_of(compiled, host: str, arch: int | str) -> StoredKernel:
 
 
 def split_multiples(multiples: dict[str, int]) -> tuple[tuple[str, ...], dict[str, int]]:
-    """(what is a multiple of 16, the smaller powers of two), as entries hold them."""
+    """Split divisors as entries hold them: (parameters divisible by 16, divisors below 16)."""
     return tuple(n for n, step in multiples.items() if step == 16), {n: step for n, step in multiples.items() if step < 16}
 
 
 def _ir(asm) -> str:
-    """A digest of what Triton made of the kernel's text before it lowered it, places in files left out."""
-    text = next(asm[stage] for stage in ("ttir", "source", "ttgir") if stage in asm)  # Gluon has no Triton IR
+    """Return a digest of the kernel's IR before lowering, without source locations."""
+    text = next(asm[stage] for stage in ("ttir", "source", "ttgir") if stage in asm)  # Gluon kernels have no Triton IR
     return digest(re.sub(r" loc\(.*\)$|^#loc.*\n", "", str(text), flags=re.MULTILINE).encode())
 
 
 def plain_constant(value: object) -> object:
-    """A constant as JSON can hold it: a Triton type becomes its name."""
+    """Convert a constant for JSON: a Triton type becomes its name."""
     return value if isinstance(value, (bool, int, float, str, type(None))) else f"tl.{value}"

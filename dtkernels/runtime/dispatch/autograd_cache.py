@@ -1,4 +1,4 @@
-"""Calls seen before whose results are differentiated: an autograd.Function for each kind of them, its backward bound too."""
+"""Cache differentiable calls: one autograd.Function per kind of call, with its backward bound too."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from ..torch_support.unsupported_autograd import without_derivative
 if TYPE_CHECKING:
     from ..bind.operator import BoundCall, DifferentiablePair
 
-REMEMBERED = 64  #: kinds of arriving gradients that one kind of call keeps
+REMEMBERED = 64  #: bound backwards per kind of call, by layout of the incoming gradients
 _grad_enabled = torch.is_grad_enabled
 
 
 def bound_of(variant, values: tuple) -> BoundLaunch | None:
-    """The kernels that a variant runs on ``values``, if it ran them before."""
+    """Return the bound kernels that a variant has for ``values``; None if it has none."""
     route = variant.dispatch.known(values)
     return route.launch if route is not None and isinstance(route.launch, BoundLaunch) else None
 
 
 class TakesGeneralPath(Exception):
-    """A tensor does not lie at a multiple of 16 bytes, as all did when the kernels were bound; nothing was launched."""
+    """A tensor is not aligned to 16 bytes, unlike all tensors at binding time. Nothing was launched."""
 
 
 class Backward:
-    """Bound kernels of a backward: ``run`` takes what was kept, gradients and numbers, and gives the gradients of the arguments.
+    """The bound kernels of a backward. ``run`` maps saved tensors, gradients and numbers to the gradients of the arguments.
 
-    ``in_line`` does too, but for None where a tensor does not lie at a multiple of 16 bytes; it may be called where ``alike`` is
-    true of the tensors, no graph of gradients is recorded, and nothing else is known.
+    ``in_line`` does the same, but returns None where a tensor is not aligned to 16 bytes. It may be called where the guards ``alike``
+    hold for the tensors and no graph of gradients is recorded (create_graph).
     """
 
     __slots__ = ("alike", "in_line", "run")
@@ -45,7 +45,7 @@ class Backward:
 
 
 class AutogradCall:
-    """One kind of call: ``apply`` takes the inputs and scalars in the variant's order."""
+    """A cached kind of differentiable call. ``apply`` takes the inputs and scalars in the variant's order."""
 
     def __init__(self, call: BoundCall, pair: DifferentiablePair, bound: BoundLaunch, results: tuple[torch.Tensor, ...]):
         self.pair, self.op = pair, call.variant.subject.op
@@ -56,7 +56,7 @@ class AutogradCall:
         known = (*self.names, *pair.forward.outputs)
         signature = pair.backward.signature
         self.inputs, self.scalars = tuple(signature.inputs), signature.scalars
-        #: where backward's inputs and scalars come from: a place among values and results, None for what arrives as a gradient
+        #: source of each input and scalar of backward: a place among values and results, None for an incoming gradient
         self.sources = [known.index(n) if n in known else None for n in (*self.inputs, *self.scalars)]
         adjoints = [pair.gradient.adjoints[o] for o in pair.public]
         self.arriving = [adjoints.index(n) if i is None else None for n, i in zip((*self.inputs, *self.scalars), self.sources)]
@@ -67,20 +67,20 @@ class AutogradCall:
         self.precise = pair.backward.dispatch.precise
         self.backwards: dict[tuple, Backward] = {}
         self.latest = Backward(never_matches, never_matches, never_matches)
-        # Public results in the shapes that the caller sees.
+        # Public results have the shapes that the caller sees.
         extra = [bound.shape_of(j) for j in range(self.public, len(bound.results))]
         self.forward = bound.shaped([*(tuple(r.shape) for r in results), *extra])
-        #: the one kernel, which looks by itself where tensors lie; None where there are several
+        #: the fast path of a single kernel, which checks alignment itself; None where there are several
         self.one = self.forward.alone()
         self.apply = _function(self)
 
     def _plan_saving(self, values: dict[str, object]) -> None:
-        """What backward reads, and so what forward keeps: places of tensors, of numbers, and where each value then is."""
+        """Plan what forward saves for backward: the places of tensors and of numbers, and the order in which backward finds them."""
         needed = sorted({i for i in self.sources if i is not None})
         number = [n for n, v in enumerate(values.values()) if not isinstance(v, torch.Tensor)]
         self.kept, self.numbers = [i for i in needed if i not in number], [i for i in needed if i in number]
         after = len(self.kept) + self.public
-        #: for each of backward's values its place among what was kept, then gradients, then numbers
+        #: for each value of backward its place among saved tensors, then gradients, then numbers
         self.order = [
             len(self.kept) + g if i is None else self.kept.index(i) if i in self.kept else after + self.numbers.index(i)
             for i, g in zip(self.sources, self.arriving)
@@ -88,7 +88,7 @@ class AutogradCall:
 
     @staticmethod
     def of(call: BoundCall, results: tuple[torch.Tensor, ...]) -> AutogradCall | None:
-        """None if such calls cannot be repeated from the tensors as given."""
+        """Return the cached form of a call; None if it cannot be repeated from the tensors as given."""
         values = {**call.fitted.tensors, **call.scalars}
         if any(t.numel() != call.given[n].numel() for n, t in call.fitted.tensors.items()) or not all(r.is_contiguous() for r in results):
             return None
@@ -103,15 +103,15 @@ class AutogradCall:
         return None if bound is None else AutogradCall(call, pair, bound, results)
 
     def back(self, tensors: tuple[torch.Tensor, ...], numbers: Sequence) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of the arguments, in the arguments' shapes; ``tensors`` are those kept, then the gradients that arrive.
+        """Return the gradients of the arguments, in the arguments' shapes. ``tensors`` are the saved ones, then the incoming gradients.
 
-        What was kept may come back in another layout, where hooks on saved tensors store it elsewhere.
+        Saved tensors may come back in another layout, where saved-tensor hooks store them elsewhere.
         """
         if any([t.is_neg() for t in tensors]):
             tensors = tuple([t.resolve_neg() for t in tensors])
         try:
             key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
-        except RuntimeError:  # a tensor without a pointer
+        except RuntimeError:  # a tensor without a data pointer
             refuse_batches(f"{self.op} backward", tensors)
             raise
         self.counter["gpu"] += 1
@@ -126,7 +126,7 @@ class AutogradCall:
         return tuple([results[i] if i is not None else None for i in self.wanted])
 
     def _first(self, key: tuple, given: tuple) -> list[torch.Tensor]:
-        """Backward by way of the dispatcher, on tensors in the shapes that it wants; remembered where those are views."""
+        """Run backward through the dispatcher, on tensors reshaped as it expects; cache the launch where the reshapes are views."""
         fitted, same = [], True
         values = [given[i] for i in self.order]
         for value, name, source, arriving in zip(values, (*self.inputs, *self.scalars), self.sources, self.arriving):
@@ -149,9 +149,9 @@ class AutogradCall:
         return [r.reshape(shape).to(dtype) for r, (shape, dtype) in zip(results, shapes)]
 
     def _remember(self, key: tuple, bound: BoundLaunch, given: tuple) -> None:
-        """Run ``bound`` from now on for what has this key, and without a further look for what is known to be like ``given``."""
+        """Cache ``bound`` for this key. Where the guards of ``given`` hold, later calls skip the key."""
         one, wanted, count = bound.alone(), self.wanted, len(given) - len(self.numbers)
-        tensors = given[:count]  # for here alone: a function that held them would hold them, and the graph behind them, for good
+        tensors = given[:count]  # a closure over the tensors would keep them, and their autograd graph, alive
 
         def run(given: tuple) -> tuple[torch.Tensor | None, ...]:
             results = bound(given)
@@ -168,7 +168,7 @@ class AutogradCall:
 
 
 def _function(call: AutogradCall) -> Callable:
-    """``apply`` of an autograd.Function for one kind of call: what it needs is at hand, so that nothing is looked up. Raises Elsewhere."""
+    """Return ``apply`` of an autograd.Function specialized for one kind of call. Forward raises TakesGeneralPath."""
     one, kept, numbers, public, count = call.one, call.kept, call.numbers, call.public, call.counter
     only_result = one is not None and kept == [len(call.names)] and not numbers
 
@@ -189,7 +189,7 @@ def _function(call: AutogradCall) -> Callable:
         return results[0] if public == 1 else tuple(results[:public])
 
     def backward(ctx, *grads):
-        tensors = ctx.saved_tensors + grads  # once: checkpointing gives them once
+        tensors = ctx.saved_tensors + grads  # read once: checkpointing allows no second access
         latest = call.latest
         if not _grad_enabled() and latest.alike(*tensors) and (found := latest.in_line((*tensors, *ctx.numbers) if numbers else tensors)) is not None:
             count["gpu"] += 1
@@ -199,5 +199,5 @@ def _function(call: AutogradCall) -> Callable:
 
     own = {"forward": staticmethod(forward_one if only_result else forward), "backward": staticmethod(backward)}
     kind = type(call.op, (torch.autograd.Function,), own)
-    kind._backward_cls.apply = backward  # type: ignore[attr-defined]  # what the engine calls; torch's own looks for ``backward`` each time
-    return super(torch.autograd.Function, kind).apply  # Function.apply looks for functional transforms, whose tensors never come here
+    kind._backward_cls.apply = backward  # type: ignore[attr-defined]  # the engine calls this; torch's version looks up ``backward`` each time
+    return super(torch.autograd.Function, kind).apply  # Function.apply checks for functional transforms, whose tensors never reach this path

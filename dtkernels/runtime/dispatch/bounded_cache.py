@@ -1,4 +1,4 @@
-"""Memories of a bounded size, of which the oldest entry goes."""
+"""Bound the size of caches: evict the oldest entry."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ What = TypeVar("What")
 
 
 def keep(known: dict[Name, What], name: Name, what: What, most: int) -> None:
-    """Put ``what`` into a memory of ``most`` entries. Other threads may do so meanwhile."""
+    """Add an entry to a cache of at most ``most`` entries. Safe while other threads do the same."""
     if len(known) >= most:
-        known.pop(next(iter(known), None), None)  # type: ignore[arg-type]  # another thread may have been there
+        known.pop(next(iter(known), None), None)  # type: ignore[arg-type]  # another thread may have evicted it
     known[name] = what

@@ -1,7 +1,7 @@
-"""Calls seen before: from the arguments as given straight to bound kernels, with nothing looked at twice.
+"""Cache calls by the arguments as given: a repeated kind of call goes straight to its bound kernels.
 
-What a kind of call needs (which argument goes where, the shapes of the results, the kernels) is learned from the first
-call of that kind. Reshaping is not repeated: a view has the same pointer, so the kernels take the tensors as given.
+The first call of a kind records the order of the arguments, the shapes of the results and the kernels. Reshaping is not repeated:
+a view has the same pointer, so the kernels take the tensors as given.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from .bounded_cache import keep
 if TYPE_CHECKING:
     from ..bind.operator import BoundCall
 
-REMEMBERED = 1024  #: kinds of calls of one op; then the oldest goes
-FRONTS = 4  #: calls of a function in front of an op that are compared one by one: a model has few kinds of layers
-_TOLD = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
+REMEMBERED = 1024  #: kinds of calls per op; the oldest is evicted
+FRONTS = 4  #: front calls compared one by one: a model has few kinds of layers
+_SETTING_TYPES = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _autocast = torch.is_autocast_enabled
@@ -34,13 +34,14 @@ _tracing = torch._C._is_tracing
 
 
 class CachedCall:
-    """A kind of call that is known.
+    """A cached kind of call.
 
-    ``run`` takes (args, kwargs) and gives the results, or None where the call must be looked at. ``again`` does too, and gives None where a
-    tensor does not lie at a multiple of 16 bytes; it may be called where ``same(*args)`` is true of ``count`` positional arguments, gradients are recorded or not as
-    ``grad`` says (None: none are asked for), no mode is on, and nothing else is known. ``launches`` gives ``again`` for the values in
-    the variant's order, which come from ``places`` of the arguments, by the shape of the result (None: its own); None where results
-    are differentiated.
+    ``run(args, kwargs)`` returns the results, or None where the call needs the general path. ``again`` does the same and also returns
+    None where a tensor is not aligned to 16 bytes. ``again`` may be called where all of these hold: ``same(*args)`` is true of ``count``
+    positional arguments, gradient recording is ``grad`` (None: no argument requires a gradient), and no dispatch mode is on.
+
+    ``launches(shape)`` returns a launch that takes the values in the variant's order and gives the result in ``shape`` (None: its own
+    shape). The values come from ``places`` of the arguments. ``launches`` is None for differentiable calls.
     """
 
     __slots__ = ("run", "again", "same", "count", "grad", "launches", "places")
@@ -52,17 +53,17 @@ class CachedCall:
 
 
 class CallCache:
-    """The kinds of calls of one op that are known. ``precise``: the setting of float32 products is part of a kind."""
+    """Cache the calls of one op. ``precise``: the setting of float32 products (TF32) is part of the key."""
 
     def __init__(self, precise: bool):
         self.known: dict[tuple, CachedCall] = {}
         self.last = CachedCall(never_matches, never_matches)
-        self.fronts: tuple[Front, ...] = ()  #: the latest ones
-        self.named: dict[tuple, Front] = {}  #: all, by what tells most of them apart
+        self.fronts: tuple[Front, ...] = ()  #: the most recent ones
+        self.named: dict[tuple, Front] = {}  #: all, by a cheap key
         self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
-        """What decides how a call runs, but for its contents; None for calls that are not learned."""
+        """Return everything that decides how a call runs except the contents of tensors; None for calls that are not cached."""
         if _autocast() or _modes() or _tracing() or forward_ad._current_level >= 0:
             return None
         grad, parts = False, []
@@ -74,7 +75,7 @@ class CallCache:
                     if wants:
                         grad = True
                     shape, strides, place = v.shape, v.stride(), v.data_ptr()
-                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and v.is_neg():  # imaginary parts lie two numbers from each other
+                    if (not strides or strides[-1] != 1 or shape[-1] == 1) and v.is_neg():  # an imaginary part has a stride of 2
                         return None
                     parts += (shape, strides, v.dtype, v.get_device(), place & 15 == 0 if place else None, wants)
                 elif kind is float:
@@ -89,27 +90,27 @@ class CallCache:
         return (*parts, *kwargs) if kwargs else tuple(parts)
 
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
-        """The result of a call of a function in front of the op, straight from its kernels; None where no like call was remembered.
+        """Return the result of a front function's call straight from its kernels; None where no such call is cached.
 
-        What such a function hands to the op, contents aside, hangs on ``settings`` and on what ``guards_for`` asks of ``tensors``, so that
-        it need not be worked out again.
+        A front function prepares an op's arguments. Contents aside, they depend on ``settings`` and on the properties of ``tensors`` that
+        ``guards_for`` compares, so that they need not be prepared again.
         """
         front = self._front(tensors, settings) if self.named else None
         return None if front is None else front.run(tensors)
 
     def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
-        """``repeat`` for a caller that sees to it that tensors are like these: (tensors) -> the result in ``shape``, or None."""
+        """Return ``repeat`` for a caller that guards the tensors itself: (tensors) -> the result in ``shape``, or None."""
         front = self._front(tensors, settings)
         return None if front is None else front.shaped(shape)
 
     def _front(self, tensors: tuple[torch.Tensor, ...], settings: tuple) -> Front | None:
-        types, count = tuple(map(type, settings)), len(tensors)  # types first: a tensor among the settings is not compared
+        types, count = tuple(map(type, settings)), len(tensors)  # types first: comparing a tensor among the settings would be an operation
         for f in self.fronts:
             if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
                 return f
         try:
-            front = self.named.get(_name(tensors, types, settings)) if _TOLD.issuperset(types) else None
-        except (AttributeError, RuntimeError, TypeError):  # no tensors, none with strides, or a list for a pair: the op says so
+            front = self.named.get(_lookup_key(tensors, types, settings)) if _SETTING_TYPES.issuperset(types) else None
+        except (AttributeError, RuntimeError, TypeError):  # not tensors, no strides, or an unhashable setting: the op reports it
             return None
         if front is None or not front.same(*tensors):
             return None
@@ -117,14 +118,14 @@ class CallCache:
         return front
 
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
-        """Let ``repeat`` know a call that was just made with ``given`` by name, if it can be repeated so."""
-        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _remembered(self, tensors, settings, given)) is not None:
-            keep(self.named, _name(tensors, front.types, settings), front, REMEMBERED)
+        """Cache a front function's call, which was just made with the arguments ``given`` by name, if it can be repeated."""
+        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _front_of(self, tensors, settings, given)) is not None:
+            keep(self.named, _lookup_key(tensors, front.types, settings), front, REMEMBERED)
             self.fronts = (front, *self.fronts[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
-        """Remember how this call ran, if it can be repeated so. ``names``: of what is given by place."""
-        if not results[0].is_cuda or checking() or (places := _places(args, kwargs, call, names)) is None:
+        """Cache how this call ran, if it can be repeated. ``names``: of the positional arguments."""
+        if not results[0].is_cuda or checking() or (places := _argument_places(args, kwargs, call, names)) is None:
             return
         known = _training(call, args, places, results) if any(r.requires_grad for r in results) else _inference(call, places, results)
         if known is None:
@@ -136,15 +137,15 @@ class CallCache:
 
 
 class Front:
-    """A call of a function in front of an op, see ``QuickCalls.repeat``: what must be as it was, and how the kernels' values are found.
+    """A cached call of a front function, see ``CallCache.repeat``: its guards and the order of the kernels' values.
 
-    ``run`` takes tensors that are like those of this call; None, and nothing launched, where something else is not as it was.
+    ``run`` takes tensors that satisfy the guards. It returns None and launches nothing where another condition has changed.
     """
 
     __slots__ = ("count", "settings", "types", "same", "wants", "tf32", "order", "numbers", "launches", "run")
 
     def shaped(self, shape: tuple[int, ...] | None) -> Callable[[tuple], object]:
-        """``run`` with a result in another shape of as many elements; None for its own."""
+        """Return ``run`` with the result in another shape of as many elements; None for its own shape."""
         launch, order, numbers, wants, tf32 = self.launches(shape), self.order, self.numbers, self.wants, self.tf32
         straight = order == list(range(self.count))
 
@@ -156,20 +157,20 @@ class Front:
         return run
 
 
-def _told(settings: tuple) -> bool:
-    """Whether settings are numbers and words."""
-    return all(type(v) in _TOLD and (type(v) is not tuple or _told(v)) for v in settings)
+def _comparable(settings: tuple) -> bool:
+    """Tell whether settings are plain values: numbers, strings, None and tuples of them."""
+    return all(type(v) in _SETTING_TYPES and (type(v) is not tuple or _comparable(v)) for v in settings)
 
 
-def _name(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
-    """What tells calls apart in little time; whether one is as it was is then asked of its ``Front``."""
+def _lookup_key(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
+    """Return a cheap cache key. The guards of the ``Front`` decide."""
     return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
-    """None for calls that cannot be repeated so."""
+def _front_of(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+    """Return the cached form of a front function's call; None if it cannot be repeated."""
     wants = any(t.requires_grad for t in tensors)
-    if wants and _grad_enabled() or not _told(settings):
+    if wants and _grad_enabled() or not _comparable(settings):
         return None
     pointers = [t.data_ptr() for t in tensors]
     known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None
@@ -181,7 +182,7 @@ def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: t
         value = given[place]  # type: ignore[index]
         if not isinstance(value, torch.Tensor):
             numbers.append(value)
-        elif numbers or pointers.count(value.data_ptr()) != 1:  # made by the function, or of two that begin at one place
+        elif numbers or pointers.count(value.data_ptr()) != 1:  # a tensor that the function made, or one of two with the same address
             return None
         else:
             front.order.append(pointers.index(value.data_ptr()))
@@ -192,8 +193,8 @@ def _remembered(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: t
     return front
 
 
-def _in_line(run: Callable) -> Callable:
-    """``run`` where every tensor lies at a multiple of 16 bytes, else None."""
+def _if_aligned(run: Callable) -> Callable:
+    """Return ``run`` with a check: None unless every tensor is aligned to 16 bytes."""
 
     def again(args: tuple, kwargs: dict):
         for v in args:
@@ -204,15 +205,15 @@ def _in_line(run: Callable) -> Callable:
     return again
 
 
-def _places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
-    """For each input and scalar of the variant its place among the arguments; None if the kernels cannot take those.
+def _argument_places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) -> list[int | str] | None:
+    """Return the place of each input and scalar of the variant among the arguments; None if the kernels cannot take those directly.
 
-    By name: what is given may be one object at several places, and another call give several there.
+    Matched by name: one object may be given at several places, and another call may give different ones there.
     """
     places: list[int | str] = []
     given = dict(zip(names, args)) | kwargs
     for name, value in (*((n, call.given[n]) for n in call.fitted.tensors), *call.scalars.items()):
-        if given[name] is not value:  # made of what was given
+        if given[name] is not value:  # derived from the argument
             return None
         places.append(name if name in kwargs else names.index(name))
     same = all(t.data_ptr() == call.given[n].data_ptr() for n, t in call.fitted.tensors.items())
@@ -220,7 +221,7 @@ def _places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[str, ...]) 
 
 
 def _picker(places: list[int | str]):
-    """(args, kwargs) -> the values in the variant's order."""
+    """Return a function (args, kwargs) -> the values in the variant's order."""
     if places == list(range(len(places))):
         count = len(places)
         return lambda args, kwargs: args if len(args) == count else args[:count]
@@ -228,7 +229,7 @@ def _picker(places: list[int | str]):
 
 
 def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Tensor, ...]) -> CachedCall | None:
-    """A call without gradients."""
+    """Return the cached form of a call without gradients; None if it cannot be repeated."""
     bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
     if bound is None or not all(r.is_contiguous() for r in results):
         return None
@@ -254,7 +255,7 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
 
 
 def _launching(bound: BoundLaunch, count: dict[str, int]) -> Callable:
-    """(the variant's values) -> the results, counted; None where a tensor does not lie as those did that were bound."""
+    """Return a function (the variant's values) -> the results, counted; None where alignment differs from that at binding time."""
     one = bound.alone() or bound.together()
 
     def launch(values: tuple):
@@ -267,14 +268,14 @@ def _launching(bound: BoundLaunch, count: dict[str, int]) -> Callable:
 
 
 def _training(call: BoundCall, args: tuple, places: list[int | str], results: tuple[torch.Tensor, ...]) -> CachedCall | None:
-    """A call whose results are differentiated."""
+    """Return the cached form of a differentiable call; None if it cannot be repeated."""
     found = AutogradCall.of(call, results)
     if found is None:
         return None
     count, pick, apply = counter(found.op), _picker(places), found.apply
 
     def run(args: tuple, kwargs: dict):
-        if _transforms():  # of others than these tensors, and yet torch applies no such function then
+        if _transforms():  # a transform of other tensors is active, and torch then refuses such a Function
             return None
         count["gpu"] += 1
         return apply(*pick(args, kwargs))
@@ -287,4 +288,4 @@ def _training(call: BoundCall, args: tuple, places: list[int | str], results: tu
         count["gpu"] += 1
         return results
 
-    return CachedCall(run, in_order if found.one is not None and places == list(range(len(args))) else _in_line(run))
+    return CachedCall(run, in_order if found.one is not None and places == list(range(len(args))) else _if_aligned(run))

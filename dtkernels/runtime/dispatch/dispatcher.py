@@ -1,4 +1,4 @@
-"""From a call to kernels that are ready: looked up by shapes, strides, dtypes and alignment; bound on the first such call."""
+"""Dispatch calls to kernels: look up a bound launch by shapes, strides, dtypes and alignment; bind one at the first such call."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ if TYPE_CHECKING:
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 _NEVER = object()
-TEMPLATES = 16  #: of one kind of call, which differ in what their sizes are multiples of
-REMEMBERED = 1024  #: kinds of calls that one dispatcher keeps, each of about 16 KiB; then the oldest goes
+TEMPLATES = 16  #: per kind of call; they differ in the divisibility of sizes
+REMEMBERED = 1024  #: routes per dispatcher, of about 16 KiB each; the oldest is evicted
 
 
 @dataclass(frozen=True)
 class Route:
-    """How a kind of call runs: ``launch`` takes the inputs then the scalars and gives the results."""
+    """How a kind of call runs. ``launch`` maps the inputs, then the scalars, to the results."""
 
     launch: Callable[[tuple], list[torch.Tensor]]
-    kind: str  #: "prebuilt", "compiled" (by Triton, here) or "interpreted"
-    candidate: Candidate | None  #: the row, None for the formula
-    choice: Choice | None  #: None where only the first row was asked for
+    kind: str  #: "prebuilt", "compiled" (by Triton, in this process) or "interpreted"
+    candidate: Candidate | None  #: the row, None for the default schedule
+    choice: Choice | None  #: None where only the nearest row was looked up
 
 
 def call_key(values: tuple, precision: bool) -> tuple:
-    """What the kernels of a call depend on, but for the contents."""
+    """Return everything that the kernels of a call depend on except the contents of tensors."""
     parts = []
     for v in values:
         if isinstance(v, torch.Tensor):
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
-            parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may know a number's sign
+            parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may be specialized on a number's sign
     return (*parts, precision and allows_tf32())
 
 
 class Dispatcher:
-    """The kernels of one prepared algorithm, which ``algorithm()`` gives where something must be compiled."""
+    """Dispatch the calls of one prepared algorithm. ``algorithm()`` returns it where something must be compiled."""
 
     def __init__(
         self,
@@ -76,25 +76,25 @@ class Dispatcher:
         self._pitches = signature.pitches()
         self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: dict[tuple, Route] = {}
-        #: of a row and a kind; an empty list where one call was made, None where the wrapper cannot be traced
+        #: by row and kind; empty after the first call, None where the wrapper cannot be traced
         self._templates: dict[tuple, list[LaunchTemplate] | None] = {}
-        self._compiled: set[str] = set()  #: files that were told of
+        self._compiled: set[str] = set()  #: sources whose compilation was logged
         self._kernels = CompiledKernels()
-        self._emitted: dict[tuple, str] = {}  #: of a schedule and a GPU; one serves many lengths
+        self._emitted: dict[tuple, str] = {}  #: emitted source by schedule and GPU; one serves many sizes
         self._lock = threading.RLock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> list[torch.Tensor]:
-        """The outputs."""
+        """Run one call and return its outputs."""
         values = (*tensors.values(), *scalars.values())
         route = self._routes.get(call_key(values, self.precise))
         return route.launch(values) if route is not None else self.bind(tensors, scalars)[1]
 
     def known(self, values: tuple) -> Route | None:
-        """The route of a kind of call that was seen before."""
+        """Return the cached route of a kind of call; None if it is new."""
         return self._routes.get(call_key(values, self.precise))
 
     def bind(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
-        """The route of this kind of call, with the results of this call."""
+        """Return the route of this kind of call and the results of this call."""
         values = (*tensors.values(), *scalars.values())
         key = call_key(values, self.precise)
         with self._lock:
@@ -105,9 +105,9 @@ class Dispatcher:
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor], target: Target | None = None) -> Choice:
-        """The rows for these tensors, on ``target`` or their own device.
+        """Rank the rows for these tensors, on ``target`` or their own device.
 
-        Where their dtypes differ, the rows are those for the dtype of the product with the most work.
+        Where the tensors' dtypes differ, the rows are those for the dtype of the product with the most work.
         """
         types = self.types(tensors)
         dtype = DTYPE_NAMES[self.signature.result_dtype(tensors)]
@@ -117,12 +117,12 @@ class Dispatcher:
         return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
-        """Bytes an element of the inputs, or the dtype of each where products have dtypes of their own."""
+        """Return bytes per element of the inputs, or the dtype of each where products have dtypes of their own."""
         return input_types(tensors) if self.signature.mixed(tensors) else self.signature.result_dtype(tensors).itemsize
 
     def _first(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[Route, list[torch.Tensor]]:
         on_gpu = next(iter(tensors.values())).is_cuda and not torch.version.hip
-        stored = on_gpu and not self.signature.mixed(tensors)  # prebuilt kernels are for inputs of one dtype
+        stored = on_gpu and not self.signature.mixed(tensors)  # prebuilt kernels take inputs of one dtype
         if stored and self._templates and (route := self._again(tensors, scalars)) is not None:
             return route
         choice = self.choose(tensors)
@@ -133,7 +133,7 @@ class Dispatcher:
             return self._by_triton(choice, tensors, scalars, on_gpu)
         except (torch.OutOfMemoryError, MemoryError):  # says nothing about compiling
             raise
-        except Exception as error:  # no Triton, say, or no compiler: a kernel for any layout is slow and right
+        except Exception as error:  # for example no Triton or no compiler: a prebuilt kernel for any layout is slow but correct
             route = self._stored(choice, tensors, scalars, coarse=True) if stored else None
             if route is None:
                 why = missing(error, self.device_target(next(iter(tensors.values())).device)) if on_gpu else None
@@ -144,7 +144,7 @@ class Dispatcher:
             return route
 
     def _stored(self, choice: Choice, tensors: dict, scalars: dict, coarse: bool) -> tuple[Route, list[torch.Tensor]] | None:
-        """The nearest row's prebuilt kernels; ``coarse``: also such as know less of the tensors' alignment than is so."""
+        """Bind the nearest row's prebuilt kernels. ``coarse``: also builds that assume less alignment than the tensors have."""
         if choice.table.store is None:
             return None
         for candidate in choice.usable:
@@ -159,7 +159,7 @@ class Dispatcher:
         try:
             if not candidate.row.binaries:
                 return None
-            entries, values = _Read(store, candidate.row.binaries), _apart(tensors, scalars)
+            entries, values = _LazyEntries(store, candidate.row.binaries), _apart(tensors, scalars)
             host = store.host(next(iter(entries)).host)
             notes = record(host, values)
             kernels = self._fitting(notes.launches, entries, store, values[0].device, coarse)
@@ -176,8 +176,8 @@ class Dispatcher:
             warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
 
-    def _fitting(self, launches: list[RecordedLaunch], entries: _Read, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
-        """For each launch the first of the entries that may run it, loaded; None where one has none."""
+    def _fitting(self, launches: list[RecordedLaunch], entries: _LazyEntries, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
+        """Load, for each launch, the first entry that fits it. None where a launch has none."""
         arch, kernels = self.device_target(device).arch, []
         for launch in launches:
             fitting = (e for e in entries if e.kernel == launch.kernel and e.arch == arch and fits(e, launch.names, launch.args, launch.constants))
@@ -187,8 +187,8 @@ class Dispatcher:
             kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
         return kernels
 
-    def _trace(self, candidate: Candidate, host: str, entries: _Read, store: KernelStore, tensors: dict, scalars: dict) -> None:
-        """Note how the kernels that were just bound hang on the sizes, from the second call of a kind on."""
+    def _trace(self, candidate: Candidate, host: str, entries: _LazyEntries, store: KernelStore, tensors: dict, scalars: dict) -> None:
+        """Trace the wrapper symbolically and keep a template, from the second call of a kind on."""
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
         if (known := self._templates.get(kind, _NEVER)) is _NEVER:
@@ -203,12 +203,12 @@ class Dispatcher:
                 kernels = self._fitting(notes.launches, entries, store, values[0].device, False)
                 if kernels is not None:
                     known.append(LaunchTemplate(tape, BoundLaunch(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))
-            except Exception as error:  # a wrapper that does more than arithmetic of sizes is run for each call
+            except Exception as error:  # a wrapper that does more than integer arithmetic on sizes runs at each new size
                 self._templates[kind] = None
                 log.debug("dtkernels: the wrapper of %s is run at each new length: %s: %s", self.subject.op, type(error).__name__, error)
 
     def _again(self, tensors: dict, scalars: dict) -> tuple[Route, list[torch.Tensor]] | None:
-        """A call that differs in its sizes from one before, by the same row and the same kernels; None where none was like it."""
+        """Replay a template for a call that differs in its sizes alone and has the same row and kernels; None where no template applies."""
         values = (*tensors.values(), *scalars.values())
         if not traceable(values):
             return None
@@ -225,7 +225,7 @@ class Dispatcher:
         return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *sort_of(values))
 
     def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
-        """Where in ``values`` each number is that may differ from call to call."""
+        """Return the place in ``values`` of each number that may differ from call to call."""
         return {name: len(tensors) + i for i, (name, v) in enumerate(scalars.items()) if not isinstance(v, (torch.Tensor, int))}
 
     # -- compiled here ----------------------------------------------------------------------------------------------
@@ -239,7 +239,7 @@ class Dispatcher:
                 return self._compile(planned, choice, tensors, scalars, on_gpu)
             except (torch.OutOfMemoryError, MemoryError):
                 raise
-            except Exception as error:  # too large for this GPU, say: the formula fits
+            except Exception as error:  # for example too large for this GPU: the default schedule fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
                 planned = self.programs.formula(choice, types, gpu)
         return self._compile(planned, choice, tensors, scalars, on_gpu)
@@ -267,18 +267,18 @@ class Dispatcher:
         if not on_gpu:
             return Route(launch, "interpreted", candidate, choice), launch((*tensors.values(), *scalars.values()))
         values = _apart(tensors, scalars)
-        with _relaxed():
+        with _allow_module_loads():
             if (found := self._shared(source, module, values, tensors, scalars)) is not None:
                 return Route(found[0], "compiled", candidate, choice), found[1]
             try:
                 notes = record(host_text(source), values, module)
-            except (ImportError, NameError, SyntaxError) as error:  # a wrapper that asks for more than its stand-ins know
+            except (ImportError, NameError, SyntaxError) as error:  # the wrapper uses more than the recorder's stand-ins support
                 log.debug("dtkernels: %s is launched by Triton: %s", self.subject.op, error)
                 return Route(launch, "compiled", candidate, choice), launch(values)
         return Route(self._replayed(notes, module, values, tensors, scalars) or launch, "compiled", candidate, choice), list(notes.results)
 
     def _shared(self, source: str, module, values: tuple, tensors: dict, scalars: dict) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
-        """Kernels compiled for this and for other sizes; None where Triton must launch."""
+        """Bind kernels whose builds serve many sizes; None where Triton must launch."""
         device = values[0].device
         target = self.device_target(device)
         try:
@@ -289,12 +289,12 @@ class Dispatcher:
             return bound, bound.first(values, notes)
         except (torch.OutOfMemoryError, MemoryError):
             raise
-        except Exception as error:  # whatever Triton says to this, its own launch tells
+        except Exception as error:  # Triton's own launch reports the error, if it is one
             log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
             return None
 
     def _source(self, program: Program, target: Target | None, uniform: bool) -> str:
-        """The emitted file of a program of this algorithm: sizes enter it by the schedule alone."""
+        """Return the emitted source of a program of this algorithm. Sizes enter it through the schedule alone."""
         from ...codegen.emit.module import emit
 
         key = program.schedule, program.counted, target, uniform
@@ -305,7 +305,7 @@ class Dispatcher:
         return self._emitted[key]
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
-        """What Triton compiled, launched from now on without Triton; None where that cannot be."""
+        """Bind the kernels that Triton compiled, so that later calls bypass Triton; None where that is impossible."""
         from ..build.triton_compile import KernelLaunch, entry_of
 
         device = values[0].device
@@ -326,8 +326,8 @@ class Dispatcher:
             return None
 
 
-class _Read:
-    """The entries of a store with these names, in their order, each read when it is reached: the first is often the one."""
+class _LazyEntries:
+    """Iterate over the entries of a store with these names, in order. Each is read when it is reached: the first often fits."""
 
     def __init__(self, store: KernelStore, names: tuple[str, ...]):
         self.store, self.names = store, names
@@ -341,12 +341,12 @@ class _Read:
 
 
 def _apart(tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple:
-    """The values with every tensor an object of its own, so that one given twice is told apart."""
+    """Return the values with a distinct object for every tensor, so that a tensor passed twice counts as two."""
     return tuple(v.detach() if isinstance(v, torch.Tensor) else v for v in (*tensors.values(), *scalars.values()))
 
 
-def _relaxed():
-    """Module loads of Triton inside a CUDA graph capture."""
+def _allow_module_loads():
+    """Return a context that allows Triton to load modules during a CUDA graph capture."""
     try:
         return driver().relaxed() if torch.cuda.is_current_stream_capturing() else nullcontext()
     except (OSError, DriverError):

@@ -1,4 +1,4 @@
-"""A call bound to loaded kernels: allocates as the emitted wrapper does, fills in pointers, launches."""
+"""Replay a recorded call: allocate as the wrapper does, fill in pointers, launch the loaded kernels."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def _stream_of(device: int) -> int:
     return torch.cuda.current_stream(device).cuda_stream
 
 
-# What torch's own generated code calls: five to ten times faster than the public forms, which stand in where they are missing.
+# Used by torch's own generated code: five to ten times faster than the public functions, which are the fallback.
 raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", _stream_of)
 current_device = getattr(torch._C, "_cuda_getDevice", torch.cuda.current_device)
 _empty_strided = getattr(getattr(torch._C._dynamo, "guards", None), "_empty_strided_cuda", None)
 
 
 def allocator(device: torch.device) -> Callable[[tuple, tuple, torch.dtype], torch.Tensor]:
-    """(shape, strides, dtype) -> a tensor, not filled, on ``device``, which is the current one."""
+    """Return a function (shape, strides, dtype) -> an uninitialized tensor on ``device``, which must be current."""
     if device.type == "cuda" and _empty_strided is not None:
         return _empty_strided
     return lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype, device=device)
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     strides, step = [], 1
     for n in reversed(shape):
         strides.append(step)
@@ -47,28 +47,28 @@ def _bits(number: float) -> int:
 
 
 class NotBound(Exception):
-    """A record that cannot be replayed; says why."""
+    """A record cannot be replayed; the message says why."""
 
 
 class _Frame:
-    """Argument storage of one call in flight."""
+    """The argument storage of one call in flight."""
 
     __slots__ = ("slots", "floats", "launches", "stream")
 
     def __init__(self, slots: ctypes.Array, floats: list[tuple[int, ctypes.c_float]], launches: list[tuple]):
-        self.slots, self.floats, self.launches, self.stream = slots, floats, launches, 0  #: the stream that the launches name
+        self.slots, self.floats, self.launches, self.stream = slots, floats, launches, 0  #: the stream set in the launches
 
     def move(self, stream: int) -> None:
-        """Launch on ``stream`` from now on."""
+        """Set the stream of all launches."""
         self.stream = stream
         for config, *_ in self.launches:
             config.stream = stream
 
 
 class BoundLaunch:
-    """Replays what was recorded for one kind of call, on tensors of the same shapes, strides, dtypes and alignment.
+    """Replay the record of one kind of call, on tensors of the same shapes, strides, dtypes and alignment.
 
-    Threads may call it at once: each call takes its own argument storage from a pool.
+    Thread-safe: each call takes its own argument storage from a pool.
     """
 
     def __init__(
@@ -84,16 +84,16 @@ class BoundLaunch:
             raise NotBound("a result is not a tensor that the wrapper allocates")
         self.results = tuple(self._made[id(r)] for r in record.results)
         self._scalars = scalars
-        self._slots: dict[tuple, int] = {}  #: what a slot holds -> its place
+        self._slots: dict[tuple, int] = {}  #: content of a slot -> its place
         self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
         self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
         self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
-        #: bits that are 0 in all pointers given: kernels may count on tensors that lie at multiples of 16 bytes
+        #: bits that were 0 in all pointers at binding time: kernels may assume 16-byte alignment
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._strides = [row_major(shape) for shape, _ in self.allocations]
-        self._numbers: Sequence[int] | None = None  #: of the slots, where they are not those of the record
+        self._numbers: Sequence[int] | None = None  #: contents of the slots, where they differ from the record
         self._free: list[_Frame] = []
-        self._taken: list[tuple] = []  #: the same for ``alone``
+        self._taken: list[tuple] = []  #: the same pool for ``alone``
         self._empty = allocator(device)
         self._several = torch.cuda.device_count() > 1
         self._launch = driver().launch
@@ -101,11 +101,11 @@ class BoundLaunch:
         del self._made, self._given
 
     def _plan(self, launch, entry: StoredKernel, function: ctypes.c_void_p) -> tuple:
-        """(places of the arguments, grid, entry, function) of one launch."""
+        """Return (places of the arguments, grid, entry, function) of one launch."""
         args, slots, places = launch.args, self._slots, []
         for i, name, kind in entry.given:
             value = args[i]
-            if type(value) is int and kind in _RAW and name not in self._scalars:  # most are: strides and sizes
+            if type(value) is int and kind in _RAW and name not in self._scalars:  # the common case: strides and sizes
                 places.append(slots.setdefault(("raw", kind, value), len(slots)))
             else:
                 places.append(self._slot(name, kind, value))
@@ -147,38 +147,38 @@ class BoundLaunch:
         return _Frame(slots, floats, launches)
 
     def _raw(self) -> Sequence[int]:
-        """What slots hold from the start, as bits: kernels read the lower half of those of 32-bit parameters."""
+        """Return the initial bits of the slots. Kernels read the lower half for 32-bit parameters."""
         if self._numbers is not None:
             return self._numbers
         return [(_bits(key[2]) if key[1] == "fp32" else key[2]) if key[0] == "raw" else 0 for key in self._slots]
 
     def __call__(self, values: tuple) -> list[torch.Tensor]:
-        """The results for ``values``, the inputs then the scalars in order of declaration."""
+        """Run on ``values``, the inputs then the scalars in order of declaration, and return the results."""
         if self._several and current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self.run(values, self._allocate())
         return self.run(values, self._allocate())
 
     def shape_of(self, result: int) -> tuple[int, ...]:
-        """The shape of a result."""
+        """Return the shape of a result."""
         return self.allocations[self.results[result]][0]
 
     def shaped(self, shapes: Sequence[tuple[int, ...]], order: Sequence[int] | None = None) -> BoundLaunch:
-        """The same kernels, with results allocated in other shapes of as many elements; value i found at ``order[i]``."""
+        """Return the same kernels with results in other shapes of as many elements. Value i is found at ``order[i]``."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other.allocations = list(self.allocations)
         for j, shape in zip(self.results, shapes):
             other.allocations[j] = (tuple(shape), self.allocations[j][1])
         other._strides = [row_major(shape) for shape, _ in other.allocations]
-        if order is not None:  # else storage of arguments serves both
+        if order is not None:  # else the argument storage is shared
             other._free, other._taken = [], []
             other.pointers = [(order[i], slot) for i, slot in self.pointers]
             other._slots = {("float", order[key[1]]) if key[0] == "float" else key: slot for key, slot in self._slots.items()}
         return other
 
     def numbered(self, raw: Sequence[int], grids: Sequence[tuple], shapes: Sequence[tuple], strides: Sequence[tuple]) -> BoundLaunch:
-        """The same kernels with other numbers in their slots, other grids, and other shapes of what is allocated."""
+        """Return the same kernels with other slot contents, grids and shapes of allocations."""
         other = object.__new__(type(self))
         other.__dict__.update(self.__dict__)
         other._numbers, other._strides, other._free, other._taken = raw, list(strides), [], []
@@ -191,10 +191,10 @@ class BoundLaunch:
         return [empty(shape, strides, dtype) for (shape, dtype), strides in zip(self.allocations, self._strides)]
 
     def alone(self) -> Callable[[tuple], torch.Tensor | None] | None:
-        """What calling this does, for kinds of one kernel that writes one result, which is given without a list; else None.
+        """Return a fast path for one kernel with one result, which is returned without a list; None for other kinds.
 
-        It is what most calls are, and written out: each step that is left out is a twentieth of the call. Where all tensors
-        lay at multiples of 16 bytes and one does not now, it gives None and launches nothing.
+        Most calls are of this kind. The code is written out, since each saved step is a twentieth of the call. It returns None and launches
+        nothing where all tensors were aligned to 16 bytes at binding time and one is not now.
         """
         if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
             return None
@@ -204,7 +204,7 @@ class BoundLaunch:
 
         def run(values: tuple) -> torch.Tensor | None:
             try:
-                taken = free.pop()  # another thread may take the last one between a test and this
+                taken = free.pop()  # another thread may take the last one between a check and this pop
             except IndexError:
                 taken = self._take()
             slots, floats, reference, function, params, frame = taken
@@ -233,14 +233,14 @@ class BoundLaunch:
         return run
 
     def together(self) -> Callable[[tuple], torch.Tensor | tuple[torch.Tensor, ...] | None]:
-        """The same for kinds of several kernels or results: what lies between the kernels is one piece of memory. Several results are a tuple."""
+        """Return a fast path for several kernels or results. Intermediates share one allocation. Several results are a tuple."""
         outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results]
         inner, size = [], 0
         for j, slot in self.made:
             if j not in self.results:
                 shape, dtype = self.allocations[j]
                 inner.append((slot, size))
-                size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # as the allocator would have aligned each of them
+                size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
         pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
         empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._free
 
@@ -283,7 +283,7 @@ class BoundLaunch:
         return run
 
     def _take(self) -> tuple:
-        """A frame, with what one launch needs of it at hand."""
+        """Take a frame from the pool, with the data of its one launch."""
         try:
             frame = self._free.pop()
         except IndexError:
@@ -319,7 +319,7 @@ class BoundLaunch:
             return self.run(values, record.allocated + scratch)
 
     def _again(self, code: int, reference, function, params) -> None:
-        """A thread that never touched the device has no context: give it one and launch again."""
+        """Launch again after setting the context, in a thread that has none; raise for any other error."""
         if code == NO_CONTEXT:
             driver().make_current(self.index)
             code = self._launch(reference, function, params, None)

@@ -1,4 +1,4 @@
-"""The CUDA driver through ctypes: machine code to functions, and launches. Neither Triton nor a C compiler is needed."""
+"""Load and launch machine code by the CUDA driver through ctypes, without Triton or a C compiler."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from contextlib import contextmanager
 _SHARED_LIMIT, _PREFER_SHARED = 8, 1  #: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, CU_FUNC_CACHE_PREFER_SHARED
 _RELAXED = 2  #: CU_STREAM_CAPTURE_MODE_RELAXED
 _CLUSTER, _OVERLAPS = 4, 6  #: CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-_GRAPHS_OVERLAP = 12030  #: the first driver that captures launches that overlap
+_GRAPHS_OVERLAP = 12030  #: the first driver version that captures overlapping launches (PDL) in CUDA graphs
 NO_CONTEXT = 201  #: CUDA_ERROR_INVALID_CONTEXT
 
 
 class DriverError(RuntimeError):
-    """A call into the CUDA driver that failed, with the driver's own words."""
+    """A failed call of the CUDA driver, with the driver's message."""
 
 
 class LaunchConfig(ctypes.Structure):
-    """CUlaunchConfig"""
+    """CUlaunchConfig."""
 
     _fields_ = [(n, ctypes.c_uint) for n in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")] + [
         ("stream", ctypes.c_void_p),
@@ -30,7 +30,7 @@ class LaunchConfig(ctypes.Structure):
 
 
 class LaunchAttribute(ctypes.Structure):
-    """CUlaunchAttribute: its kind, and up to 64 bytes of which three numbers are ever set."""
+    """CUlaunchAttribute: the kind, and a union of 64 bytes, of which at most three integers are set."""
 
     _fields_ = [("kind", ctypes.c_int), ("padding", ctypes.c_int), ("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)] + [
         ("rest", ctypes.c_char * 52)
@@ -38,9 +38,9 @@ class LaunchAttribute(ctypes.Structure):
 
 
 def launch_config(grid: Sequence[int], threads: int, shared: int, blocks: int = 1, overlaps: bool = False) -> tuple[LaunchConfig, object]:
-    """(how to launch ``grid`` programs of ``blocks`` blocks, which form a cluster; what must live as long as it).
+    """Return (launch configuration of ``grid`` programs of ``blocks`` blocks each, which form a cluster; memory that it refers to).
 
-    ``overlaps``: the kernel may start before the one launched before it has ended, which it then waits for by itself.
+    ``overlaps``: programmatic dependent launch. The kernel may start before the previous one has ended, and waits for it by itself.
     """
     found = [LaunchAttribute(_CLUSTER, 0, blocks, 1, 1)] * (blocks > 1) + [LaunchAttribute(_OVERLAPS, 0, 1)] * overlaps
     attributes = (LaunchAttribute * len(found))(*found)
@@ -50,7 +50,7 @@ def launch_config(grid: Sequence[int], threads: int, shared: int, blocks: int = 
 
 
 class Driver:
-    """The driver of this process. Modules are loaded once a device and never unloaded."""
+    """The driver of this process. Modules are loaded once per device and never unloaded."""
 
     def __init__(self):
         self.library = ctypes.CDLL("libcuda.so.1")
@@ -61,17 +61,17 @@ class Driver:
         self.check(self.library.cuInit(0), "cuInit")
         version = ctypes.c_int()
         self.check(self.library.cuDriverGetVersion(ctypes.byref(version)), "cuDriverGetVersion")
-        self.overlaps = version.value >= _GRAPHS_OVERLAP  #: whether launches may overlap, in a graph too
+        self.overlaps = version.value >= _GRAPHS_OVERLAP  #: whether launches may overlap (PDL), also in CUDA graphs
 
     def check(self, code: int, what: str) -> None:
-        """Raise DriverError where ``code`` is not success."""
+        """Raise DriverError unless ``code`` is success."""
         if code:
             text = ctypes.c_char_p()
             self.library.cuGetErrorString(code, ctypes.byref(text))
             raise DriverError(f"{what}: {(text.value or b'unknown error').decode()} ({code})")
 
     def context(self, device: int) -> ctypes.c_void_p:
-        """The primary context of a device, the one that torch uses."""
+        """Return the primary context of a device, which torch uses too."""
         if device not in self._contexts:
             handle, context = ctypes.c_int(), ctypes.c_void_p()
             self.check(self.library.cuDeviceGet(ctypes.byref(handle), device), "cuDeviceGet")
@@ -80,11 +80,11 @@ class Driver:
         return self._contexts[device]
 
     def make_current(self, device: int) -> None:
-        """Give a thread that never touched the device its context."""
+        """Set the device's context in a thread that has none."""
         self.check(self.library.cuCtxSetCurrent(self.context(device)), "cuCtxSetCurrent")
 
     def function(self, device: int, name: str, code, kernel: str, shared: int) -> ctypes.c_void_p:
-        """The kernel of machine code called ``name``; ``code()`` gives the bytes where it is not loaded yet."""
+        """Return the function ``kernel`` of the machine code called ``name``. ``code()`` supplies the bytes where it is not loaded yet."""
         key = (device, name, kernel)
         with self._lock:
             if key not in self._functions:
@@ -107,7 +107,7 @@ class Driver:
 
     @contextmanager
     def relaxed(self):
-        """Allow what a CUDA graph capture forbids this thread, such as loading a module."""
+        """Allow operations that a CUDA graph capture forbids this thread, such as loading a module."""
         mode = ctypes.c_int(_RELAXED)
         self.library.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
         try:
@@ -121,7 +121,7 @@ _making = threading.Lock()
 
 
 def driver() -> Driver:
-    """The driver, opened on first use. Raises OSError where there is none, DriverError where it does not start."""
+    """Return the driver, opened on first use. Raises OSError where there is none, DriverError where it does not start."""
     global _driver
     if _driver is None:
         with _making:
@@ -131,7 +131,7 @@ def driver() -> Driver:
 
 def _forget() -> None:
     global _driver, _making
-    _driver, _making = None, threading.Lock()  # handles of the parent mean nothing in a child
+    _driver, _making = None, threading.Lock()  # the parent's handles are invalid in a child
 
 
 os.register_at_fork(after_in_child=_forget)

@@ -1,7 +1,8 @@
-"""Functions of emitted wrappers that take longest to compile, as ``codegen.emit.host_helpers`` prints them but for the text for readers.
+"""Provide precompiled copies of the emitted host helpers that take longest to compile.
 
-A host text that holds one of these very texts takes the function from here, where Python has compiled it when it was
-installed. A test compares the texts. They run in the namespace of the host text, which has torch and tl.
+A host text that contains one of these texts takes the function from here, which Python compiled at installation. The texts must equal
+those of ``codegen.emit.host_helpers`` except for docstrings; a test compares them. The functions run in the namespace of the host
+text, which has torch and tl.
 """
 # ruff: noqa: E501, F821
 # mypy: ignore-errors

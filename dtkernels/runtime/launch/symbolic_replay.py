@@ -1,9 +1,9 @@
-"""A kind of call at other sizes: what a wrapper does with sizes and strides, noted once as arithmetic, and computed from then on.
+"""Replay a wrapper at other sizes: trace its arithmetic on sizes and strides symbolically, once, and evaluate it for later calls.
 
-A cache that grows is a call at sizes never seen before with every token. Its wrapper computes little from them: strides, a grid,
-whether a tile divides a length. So it is run once more on numbers that note what is done to them, and so is what picks the kernels.
-A comparison is noted with its outcome: where it comes out otherwise for other sizes, the notes say nothing about those. Whatever
-is more than arithmetic of sizes raises, and such a wrapper is run for each call.
+A growing KV cache calls at new sizes with every token. A wrapper computes little from them: strides, a grid, whether a tile divides a
+length. The wrapper, and the choice of kernels after it, run once on symbolic integers that record each operation. A comparison is
+recorded with its outcome as a guard: where sizes give another outcome, the trace does not apply. Anything beyond integer arithmetic
+raises, and such a wrapper runs at each new size.
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ import torch
 
 from .bound_launch import BoundLaunch, row_major
 
-_PLAIN = frozenset(("Tensor", "backends", "finfo", "promote_types", "version"))  #: of torch, what neither allocates nor computes
+_PLAIN = frozenset(("Tensor", "backends", "finfo", "promote_types", "version"))  #: attributes of torch that neither allocate nor compute
 
 
 class Unknown(Exception):
-    """Something that is more than arithmetic of sizes."""
+    """An operation beyond integer arithmetic on sizes."""
 
 
 class Tape:
-    """The arithmetic so far, as the body of a Python function that gives None where a comparison comes out otherwise."""
+    """Record integer arithmetic as the body of a Python function, which returns None where a guard fails."""
 
     def __init__(self):
         self.lines: list[str] = []
-        self.given: list[str] = []  #: names of what the function takes
+        self.given: list[str] = []  #: the function's parameters
         self._numbers: dict[str, Number] = {}
         self._told: set[str] = set()
 
     def take(self, value: int) -> Number:
-        """One number more that the function takes."""
+        """Add a parameter to the function."""
         self.given.append(f"s{len(self.given)}")
         return Number(self, self.given[-1], value)
 
     def number(self, text: str, value: int) -> Number:
-        """What an expression gives; the same object for the same one."""
+        """Record an expression. Equal expressions give the same object."""
         if text not in self._numbers:
             self._numbers[text] = Number(self, f"n{len(self._numbers)}", value)
             self.lines.append(f"{self._numbers[text].name} = {text}")
         return self._numbers[text]
 
     def told(self, text: str, outcome: bool) -> bool:
-        """The outcome of a comparison, on which what follows hangs."""
+        """Record the outcome of a comparison as a guard."""
         if text not in self._told:
             self._told.add(text)
             self.lines.append(f"if {f'not ({text})' if outcome else text}: return None")
         return outcome
 
     def function(self, result: object) -> Callable[[list[int]], tuple | None]:
-        """(the numbers) -> ``result``, nested tuples of numbers, as it is for those."""
+        """Compile the function: (the parameters) -> ``result``, nested tuples of numbers."""
         lines = [f"{', '.join(self.given)}, = given", *self.lines, f"return {_text(result)}"]
         space: dict = {"__builtins__": {}}
         exec("def computed(given):\n" + "".join(f"    {line}\n" for line in lines), space)
@@ -70,7 +70,7 @@ def _text(value: object) -> str:
 
 
 class Number:
-    """An integer that notes what is computed from it; ``isinstance`` says int, and what takes nothing but a true one fails."""
+    """A symbolic integer that records the arithmetic on it. ``isinstance`` says int; code that needs a real int fails."""
 
     __slots__ = ("tape", "name", "value")
 
@@ -124,7 +124,7 @@ for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq"
 
 
 class Shaped:
-    """A tensor as wrappers see it, without contents; ``isinstance`` says tensor. It lies at a multiple of 16 bytes."""
+    """A symbolic tensor without contents, aligned to 16 bytes. ``isinstance`` says tensor."""
 
     is_meta, is_cuda = False, True
 
@@ -160,7 +160,7 @@ class Shaped:
 
 
 class Allocating:
-    """torch, as wrappers ask for it; what they allocate is put to ``allocated``."""
+    """Stand in for torch in a wrapper: record allocations in ``allocated``."""
 
     def __init__(self):
         self.allocated: list[Shaped] = []
@@ -180,12 +180,12 @@ class Allocating:
 
 
 def traceable(values: tuple) -> bool:
-    """Whether every tensor lies at a multiple of 16 bytes, as those of a trace do."""
+    """Tell whether every tensor is aligned to 16 bytes, as the traces assume."""
     return not any(isinstance(v, torch.Tensor) and v.data_ptr() & 15 for v in values)
 
 
 def stand_ins(values: tuple) -> tuple[Tape, tuple]:
-    """Values of which sizes and strides are noted, and where."""
+    """Return a tape, and the values with symbolic tensors in place of tensors."""
     tape = Tape()
     found = [
         Shaped(tuple(map(tape.take, v.shape)), tuple(map(tape.take, v.stride())), v.dtype, v.device) if isinstance(v, torch.Tensor) else v
@@ -195,19 +195,19 @@ def stand_ins(values: tuple) -> tuple[Tape, tuple]:
 
 
 def sort_of(values: tuple) -> tuple:
-    """What the notes of a wrapper hang on beside sizes and strides."""
+    """Return what a trace depends on besides sizes and strides."""
     return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v if isinstance(v, int) else v > 0) for v in values])
 
 
 class LaunchTemplate:
-    """Bound kernels whose numbers are computed for the sizes of each call."""
+    """Bound kernels whose launch data are evaluated for the sizes of each call."""
 
     def __init__(self, tape: Tape, bound: BoundLaunch):
         self.bound, grids = bound, tuple([grid for _, grid, _, _ in bound._plans])
         self._numbers = tape.function((bound._raw(), grids, [shape for shape, _ in bound.allocations], bound._strides))
 
     def at(self, values: tuple) -> BoundLaunch | None:
-        """The kernels for these values; None where a comparison comes out otherwise for them."""
+        """Return the bound kernels for these values; None where a guard fails."""
         given: list[int] = []
         for v in values:
             if isinstance(v, torch.Tensor):

@@ -1,7 +1,7 @@
-"""The host half of an emitted file, run without Triton: what a call allocates, and what it launches with what.
+"""Run the host half of an emitted file without Triton and record what a call allocates and launches.
 
-The wrapper that the compiler printed is the only place that knows it. It is run once for each new kind of call, in a
-namespace where Triton is a stand-in and kernels take notes; what they note is replayed from then on.
+Only the emitted wrapper knows this. It runs once per new kind of call, in a namespace with stand-ins for Triton and the kernels. The
+record is replayed from then on.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ...codegen.emit.host_helpers import SUPPORT
 from ..torch_support.tf32 import dot_precision
 from .host_helpers import READY
 
-ENTRY = "call"  #: the wrapper that returns all outputs
+ENTRY = "call"  #: name of the wrapper that returns all outputs
 
 
 @dataclass
 class RecordedLaunch:
-    """One kernel launch that a wrapper asked for."""
+    """One kernel launch that a wrapper requested."""
 
     kernel: str
-    names: tuple[str, ...]  #: of the kernel's parameters
+    names: tuple[str, ...]  #: the kernel's parameters
     grid: tuple[int, ...]
     args: tuple
     constants: dict[str, object]
@@ -36,7 +36,7 @@ class RecordedLaunch:
 
 @dataclass
 class Record:
-    """What one call of a wrapper did."""
+    """The record of one call of a wrapper."""
 
     results: tuple[torch.Tensor, ...]
     allocated: list[torch.Tensor]
@@ -45,7 +45,7 @@ class Record:
 
 @lru_cache(maxsize=256)
 def host_text(source: str) -> str:
-    """The emitted ``source`` with the bodies of its kernels, and what is there for readers, left out."""
+    """Return the emitted ``source`` without kernel bodies, docstrings and blank lines."""
     lines = source.splitlines()
     for node in reversed(ast.parse(source).body):
         if isinstance(node, ast.FunctionDef):
@@ -58,24 +58,24 @@ def host_text(source: str) -> str:
 
 
 def record(host: str, args: tuple, module: types.ModuleType | None = None, allocating=None) -> Record:
-    """Run the wrapper of a host text on tensors and note what it does.
+    """Run the wrapper of a host text on tensors and record its actions.
 
-    Without ``module`` nothing is launched: results are allocated and not yet computed. With the imported emitted file
-    its kernels are launched by Triton, and each note has the compiled kernel. ``allocating`` stands for torch where the tensors
-    have no contents; what it allocates it lists itself.
+    Without ``module`` nothing is launched: results are allocated but not computed. With the imported emitted file, Triton launches its
+    kernels and each recorded launch has the compiled kernel. ``allocating`` replaces torch where the tensors have no contents; it lists
+    its allocations itself.
     """
     notes = Record((), [], [])
     wrapper = _load(host, notes, module, allocating or _Torch(notes))
     try:
         results = wrapper(*args)
     finally:
-        wrapper.__globals__.clear()  # a function and its globals hold each other, and here also every tensor that was allocated
+        wrapper.__globals__.clear()  # a function and its globals form a cycle, which would keep every allocated tensor alive
     notes.results = results if isinstance(results, tuple) else (results,)
     return notes
 
 
 class _Kernel:
-    """Stands for a kernel: ``kernel[grid](...)`` takes a note, and launches where there is something to launch."""
+    """Stand in for a kernel: ``kernel[grid](...)`` records the launch, and launches where a module is given."""
 
     def __init__(self, function, notes: Record, module: types.ModuleType | None):
         code = function.__code__
@@ -93,7 +93,7 @@ class _Kernel:
 
 
 class _Torch:
-    """torch, taking a note of what is allocated."""
+    """Stand in for torch: record allocations."""
 
     def __init__(self, notes: Record):
         self._notes = notes
@@ -108,7 +108,7 @@ class _Torch:
 
 
 class _Language:
-    """triton.language: names stand for themselves."""
+    """Stand in for triton.language: each name evaluates to its own text."""
 
     def __getattr__(self, name: str) -> str:
         return f"tl.{name}"
@@ -122,7 +122,7 @@ _ALLOWED = (
 
 @lru_cache(maxsize=256)
 def _compiled(host: str) -> tuple[types.CodeType, tuple[types.FunctionType, ...]]:
-    """(the code of a host text, functions that it leaves to host_support)"""
+    """Return (the code of a host text without the ready helpers, those helpers)."""
     found = []
     for text, function in _ready().items():
         if f"\n{text}" in host:
@@ -132,13 +132,13 @@ def _compiled(host: str) -> tuple[types.CodeType, tuple[types.FunctionType, ...]
 
 @cache
 def _ready() -> dict[str, types.FunctionType]:
-    """Functions by the texts that stand for them in host texts: those that are printed, without the line for readers."""
+    """Map the printed texts of the precompiled helpers, without their docstrings, to the functions."""
     texts = {f: SUPPORT[f.__name__].strip().split("\n") for f in READY}
     return {"\n".join([head, *rest, ""]): f for f, (head, _, *rest) in texts.items()}
 
 
 def _load(host: str, notes: Record, module: types.ModuleType | None, allocating):
-    """The wrapper; made anew for each record, so that threads do not share notes."""
+    """Load the wrapper. Each record loads its own, so that threads do not share records."""
     language = module.tl if module else _Language()  # type: ignore[attr-defined]
     triton = _Triton(language, module, lambda f: _Kernel(f, notes, module))
     gluon = _Gluon(module, triton.jit)
@@ -152,7 +152,7 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     space = {"__builtins__": {**{n: getattr(builtins, n) for n in _ALLOWED}, "__import__": find}, "__name__": "dtkernels_host"}
     code, ready = _compiled(host)
     space |= {f.__name__: types.FunctionType(f.__code__, space) for f in ready}
-    exec(code, space)  # what the compiler printed; that of a store is checked against its checksum
+    exec(code, space)  # emitted by the compiler; texts from a store are verified by their checksum
     if "dot_precision" in space:
         space["dot_precision"] = dot_precision
     return space[ENTRY]
@@ -164,7 +164,7 @@ _GLUON = (
 
 
 class _Gluon:
-    """What emitted files import of triton.experimental; all of it."""
+    """Stand in for all that emitted files import of triton.experimental."""
 
     def __init__(self, module: types.ModuleType | None, jit):
         self.jit = jit
@@ -173,14 +173,14 @@ class _Gluon:
 
     @property
     def gluon(self) -> _Gluon:
-        """Not an attribute: it would hold itself, and all that was noted, until Python looks for cycles."""
+        """Return itself. An attribute would form a cycle and keep the record alive until the garbage collector runs."""
         return self
 
 
 class _Triton:
-    """triton, as far as wrappers ask for it."""
+    """Stand in for triton, as far as wrappers use it."""
 
-    __version__ = "99.0"  # kernels that are already compiled need no particular one
+    __version__ = "99.0"  # compiled kernels need no particular version
 
     def __init__(self, language: object, module: types.ModuleType | None, jit):
         self.language, self.jit, self._module = language, jit, module
@@ -198,10 +198,13 @@ class _Triton:
 
     @property
     def runtime(self):
-        """Where a launch that finds too little shared memory says so; only Triton itself launches."""
+        """Return Triton's runtime, which defines the out-of-shared-memory error. Only Triton's own launches use it."""
         return self._real.runtime
 
     def set_allocator(self, allocator) -> None:
-        """A bound call brings the memory itself. Triton keeps what it is given, and this namespace is emptied: it gets the module's own."""
+        """Pass an allocator to Triton. Triton keeps it while this namespace is cleared, so it gets the module's own function.
+
+        A bound launch allocates the scratch memory itself.
+        """
         if self._real:
             self._real.set_allocator(getattr(self._module, allocator.__name__, allocator))

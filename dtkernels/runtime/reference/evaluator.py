@@ -1,7 +1,7 @@
-"""The reference: an algorithm evaluated by eager torch operations, differentiable, on any device.
+"""Evaluate an algorithm by eager torch operations: the reference, differentiable, on any device.
 
-Every value is a tensor with named dimensions; operations broadcast by name. Half-precision inputs are computed in
-float32, float64 inputs in float64, so that the same code is the oracle of the tests.
+Every value is a tensor with named dimensions. Operations broadcast by name. Half-precision inputs are computed in float32 and
+float64 inputs in float64, so that the same code is the oracle of the tests.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _BINARY = {
 
 @dataclass
 class Named:
-    """A tensor whose dimensions are labels."""
+    """A tensor with a label for each dimension."""
 
     data: torch.Tensor
     labels: tuple[str, ...]
 
 
 def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-    """The extent of every label from the shapes of the inputs."""
+    """Return the extent of every label from the shapes of the inputs."""
     return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in size_sources(algorithm).items()}
 
 
 def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
-    """The outputs of a prepared algorithm, dimensions in the order of their labels, in the inputs' promoted dtype."""
+    """Return the outputs of a prepared algorithm, with dimensions in label order, in the promoted dtype of the inputs."""
     return _Evaluator(algorithm, tensors, scalars).outputs(outputs)
 
 
 def result_dtype(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> torch.dtype:
-    """The promoted dtype of the inputs whose values enter the results."""
+    """Return the promoted dtype of the inputs whose values enter the results."""
     return promoted([tensors[name].dtype for name in value_inputs(algorithm, list(tensors)) if tensors[name].is_floating_point()])
 
 
@@ -66,7 +66,7 @@ class _Evaluator:
             d = self.algorithm[name]
             self.known[name] = self._spread(self.value(d.expr), d.labels)
             for read in [k for k in self.known if last.get(k) == name and k not in names]:
-                del self.known[read]  # its memory is free for the rest
+                del self.known[read]  # free its memory for the rest
         found = []
         for name in names:
             cast = self.algorithm[name].expr
@@ -76,7 +76,7 @@ class _Evaluator:
         return tuple(found)
 
     def _spread(self, value: Named, labels: tuple[str, ...]) -> Named:
-        """``value`` with exactly ``labels``, repeated along those it lacks."""
+        """Expand ``value`` to exactly ``labels``."""
         data = self._aligned(value, labels)
         return Named(data.expand([self.sizes[label] for label in labels]), labels)
 
@@ -142,11 +142,11 @@ class _Evaluator:
         return Named(_UNARY[fn](data[0]) if fn in _UNARY else _BINARY[fn](*data), labels)
 
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
-        """Truth values as 0 and 1 in the dtype that is computed in, as kernels take them; anything else as it is."""
+        """Convert truth values to 0 and 1 in the compute dtype, as kernels do; return other values unchanged."""
         return data.to(self.compute) if data.dtype == torch.bool else data
 
     def _clamp(self, fn: str, arg: ex.Expr, bound: ex.Expr) -> Named:
-        """Against a constant: at a tie the constant has won, so that the gradient there is 0. NaN stays."""
+        """Clamp against a constant. At a tie the constant is taken, so that the gradient there is 0. NaN stays."""
         v, limit = self.value(arg), self.value(bound)
         beyond = v.data <= limit.data if fn == "maximum" else v.data >= limit.data
         return Named(torch.where(beyond, limit.data, v.data), v.labels)
@@ -169,18 +169,18 @@ class _Evaluator:
     def _dot(self, left: Named, right: Named, over: tuple[str, ...]) -> Named:
         names = {label: i for i, label in enumerate(self.algorithm.labels)}
         labels = tuple(label for label in self.algorithm.labels if label in left.labels + right.labels and label not in over)
-        one, other = left.data.to(self.compute), right.data.to(self.compute)  # truth values are numbers here
+        one, other = left.data.to(self.compute), right.data.to(self.compute)  # truth values count as numbers here
         data = torch.einsum(one, [names[x] for x in left.labels], other, [names[x] for x in right.labels], [names[x] for x in labels])
         return Named(data, labels)
 
     def _access(self, access: ex.Access, whole: bool = False) -> Named:
-        """An element, in the dtype that is computed in; as it is if it is a truth value, or a ``whole`` number is wanted."""
+        """Return an element in the compute dtype. Truth values keep their dtype; ``whole`` asks for int64."""
         if access.tensor in self.known:
             value = self.known[access.tensor].data
         else:
             value = self.tensors[access.tensor]
             if whole:
-                value = value.to(torch.int64)  # arithmetic in 8 bits wraps around, and torch takes a uint8 index for a mask
+                value = value.to(torch.int64)  # arithmetic in 8 bits wraps around, and torch takes a uint8 index as a mask
             elif value.dtype != torch.bool:
                 value = value.to(self.compute)
         plain = [i.name for i in access.index if isinstance(i, ex.Label)]
@@ -189,7 +189,7 @@ class _Evaluator:
         return self._gather(value, [self._index(i) for i in access.index])
 
     def _gather(self, value: torch.Tensor, index: list[Named]) -> Named:
-        """Elements at computed places; 0 outside."""
+        """Gather elements at computed indices; 0 out of range."""
         places, labels = self._together(*index)
         inside = torch.ones((), dtype=torch.bool, device=self.device)
         safe = []
@@ -216,7 +216,7 @@ class _Evaluator:
             case ex.Unary(_, arg):
                 v = self._index(arg)
                 return Named(-v.data, v.labels)
-            case ex.Call("floor", (quotient,)):  # of whole numbers, where a value is one
+            case ex.Call("floor", (quotient,)):  # of integers, where the value is an integer too
                 return self._index(quotient)
             case ex.Binary(op, left, right):
                 (a, b), labels = self._together(self._index(left), self._index(right))

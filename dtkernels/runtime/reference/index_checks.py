@@ -1,8 +1,9 @@
-"""Out-of-range indices, found on request before kernels read 0 there: ``DTKERNELS_CHECK=1``, ``compile(..., check_indices=True)``.
+"""Find out-of-range indices on request: ``DTKERNELS_CHECK=1`` or ``compile(..., check_indices=True)``. Kernels read 0 there.
 
-An index is checked where data decides it: it has an element of a tensor in it, ``W[t[x], y]``, or no label at all, ``A[x, column]``.
-Labels that are shifted, ``A[x - 1]``, read 0 outside by intention and are not checked. Nor is an element that no result is made
-from: one that ``where`` does not choose, in this Func or in one that reads it; in ``a and b``, ``a or b`` one whose left side decides.
+An index is checked where data decides it: it contains an element of a tensor, ``W[t[x], y]``, or no label at all, ``A[x, column]``.
+Shifted labels, ``A[x - 1]``, read 0 out of range by intention and are not checked. Elements that no result depends on are not checked
+either: those that ``where`` does not choose, in this Func or in one that reads it, and the right side of ``and`` and ``or`` where the
+left side decides.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from .evaluator import Named, _Evaluator
 
 
 def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> None:
-    """Raise IndexError, one line, for the first index that is out of range in ``outputs`` of ``algorithm``, as it was written.
+    """Raise IndexError, one line, for the first index that is out of range in ``outputs`` of ``algorithm``, which is as the user wrote it.
 
-    Takes one synchronisation with the device. Does nothing for tensors without data, in ``torch.jit.trace``, and, with a warning,
+    Synchronizes with the device once. Does nothing for tensors without data and in ``torch.jit.trace``. Does nothing, with a warning,
     while a CUDA graph is captured.
     """
     needed = algorithm.needed_by(outputs)
@@ -30,18 +31,18 @@ def check_indices(name: str, algorithm: Algorithm, tensors: dict[str, torch.Tens
     if not relevant:
         return
     given = {n: tensors[n].detach() for n in own.inputs}
-    if _cannot(name, *given.values()):
+    if _unreadable(name, *given.values()):
         return
     with torch.no_grad():
         checker = _Checker(own, given, {n: _detached(scalars[n]) for n in own.scalars}, relevant)
         checker.check(name, outputs)
 
 
-check_indices._torchdynamo_disable = True  # type: ignore[attr-defined]  # as torch.compiler.disable, without its import: a graph break
+check_indices._torchdynamo_disable = True  # type: ignore[attr-defined]  # torch.compiler.disable, without importing it: a graph break
 
 
-def _cannot(name: str, *tensors: torch.Tensor) -> bool:
-    """Whether the elements cannot be looked at now; says so where a call before would have been checked."""
+def _unreadable(name: str, *tensors: torch.Tensor) -> bool:
+    """Tell whether the elements cannot be read now. Warns during a CUDA graph capture."""
     if any(t.is_meta for t in tensors) or torch._C._is_tracing():
         return True
     capturing = tensors[0].is_cuda and torch.cuda.is_current_stream_capturing()
@@ -51,9 +52,11 @@ def _cannot(name: str, *tensors: torch.Tensor) -> bool:
 
 
 def check_elements(name: str, argument: str, given: torch.Tensor, size: int, but: int) -> None:
-    """Raise IndexError, one line, for an element of ``given`` that is not in 0 .. size - 1 and not ``but``; for ops whose kernels answer
-    such elements themselves."""
-    if _cannot(name, given):
+    """Raise IndexError, one line, for an element of ``given`` that is neither in 0 .. size - 1 nor ``but``.
+
+    For ops whose kernels handle such elements themselves.
+    """
+    if _unreadable(name, given):
         return
     bad = ((given < 0) | (given >= size)) & (given != but)
     if bool(bad.any()):
@@ -66,13 +69,13 @@ def _detached(value: object) -> object:
 
 
 def by_data(index: ex.Expr) -> bool:
-    """Whether data decides where an index points: an element is in it, or no label."""
+    """Tell whether data decides an index: it contains an element of a tensor, or no label."""
     nodes = tuple(index.walk())
     return any(isinstance(n, ex.Access) for n in nodes) or not any(isinstance(n, ex.Label) for n in nodes)
 
 
 def _relevant(algorithm: Algorithm) -> frozenset[str]:
-    """The Funcs in which an index is checked, or that read one of those."""
+    """Return the Funcs with a checked index, and the Funcs that read them."""
     found: set[str] = set()
     for d in algorithm.definitions:
         if any(a.tensor in found or any(map(by_data, a.index)) for a in ex.accesses(d.expr)):
@@ -82,7 +85,7 @@ def _relevant(algorithm: Algorithm) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class _Gather:
-    """One checked index: dimension ``dim`` of ``access``, where it points, and which of that is out of range and asked for."""
+    """One checked index: dimension ``dim`` of ``access``, its values, and which of them are out of range and used."""
 
     access: ex.Access
     dim: int
@@ -93,14 +96,13 @@ class _Gather:
 
 
 class _Checker(_Evaluator):
-    """Goes from the outputs to what they are made from, with the elements that are asked for; Funcs are evaluated where a condition or an
-    index reads them."""
+    """Propagate the elements that are used from the outputs to the inputs. Funcs are evaluated where a condition or an index reads them."""
 
     def __init__(self, algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], relevant: frozenset[str]):
         super().__init__(algorithm, tensors, scalars)
         self.relevant = relevant
         self.every = Named(torch.ones((), dtype=torch.bool, device=self.device), ())
-        self.asked: dict[str, Named] = {}  #: elements of a Func; one truth value without labels where all are
+        self.asked: dict[str, Named] = {}  #: the used elements of each Func; one truth value without labels stands for all
         self.gathers: list[_Gather] = []
 
     def check(self, name: str, outputs: tuple[str, ...]) -> None:
@@ -111,10 +113,10 @@ class _Checker(_Evaluator):
         if self.gathers and bool(torch.stack([g.bad.any() for g in self.gathers]).any()):
             order = {id(a): i for i, a in enumerate(a for d in self.algorithm.definitions for a in ex.accesses(d.expr))}
             wrong = min((g for g in self.gathers if bool(g.bad.any())), key=lambda g: (order.get(id(g.access), 0), g.dim))
-            raise IndexError(f"{name}: {_told(wrong)}")
+            raise IndexError(f"{name}: {_error_text(wrong)}")
 
     def visit(self, e: ex.Expr, asked: Named) -> None:
-        """Note the gathers of ``e``, of which the elements ``asked`` are used."""
+        """Collect the gathers of ``e``, whose elements ``asked`` are used."""
         if not any(a.tensor in self.relevant or any(map(by_data, a.index)) for a in ex.accesses(e)):
             return
         match e:
@@ -141,13 +143,13 @@ class _Checker(_Evaluator):
                     self.visit(child, asked)
 
     def _where(self, asked: Named, condition: ex.Expr, wanted: bool) -> Named:
-        """The elements asked for at which ``condition`` is as ``wanted``."""
+        """Return the used elements at which ``condition`` equals ``wanted``."""
         found = self.value(condition)
         (one, other), labels = self._together(asked, Named(found.data.to(torch.bool), found.labels))
         return Named(one & (other if wanted else ~other), labels)
 
     def _without(self, asked: Named, labels: tuple[str, ...]) -> Named:
-        """A sum asks for all of its terms: what is asked for, along other labels of these names, is."""
+        """Return the used terms of a reduction: all terms of each used result."""
         dims = [i for i, label in enumerate(asked.labels) if label in labels]
         return Named(asked.data.any(dims) if dims else asked.data, tuple(label for label in asked.labels if label not in labels))
 
@@ -190,7 +192,7 @@ class _Checker(_Evaluator):
     # -- values ---------------------------------------------------------------------------------------------------
 
     def value(self, expr: ex.Expr) -> Named:
-        match expr:  # what the algebra removes before kernels are made
+        match expr:  # these forms are removed by the algebra before lowering
             case ex.Reshape(arg, _):
                 return self.value(arg)
             case ex.Reduce("mean", arg, labels):
@@ -206,8 +208,8 @@ class _Checker(_Evaluator):
         return Named(found.data.to(torch.int64), found.labels) if whole else found
 
 
-def _told(g: _Gather) -> str:
-    """``s.dt:3:20: A[x, t[x]]: t[x] is 7 at x = 2, dimension 1 of A has indices 0 to 4 (3 such elements)``."""
+def _error_text(g: _Gather) -> str:
+    """Format the error: ``s.dt:3:20: A[x, t[x]]: index t[x] is 7 at x = 2; allowed along dimension 1 of A: 0 to 4; 3 such elements``."""
     at = g.bad.nonzero()[0].tolist() if g.labels else []
     value = int(g.place[tuple(at)])
     where = f" at {', '.join(f'{label} = {i}' for label, i in zip(g.labels, at))}" if g.labels else ""

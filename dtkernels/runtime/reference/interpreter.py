@@ -1,4 +1,4 @@
-"""Triton's interpreter, as far as kernels need it to be right: it multiplies bf16 matrices as the integers that their bits are."""
+"""Make Triton's interpreter correct for our kernels: it multiplies bf16 matrices by their bit patterns."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from ..path_counters import one_at_a_time
 def one_kernel() -> Iterator[None]:
     """Run one kernel at a time, without NumPy's floating-point warnings.
 
-    They say nothing of the result. Lanes that a mask drops compute too: a padded lane divides 0 by 0. Kernels follow IEEE 754, as
-    they do on a GPU and as torch does on a CPU: overflow is inf, 0 / 0 is NaN. Such values stand in the result as before.
+    The warnings say nothing about the result. Masked lanes compute too: a padded lane divides 0 by 0. Kernels follow IEEE 754, as they do
+    on a GPU and as torch does on a CPU: overflow is inf, 0 / 0 is NaN.
     """
     import numpy as np
 
@@ -25,7 +25,7 @@ def one_kernel() -> Iterator[None]:
 
 @cache
 def fix_bf16_products() -> None:
-    """Have the interpreter widen bf16 operands of products to float32 first, which loses nothing. Once for a process."""
+    """Patch the interpreter, once per process: it widens bf16 operands of dots to float32, which is exact."""
     import triton.language as tl
     from triton.runtime import interpreter
 

@@ -1,4 +1,4 @@
-"""The context in which Triton launches a kernel."""
+"""Provide the context in which Triton launches a kernel."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ..path_counters import interpreting
 
 
 def in_turn() -> AbstractContextManager:
-    """The context that a kernel launched by Triton runs in: in the interpreter one at a time, and without NumPy's warnings."""
+    """Return the context for a launch by Triton: in the interpreter, one kernel at a time and without NumPy's warnings."""
     if not interpreting():
         return nullcontext()
     from .interpreter import one_kernel

@@ -1,7 +1,7 @@
-"""How much longer than its work is worth a row's schedule takes at other sizes than its own.
+"""Estimate how much a row's schedule wastes at sizes other than its own: tile and wave quantization.
 
-It is cut in blocks that suit its own sizes: at others they reach past the end, a few of them need one more round of the
-multiprocessors, or they are too few to give each multiprocessor one.
+Its blocks suit its own sizes. At other sizes they may reach past the end, need one more wave, or be too few to give every
+multiprocessor one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import lru_cache
 
 from ..tables.table import Row
 
-LAUNCH = 4.0  #: microseconds that a kernel takes whatever it does
+LAUNCH = 4.0  #: microseconds of a launch, whatever the kernel does
 
 _CUT = re.compile(r"\.(block|tensorize|split)\(([^)]*)\)")
 _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
@@ -20,7 +20,7 @@ _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
 
 @lru_cache(maxsize=4096)
 def cuts(schedule: str) -> tuple[tuple[str, str, tuple[tuple[str, int], ...]], ...]:
-    """(Func, "block", "tensorize" or "split", the labels with their sizes) of each such statement."""
+    """Return (Func, "block", "tensorize" or "split", labels with their sizes) of each such statement."""
     found = []
     for m in _CUT.finditer(schedule):
         begin = max(schedule.rfind("\n", 0, m.start()), schedule.rfind(";", 0, m.start())) + 1
@@ -30,7 +30,7 @@ def cuts(schedule: str) -> tuple[tuple[str, str, tuple[tuple[str, int], ...]], .
 
 @lru_cache(maxsize=4096)
 def _kernels(schedule: str) -> tuple[tuple[int, tuple[tuple[str, int, int], ...]], ...]:
-    """Of each kernel the parts of a sum, and each label's tile and block; 0 is the next power of two, or no block."""
+    """Return, for each kernel, the number of split-K parts and (label, tile, block). 0 stands for the next power of two, or no block."""
     found: dict[str, dict[str, dict[str, int]]] = {}
     for func, name, sized in cuts(schedule):
         found.setdefault(func, {"block": {}, "tensorize": {}, "split": {}})[name].update(sized)
@@ -41,8 +41,8 @@ def _kernels(schedule: str) -> tuple[tuple[int, tuple[tuple[str, int, int], ...]
     return tuple(made)
 
 
-def _lasts(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[float, float]:
-    """(how long the kernels last, how long if nothing were wasted), in elements of their loops that one multiprocessor goes through."""
+def _durations(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[float, float]:
+    """Return (duration, duration without waste), in loop elements per multiprocessor."""
     total = useful = 0.0
     for parts, labels in _kernels(schedule):
         elements = filled = 1
@@ -58,16 +58,15 @@ def _lasts(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tuple[
 
 
 def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
-    """How many times as long for the same work ``row``'s schedule takes at ``sizes`` as at its own, by its blocks alone; at least 1.
+    """Return how many times longer the same work takes at ``sizes`` than at the row's own, by quantization alone; at least 1.
 
-    Of a kernel that took little more than a launch does, little can be wasted. 1 where the row does not say how many multiprocessors
-    its GPU has.
+    A kernel that takes little longer than a launch can waste little. Returns 1 where the row does not record its GPU's multiprocessors.
     """
     multiprocessors = row.by.get("multiprocessors")
     if not isinstance(multiprocessors, int) or multiprocessors < 1 or sizes == row.sizes:
         return 1.0
-    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors), _lasts(row.schedule, sizes, multiprocessors)
-    if not own[0]:  # nothing is cut
+    own, there = _own_durations(row.schedule, tuple(row.sizes.items()), multiprocessors), _durations(row.schedule, sizes, multiprocessors)
+    if not own[0]:  # no label is blocked
         return 1.0
     lasts, worth = there[0] / own[0], there[1] / own[1]
     if row.microseconds:
@@ -77,22 +76,22 @@ def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
 
 
 def scaled(row: Row, sizes: dict[str, int]) -> float | None:
-    """Estimate the microseconds of ``row``'s schedule at ``sizes``: its own time by the blocks that one multiprocessor goes through.
+    """Estimate the microseconds of ``row``'s schedule at ``sizes``: scale its own time by the loop elements per multiprocessor.
 
-    None where the row has no time, does not say how many multiprocessors its GPU has, or cuts nothing.
+    None where the row has no time, does not record its GPU's multiprocessors, or blocks no label.
     """
     multiprocessors = row.by.get("multiprocessors")
     if row.microseconds is None or sizes == row.sizes:
         return row.microseconds
     if not isinstance(multiprocessors, int) or multiprocessors < 1:
         return None
-    own, there = _own(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _lasts(row.schedule, sizes, multiprocessors)[0]
+    own, there = _own_durations(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _durations(row.schedule, sizes, multiprocessors)[0]
     if not own:
         return None
-    work = max(row.microseconds - LAUNCH, row.microseconds / 10)  # what is left is the launch
+    work = max(row.microseconds - LAUNCH, row.microseconds / 10)  # the rest is the launch
     return row.microseconds - work + work * there / own
 
 
 @lru_cache(maxsize=4096)
-def _own(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
-    return _lasts(schedule, dict(sizes), multiprocessors)
+def _own_durations(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
+    return _durations(schedule, dict(sizes), multiprocessors)

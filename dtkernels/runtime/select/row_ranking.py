@@ -1,4 +1,4 @@
-"""Which row of a table a call gets: the nearest in log2 of sizes whose schedule fits the sizes it is asked for and wastes little there."""
+"""Rank the rows of a table for a call: by distance in log2 of sizes, increased by what the schedule wastes at the call's sizes."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import NamedTuple
 from ..tables.table import Gpu, Row, call_kind
 from .quantization_cost import cuts, quantization_cost
 
-LIMIT = 2.0  #: a row further away than this is no better than the formula
-LIGHT = 0.25  #: weight of a label that only says how many blocks there are
-UNLIKE = 2.0  #: added to the squared distance for a row of a tensor that is aligned to other elements than the call's
-WASTE = 2.0  #: weight of the squared log2 of what a row wastes at the call's sizes
-WASTED = 2.0  #: a row that takes more than so many times as long for the same work is worse than the formula
+LIMIT = 2.0  #: beyond this distance a row is no better than the default schedule
+LIGHT = 0.25  #: weight of a label that only sets the number of blocks
+UNLIKE = 2.0  #: added to the squared distance where row and call differ in the alignment of a tensor's rows
+WASTE = 2.0  #: weight of the squared log2 of the quantization cost
+WASTED = 2.0  #: a row with a higher quantization cost is worse than the default schedule
 
 
 class Candidate(NamedTuple):
-    """A row, how far its sizes are, and why it may not be taken ("" if it may).
+    """A row, its distance from the call, and the reason why it is refused ("" if it is not).
 
-    ``exact``: it is for these very parameters, so that its binaries may run; else they differ in a number. ``wasted``: how many
-    times as long for the same work its schedule takes as at its own sizes (quantization_cost.py).
+    ``exact``: the row has exactly the call's parameters, so its binaries may run; otherwise a numeric parameter differs. ``wasted``: the
+    quantization cost of its schedule at the call's sizes.
     """
 
     row: Row
@@ -32,26 +32,26 @@ class Candidate(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """What rows are ordered by: the distance, further where something is wasted."""
+        """Return the key that rows are ordered by: the distance, increased by the quantization cost."""
         return _reach(self.distance, self.wasted)
 
     def told(self) -> str:
-        """How near it is, in a few words."""
+        """Describe the distance in a few words."""
         return f"{self.distance:.2f} away" + (f", {self.wasted:.2f} times the time for the same work" if self.wasted >= 1.005 else "")
 
 
 def candidates(
     rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
 ) -> list[Candidate]:
-    """The rows for ``key``, nearest first; at the same distance the faster. Rows that may not be taken say why.
+    """Return the rows for ``key``, nearest first, the faster first at equal distance. Refused rows carry the reason.
 
-    Behind them come rows for other numbers among the parameters: what is good for one is a good guess for another.
+    Rows that differ in a numeric parameter come last: a good schedule for one value is a good guess for another.
     """
     return rank_rows(agreeing(rows, key), sizes, spec, limit, pitches)
 
 
 def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
-    """``candidates`` of the rows that ``agreeing`` gives."""
+    """Rank the pairs that ``agreeing`` returns, as ``candidates`` does."""
     logs, found = _logs(sizes), []
     for row, exact in rows:
         d = _distance(row, sizes, logs, pitches)
@@ -61,13 +61,13 @@ def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str
 
 
 class Near:
-    """The first of ``rank_rows`` that is exact and may be taken, for calls whose sizes lie near each other; ``sizes`` are those of the first.
+    """Find the first exact and usable row of ``rank_rows`` for calls of similar sizes, without ranking all rows.
 
-    A distance changes by no more than the step from these sizes to others, where pitches have the same common divisor with a load:
-    rows that are further away than the nearest by twice that are not looked at.
+    ``sizes`` are those of the first call. Moving to other sizes changes each distance by at most the length of the step, where the
+    pitches' alignment stays the same. Rows further than the nearest by twice the step are therefore skipped.
     """
 
-    REACH = 0.1  #: the longest step
+    REACH = 0.1  #: the longest step in log2 of sizes
 
     def __init__(self, rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, pitches: frozenset[str]):
         self.spec, self.pitches, self.logs = spec, pitches, _logs(sizes)
@@ -76,11 +76,11 @@ class Near:
 
     @staticmethod
     def name(sizes: dict[str, int], pitches: frozenset[str]) -> tuple:
-        """What calls have in common of which one ``Near`` may serve all."""
+        """Return the cache key of calls that one ``Near`` may serve."""
         return tuple([(n.bit_length(), math.gcd(n, 8) if label in pitches else 0) for label, n in sizes.items()])
 
     def first(self, sizes: dict[str, int]) -> tuple[bool, Candidate | None]:
-        """(whether ``sizes`` are near enough, the row that is taken)."""
+        """Return (whether ``sizes`` are near enough, the row to take)."""
         logs = _logs(sizes)
         step = math.sqrt(sum((logs[label] - log) ** 2 for label, log in self.logs.items()))
         if step > self.REACH:
@@ -90,7 +90,7 @@ class Near:
             if there - step - 1e-9 > key[0]:
                 break
             d = _distance(row, sizes, logs, self.pitches)
-            if d > min(key[0], LIMIT):  # nothing brings it nearer
+            if d > min(key[0], LIMIT):  # the quantization cost only increases it
                 continue
             wasted = quantization_cost(row, sizes)
             found = (_reach(d, wasted), row.microseconds or math.inf, place)
@@ -104,7 +104,7 @@ def _logs(sizes: dict[str, int]) -> dict[str, float]:
 
 
 def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
-    """Rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
+    """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
     kind = call_kind(key)
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
 
@@ -121,22 +121,22 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float
     if wasted > WASTED:
         return f"it takes {wasted:.1f} times as long for the same work, more than {WASTED:g}: its blocks reach past the end or leave multiprocessors without work"
     for label in _labels(row.schedule)[1]:
-        if label in sizes and _power(sizes[label]) != _power(row.sizes.get(label, 0)):
-            return f"it holds {label} whole: {_power(row.sizes.get(label, 0))} elements, {_power(sizes[label])} needed"
+        if label in sizes and _next_power_of_two(sizes[label]) != _next_power_of_two(row.sizes.get(label, 0)):
+            return f"it holds {label} whole: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
     return ""
 
 
 def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozenset()) -> float:
-    """Euclidean distance in log2 of sizes; labels of which a program takes one element count a quarter.
+    """Return the Euclidean distance in log2 of sizes. Labels with one element per program count a quarter.
 
-    ``pitches``: labels whose extent is the distance of one row of a tensor from the next. What is fast for rows that start at
-    multiples of 16 bytes may be slow for others, where loads are narrower.
+    ``pitches``: labels whose extent is the row pitch of a tensor. A schedule that is fast for rows aligned to 16 bytes may be slow for
+    others, where loads are narrower.
     """
     return _distance(row, sizes, {label: math.log2(max(size, 1)) for label, size in sizes.items()}, pitches)
 
 
 def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: frozenset[str]) -> float:
-    """``distance``, given the logarithms of the sizes."""
+    """Return ``distance``, given log2 of the sizes."""
     own, there_logs, total = row.sizes, row.logs, 0.0
     tiled, widest = _labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
     for label, size in sizes.items():
@@ -151,28 +151,28 @@ def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: 
 
 @lru_cache(maxsize=4096)
 def _labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """(labels cut in tiles of more than one element, or held whole; those held whole)"""
+    """Return (labels with tiles of more than one element or held whole, labels held whole)."""
     sized = [found for _, name, inside in cuts(schedule) if name != "split" for found in inside]
     return frozenset(label for label, size in sized if size != 1), tuple(dict.fromkeys(label for label, size in sized if size == 0))
 
 
 def whole_labels(schedule: str) -> tuple[str, ...]:
-    """Labels that a schedule holds whole, ``tensorize(y:0)``: it fits sizes of the same power of two only."""
+    """Return the labels that a schedule holds whole, ``tensorize(y:0)``. It fits only sizes with the same next power of two."""
     return _labels(schedule)[1]
 
 
-def _power(size: int) -> int:
+def _next_power_of_two(size: int) -> int:
     return 1 << max(0, size - 1).bit_length()
 
 
 def nearest_gpu(gpus: dict[str, Gpu], wanted: Gpu) -> str | None:
-    """The table to use: of the GPU itself, else of the most alike with the same compute capability; None if none is."""
+    """Return the table to use: the GPU's own, else the most similar one of the same compute capability; None if there is none."""
     if wanted.folder in gpus:
         return wanted.folder
-    alike = [(_unlike(g, wanted), name) for name, g in gpus.items() if str(g.arch) == str(wanted.arch)]
+    alike = [(_dissimilarity(g, wanted), name) for name, g in gpus.items() if str(g.arch) == str(wanted.arch)]
     return min(alike)[1] if alike else None
 
 
-def _unlike(a: Gpu, b: Gpu) -> float:
+def _dissimilarity(a: Gpu, b: Gpu) -> float:
     ratios = [(a.multiprocessors, b.multiprocessors)] + ([(a.bandwidth, b.bandwidth)] if a.bandwidth > 0 and b.bandwidth > 0 else [])
     return sum(abs(math.log2(max(x, 1) / max(y, 1))) for x, y in ratios)

@@ -1,4 +1,4 @@
-"""From a call's sizes to its schedule: the nearest row that fits, else the formula; and why."""
+"""Choose the schedule of a call from its sizes: the nearest row that fits, else the default schedule; say why."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Call:
-    """What is called, as rows name it."""
+    """A kind of call, in the terms of table rows."""
 
     op: str
     spec: str
@@ -31,13 +31,13 @@ class Call:
     kept: tuple[str, ...] = ()
 
     def key(self, dtype: str, labels: frozenset[str]) -> tuple:
-        """The key of the rows that are for it, see ``Row.key``."""
+        """Return the key of its rows, see ``Row.key``."""
         return (self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The rows that may be taken, nearest first, and those that were refused; where none is left the formula decides."""
+    """The candidate rows of a call, nearest first, with the refused ones. If none is usable, the default schedule runs."""
 
     table: OpTable
     considered: tuple[Candidate, ...]
@@ -48,7 +48,7 @@ class Choice:
         return tuple(c for c in self.considered if not c.refused)
 
     def why_none(self) -> str:
-        """Why no row is taken, in a few words."""
+        """Say in a few words why no row is taken."""
         if self.table.gpu is None:
             return "there is no table for this GPU or one like it"
         if not self.considered:
@@ -59,31 +59,31 @@ class Choice:
 
 @lru_cache(maxsize=32)
 def gpu_of(target: Target) -> Gpu:
-    """A target as tables name GPUs."""
+    """Return a target as the ``Gpu`` that tables describe."""
     known = target.name in TARGETS
     return Gpu(f"NVIDIA {target.name.upper()}" if known and target.backend == "cuda" else target.name, target.arch, target.multiprocessors, target.bandwidth)
 
 
 def target_for(gpu: Gpu) -> Target | None:
-    """What to compile for a table's GPU: the target of its name, else one of its compute capability."""
+    """Return the target to compile for a table's GPU: by name, else by compute capability."""
     alike = [t for t in TARGETS.values() if str(t.arch) == str(gpu.arch)]
     return next((t for t in alike if gpu.folder.startswith(gpu_of(t).folder)), alike[0] if alike else None)
 
 
 def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
-    """The rows of the GPU's table for one call; ``pitches`` see ``choice.distance``."""
+    """Rank the rows of the GPU's table for one call. ``pitches``: see ``row_ranking.distance``."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
     return Choice(table, tuple(rank_rows(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
 
 
 def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
-    """The first of ``choose`` that is for these very parameters and may be taken."""
+    """Return the first usable row of ``choose`` with exactly the call's parameters."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
     return table.nearest(key, sizes, subject.spec, pitches)
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:
-    """The algorithm with a row's schedule. Raises DTError where the two do not fit."""
+    """Combine an algorithm with a row's schedule. Raises DTError where the two do not fit."""
     from ...codegen.pipeline import lower
     from ...lang.parser import parse_schedule
     from ...lang.schedule import Program
@@ -97,7 +97,7 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
 
 
 def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> None:
-    """Raise DTError where the GPU does not have what the kernels of a program take."""
+    """Raise DTError where the kernels of a program exceed the GPU's resources."""
     from ...autoschedule.fit_resources import element_bytes
     from ...codegen.analysis.resources import check_resources
     from ...codegen.pipeline import lower
@@ -108,7 +108,7 @@ def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], 
 
 
 def by_default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
-    """The algorithm with the formula's schedule for just these sizes."""
+    """Combine an algorithm with the default schedule for exactly these sizes."""
     from ...autoschedule.default_schedule import default_schedule
     from ...lang.schedule import Program
 

@@ -1,4 +1,4 @@
-"""The tables on disk, read when they are first asked for; what cannot be read is told of once and does without."""
+"""Load tables from disk on first use. A table that cannot be read gives one warning and is ignored."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from ..tables.kernel_store import KernelStore, StoreError, digest
 from ..tables.table import Gpu, Row, TableError, call_kind, call_kind_text, read_gpu, read_rows
 from .row_ranking import Candidate, Near, agreeing, nearest_gpu
 
-_NEAR = 256  #: places among sizes that one table keeps
+_NEAR = 256  #: cached neighbourhoods of sizes per table
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
 class OpTable:
-    """The rows of one op for one GPU, with its binaries if there are any."""
+    """The rows of one op for one GPU, with its binary store where there is one."""
 
-    gpu: str | None  #: the table's folder
-    written: tuple[Row, ...] = ()  #: the rows, if they were read from the table itself
+    gpu: str | None  #: name of the table's folder
+    written: tuple[Row, ...] = ()  #: the rows, where they were read from the YAML
     store: KernelStore | None = None
-    packed: Path | None = None  #: the table, if the store has a copy of its rows: a call reads those that are for it
+    packed: Path | None = None  #: path of the YAML, where the store holds a copy of its rows and a call reads only the rows of its kind
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
     _near: dict[tuple, Near] = field(default_factory=dict, compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Every row."""
+        """Return all rows."""
         return self.written if self.packed is None else self._copied(None)
 
     def like(self, key: tuple) -> tuple[Row, ...]:
-        """The rows that agree with ``key`` but for numbers among the parameters, if not more."""
+        """Return at least the rows of the kind of ``key`` (``call_kind``)."""
         if self.packed is None:
             return self.written
         kind = call_kind(key)
-        if kind not in self._read:  # of each kind once: every new shape asks
+        if kind not in self._read:  # once per kind: every new shape asks
             self._read[kind] = self._copied(key)
         return self._read[kind]
 
     def agreeing(self, key: tuple) -> list[tuple[Row, bool]]:
-        """The rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
+        """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
         if key not in self._agree:
             self._agree[key] = agreeing(self.like(key), key)
         return self._agree[key]
 
     def nearest(self, key: tuple, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
-        """The first row for ``key`` that may be taken, as ``ranked`` has them; quick where the last call of the kind was near this one."""
+        """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Fast where a recent call of the kind had similar sizes."""
         name = (key, spec, Near.name(sizes, pitches))
         if (near := self._near.get(name)) is not None:
             close, found = near.first(sizes)
@@ -76,19 +76,19 @@ class OpTable:
 
     @cached_property
     def _table(self) -> tuple[Row, ...]:
-        """The rows as the table itself has them."""
+        """Return the rows of the YAML itself."""
         assert self.packed is not None
         return _read(self.packed)
 
 
 def tables_folder() -> Path:
-    """``DTKERNELS_TABLES``, else the tables that came with the package."""
+    """Return the folder of ``DTKERNELS_TABLES``, else the shipped tables."""
     named = os.environ.get("DTKERNELS_TABLES")
     return folder_named(named) if named else _own_tables()
 
 
 def table_names() -> tuple[str, ...]:
-    """The folders of ``tables_folder()`` that have a ``gpu.yaml``. Never raises."""
+    """Return the folders in ``tables_folder()`` that have a ``gpu.yaml``. Never raises."""
     try:
         return tuple(sorted(p.name for p in tables_folder().iterdir() if (p / "gpu.yaml").exists()))
     except OSError:
@@ -102,12 +102,12 @@ def _own_tables() -> Path:
 
 
 def op_table(op: str, gpu: Gpu) -> OpTable:
-    """What is known of ``op`` on ``gpu``. Never raises."""
+    """Return the table of ``op`` for ``gpu``. Never raises."""
     return _op_table(op, gpu, tables_folder())
 
 
 def forget() -> None:
-    """Read everything anew from now on."""
+    """Drop all cached tables, so that they are read again."""
     _op_table.cache_clear()
     _folder_for.cache_clear()
     forget_warnings()
@@ -121,7 +121,7 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
     path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
     try:
         copied = store is not None and store.table == digest(path.read_bytes())
-        return OpTable(name, (), store, path) if copied else OpTable(name, _with_own(_read(path), store, path), store)
+        return OpTable(name, (), store, path) if copied else OpTable(name, _without_stale_binaries(_read(path), store, path), store)
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
@@ -133,10 +133,10 @@ def _read(path: Path) -> tuple[Row, ...]:
     return read_rows(path.read_bytes().decode(), str(path))
 
 
-def _with_own(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
-    """Rows of a table that has changed since its kernels were built: those that did not change have kernels, others none.
+def _without_stale_binaries(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
+    """Reconcile rows with a store built for an older version of the table: unchanged rows keep their kernels, changed rows lose them.
 
-    A name alone does not say what a kernel computes: that of another row may differ in a parameter, and run for this one.
+    The names of kernels do not say what they compute: a changed row may differ from the old one in a parameter.
     """
     if store is None or not any(r.binaries for r in rows):
         return rows
@@ -168,7 +168,7 @@ def _store(path: Path) -> KernelStore | None:
 
 @lru_cache(maxsize=32)
 def _folder_for(gpu: Gpu, root: Path) -> str | None:
-    """The folder of the GPU itself, else of the nearest one; None if there is none."""
+    """Return the folder of the GPU itself, else of the most similar one; None if there is none."""
     if (root / gpu.folder).is_dir():
         return gpu.folder
     found = {}

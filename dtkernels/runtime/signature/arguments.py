@@ -1,4 +1,4 @@
-"""The arguments of an op in its caller's terms: their names, the shapes they may have, and the errors that say so."""
+"""Describe the arguments of an op in the caller's terms: names, allowed shapes, and errors about them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 
 def told(value: object) -> str:
-    """What an argument is, for an error."""
+    """Name the type of an argument for an error."""
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def refuse_layout(op: str, name: str, tensor: torch.Tensor) -> None:
-    """Raise TypeError, one line, for a tensor that has no strides."""
-    if tensor.is_nested:  # some kinds say that they are strided
+    """Raise TypeError, one line, for a tensor without strides: nested, sparse."""
+    if tensor.is_nested:  # some nested layouts claim to be strided
         raise TypeError(f"{op}: {name} is a nested tensor; allowed: a tensor with strides")
     if tensor.layout is not torch.strided:
         raise TypeError(f"{op}: {name} is of layout {tensor.layout}; allowed: a tensor with strides")
@@ -28,7 +28,7 @@ def refuse_layout(op: str, name: str, tensor: torch.Tensor) -> None:
 
 @dataclass(frozen=True)
 class Argument:
-    """One argument. ``dims`` are the names of its last dimensions; ``leading`` allows more in front of them."""
+    """One argument. ``dims`` names its last dimensions. ``leading`` allows more dimensions before them."""
 
     name: str
     dims: tuple[str, ...] | None  #: None for a scalar
@@ -46,10 +46,10 @@ class Argument:
 
 
 class Interface:
-    """How the caller of an op knows its arguments.
+    """The caller's view of an op's arguments.
 
-    ``told`` maps inputs and scalars of the spec to texts such as ``x (..., C)``. Names that are not in it are the spec's own.
-    ``broadcast``: leading dimensions of different arguments broadcast; otherwise they are the same.
+    ``told`` maps inputs and scalars of the spec to texts such as ``x (..., C)``. Other arguments keep the spec's names.
+    ``broadcast``: leading dimensions of different arguments broadcast; otherwise they must be equal.
     """
 
     def __init__(self, told: Mapping[str, str] | None = None, broadcast: bool = True):
@@ -60,15 +60,15 @@ class Interface:
         return {name: Argument.of(text) for name, text in self._told.items()}
 
     def name(self, spec_name: str) -> str:
-        """The caller's name of an input or scalar."""
+        """Return the caller's name of an input or scalar."""
         return self._arguments[spec_name].name if spec_name in self._arguments else spec_name
 
     def listed(self, names: Iterable[str]) -> str:
-        """The caller's names, separated by commas."""
+        """Join the caller's names with commas."""
         return ", ".join(map(self.name, names))
 
     def check(self, op: str, signature: Signature, tensors: dict[str, torch.Tensor]) -> None:
-        """Raise ValueError, one line, where ranks or leading dimensions are not as ``told``."""
+        """Raise ValueError, one line, where ranks or leading dimensions violate the declared shapes."""
         leading = {}
         for name, t in tensors.items():
             known = self._arguments.get(name)
@@ -86,12 +86,12 @@ class Interface:
                 raise self.refuse(op, signature, tensors, f"{self.name(name)} has other leading dimensions")
 
     def refuse_rank(self, op: str, signature: Signature, tensors: dict[str, torch.Tensor], name: str) -> ValueError:
-        """A ValueError for an input that has too many or too few dimensions."""
+        """Return the ValueError for an input with too many or too few dimensions."""
         rank = tensors[name].dim()
         return self.refuse(op, signature, tensors, f"{self.name(name)} has {rank} dimension{'' if rank == 1 else 's'}")
 
     def refuse(self, op: str, signature: Signature, tensors: dict[str, torch.Tensor], reason: str, among: Iterable[str] = ()) -> ValueError:
-        """A ValueError of one line: the shapes as given, of ``among`` or of all, the reason, and what is allowed."""
+        """Return a ValueError of one line: the given shapes (of ``among``, or all), the reason, and what is allowed."""
         shapes = ", ".join(f"{self.name(n)} is {tuple(tensors[n].shape)}" for n in dict.fromkeys(among or tensors))
         if len(tensors) > 1 and not self.broadcast and all(n in self._arguments and self._arguments[n].dims == () for n in tensors):
             return ValueError(f"{op}: {shapes}; allowed: one shape")
@@ -99,7 +99,7 @@ class Interface:
         return ValueError(f"{op}: {shapes}: {reason}; allowed: {allowed}")
 
     def differing(self, op: str, signature: Signature, tensors: dict[str, torch.Tensor], *found: tuple[str | None, str, int]) -> ValueError:
-        """A ValueError for one extent that is another in two places, each (input, None for the program; label; extent)."""
+        """Return the ValueError for one extent that differs between two places, each (input, None for the program; label; extent)."""
         said, before = [], None
         for name, label, size in found:
             if name is None:
@@ -117,21 +117,21 @@ class Interface:
         return self.refuse(op, signature, tensors, ", ".join(said) + tied, [name for name, _, _ in found if name is not None])
 
     def _dimension(self, tensor: str, label: str, place: int) -> str:
-        """The caller's name of the dimension ``place`` of ``tensor``, counted from its end."""
+        """Return the caller's name of the dimension ``place`` of ``tensor``, counted from the end."""
         known = self._arguments.get(tensor)
         if known is None or known.dims is None:
             return label
         return known.dims[place] if -place <= len(known.dims) else "a leading dimension"
 
     def _allowed(self, name: str, signature: Signature) -> str:
-        """The shapes that one argument may have, as text."""
+        """Format the allowed shapes of one argument."""
         if name in self._arguments:
             return self._arguments[name].text
         return f"{name} {self.shape(signature.inputs[name], name in signature.leaders)}"
 
     @staticmethod
     def shape(labels: tuple[str | None, ...], leads: bool) -> str:
-        """The shapes that an input of these labels may have; ``leads``: its leading dimensions are those of the call."""
+        """Format the allowed shapes of an input with these labels. ``leads``: its leading dimensions are those of the call."""
         dims = ", ".join(label or "_" for label in labels)
         longer = f"(..., {dims})" if dims else "(...)"
         return longer if leads else f"({dims}) or {longer}"

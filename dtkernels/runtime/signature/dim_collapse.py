@@ -1,6 +1,6 @@
-"""Leading dimensions of a call: which inputs may bring or lack them, and whether they may be joined with a label.
+"""Classify leading dimensions: which inputs may have or lack them, and whether they may be folded into a label.
 
-A joined label stands for more rows, and the kernel stays as it is.
+Folding a batch into the first label leaves the kernel unchanged: it merely has more rows.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ from ...lang.algorithm import Algorithm
 
 
 def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
-    """The inputs that must all have more rows along ``label``; None where it may not stand for more rows.
+    """Return the inputs that must all have the batch for it to be folded into ``label``; None where folding is not allowed.
 
-    It may if it is always the first index, and never a value, a length or reduced, nor of an extent that the program tells.
+    It is allowed if the label is always the first index and is never a value, a length or reduced, and the program does not declare its
+    extent.
     """
     if any(told in algorithm.tied_labels(label) for told, _, _ in algorithm.extents):
         return None
@@ -32,24 +33,24 @@ def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | Non
 
 
 def labels_outside(index: ex.Expr) -> frozenset[str]:
-    """Labels of an index, but for those of the elements in it, which are looked at for themselves."""
+    """Return the labels of an index, without those inside of accesses."""
     if isinstance(index, ex.Access):
         return frozenset()
     return frozenset({index.name}) if isinstance(index, ex.Label) else frozenset().union(*map(labels_outside, index.children()))
 
 
 def _as_value(expr: ex.Expr, label: str) -> bool:
-    """Whether ``label`` is used as a number outside an index."""
+    """Tell whether ``label`` is used as a number outside an index."""
     if isinstance(expr, ex.Access):
         return False
     return (isinstance(expr, ex.Label) and expr.name == label) or any(_as_value(c, label) for c in expr.children())
 
 
 def leading_inputs(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str, ...]:
-    """The inputs whose leading dimensions are those of the call; those of other inputs must broadcast to them.
+    """Return the inputs whose leading dimensions are those of the call. Those of other inputs must broadcast to them.
 
-    These are the inputs of the highest rank and, of those that an output's first label indexes, the ones of the highest rank:
-    both ``A`` of ``A[x, y] * w[y]``, and ``t`` as well as ``W`` of ``W[t[x], y]``.
+    These are the inputs of the highest rank, and the inputs of the highest rank among those that an output's first label indexes: ``A`` of
+    ``A[x, y] * w[y]``, and both ``t`` and ``W`` of ``W[t[x], y]``.
     """
     ranks = {n: len(algorithm.plain_labels(n)) for n in algorithm.inputs}
     groups = [set(algorithm.inputs)]
@@ -60,7 +61,7 @@ def leading_inputs(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str,
 
 
 def first_dimensions(algorithm: Algorithm, outputs: tuple[str, ...]) -> dict[str, int]:
-    """For each input the number of its first dimensions that move along the same dimension of every output: a call may lack them."""
+    """Return, for each input, how many of its first dimensions match the first dimensions of every output: a call may lack them."""
     found = {n: len(algorithm.plain_labels(n)) for n in algorithm.inputs}
     for output in outputs:
         labels = algorithm[output].labels
@@ -72,13 +73,13 @@ def first_dimensions(algorithm: Algorithm, outputs: tuple[str, ...]) -> dict[str
 
 
 def _indices(algorithm: Algorithm) -> list[tuple[str, tuple[ex.Expr, ...]]]:
-    """Every index of every input."""
+    """Return every (input, index) in the algorithm."""
     accesses = (a for d in algorithm.definitions for a in ex.accesses(d.expr))
     return [(a.tensor, a.index) for a in accesses if a.tensor in algorithm.inputs]
 
 
 def _reached(algorithm: Algorithm, labels: tuple[str, ...]) -> frozenset[str]:
-    """``labels``, and the labels of the Funcs' own dimensions that they index."""
+    """Return ``labels`` and the dimensions of Funcs that they index."""
     found: set[str] = set().union(*map(algorithm.tied_labels, labels)) if labels else set()
     while True:
         more = {

@@ -1,4 +1,4 @@
-"""Turn the extents that a user gives, in order or by label, into the extent of every label of an algorithm. Needs no torch."""
+"""Complete the extents that a user gives, in order or by label, to the extent of every label. Needs no torch."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 
 def label_order(algorithm: Algorithm, output: str) -> tuple[str, ...]:
-    """The output's labels, then the other labels in order of declaration."""
+    """Return the output's labels, then the other labels in order of declaration."""
     own = algorithm[output].labels
     return own + tuple(label for label in algorithm.labels if label not in own)
 
 
 def free_labels(algorithm: Algorithm, output: str) -> tuple[str, ...]:
-    """The labels whose extents a user gives: without constants, and one of those that share an extent."""
+    """Return the labels whose extents a user gives: no constants, and one label per shared extent."""
     found: list[str] = []
     for label in label_order(algorithm, output):
         if _constant(algorithm, label) is None and not algorithm.tied_labels(label) & set(found):
@@ -27,7 +27,7 @@ def free_labels(algorithm: Algorithm, output: str) -> tuple[str, ...]:
 
 
 def sizes_in_order(algorithm: Algorithm, output: str, shape: Sequence[int], what: str) -> dict[str, int]:
-    """The extent of every label from those of ``free_labels``, in their order. Raises DTError where there are more or fewer."""
+    """Return the extent of every label from those of ``free_labels``, in order. Raises DTError where the count differs."""
     free = free_labels(algorithm, output)
     if len(shape) != len(free):
         few = f"{len(free)} extent{'s' if len(free) != 1 else ''}" + (f": {', '.join(free)}" if free else "")
@@ -36,7 +36,7 @@ def sizes_in_order(algorithm: Algorithm, output: str, shape: Sequence[int], what
 
 
 def sizes_by_label(algorithm: Algorithm, output: str, given: Mapping[str, int], what: str) -> dict[str, int]:
-    """The extent of every label from those given by name. Raises DTError for an unknown, a missing or a contradicting one."""
+    """Return the extent of every label from those given by name. Raises DTError for an unknown, missing or contradictory one."""
     order, free = label_order(algorithm, output), free_labels(algorithm, output)
     for label, size in given.items():
         if label not in order:
@@ -53,12 +53,12 @@ def sizes_by_label(algorithm: Algorithm, output: str, given: Mapping[str, int], 
 
 
 def _constant(algorithm: Algorithm, label: str) -> int | None:
-    """The number that the program gives for the extent of a label, or of one that shares it."""
+    """Return the constant extent of a label, or of one that shares its extent; None without one."""
     return next((n for other in sorted(algorithm.tied_labels(label)) if (n := algorithm.constant_extent(other)) is not None), None)
 
 
 def _filled(algorithm: Algorithm, output: str, given: Mapping[str, int]) -> dict[str, int]:
-    """The given extents with those that follow from them."""
+    """Complete the given extents with those that follow from them."""
     found = {}
     for label in label_order(algorithm, output):
         constant = _constant(algorithm, label)

@@ -1,8 +1,8 @@
-"""What calls must know of an op, written beside its spec: a first call then reads no algorithm and derives no gradient.
+"""Read and write op manifests: precomputed signatures and gradients beside a spec, so that a first call parses and derives nothing.
 
-An outline is JSON with the checksum of the spec's file; ``python tools/write_manifests.py`` writes them. Signatures are there for the usual
-parameters, gradients for the calls that a table of the package has rows for. Each lies in a line of its own, and a call reads those
-that are for it.
+A manifest is JSON with the checksum of the spec's file, written by ``python tools/write_manifests.py``. It holds signatures for the
+usual parameters, and gradients for the calls that the shipped tables have rows for. Each is one line, and a call parses only the
+lines that it needs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from ...algebra.autodiff.rematerialization import Product
     from ...lang.spec import Spec
 
-ANY_NUMBER = 2  #: stands in signatures' lines for every number from 2 on; what they say is the same for all of them
+ANY_NUMBER = 2  #: stands for every integer from 2 on: their signatures are equal
 Params = tuple[tuple[str, "int | bool"], ...]
 _HEAD = ("op", "inputs", "scalars", "params", "outputs", "spec", "integers", "products", "compiled", "autocast")
 
 
 class Facts(NamedTuple):
-    """What is known of a variant without its algorithm. ``products`` are None where they are not."""
+    """The precomputed facts of a variant. ``products`` is None where unknown."""
 
     signature: Signature
     products: tuple[Product, ...] | None = None
@@ -35,7 +35,7 @@ class Facts(NamedTuple):
 
 @dataclass(frozen=True)
 class OpManifest:
-    """Of one op."""
+    """The manifest of one op."""
 
     op: str
     inputs: tuple[str, ...]
@@ -43,22 +43,22 @@ class OpManifest:
     params: Params
     outputs: tuple[str, ...]
     spec: str  #: ``spec_hash`` of the algorithm
-    integers: tuple[str, ...]  #: inputs that hold integers, which stand in an index
-    products: bool  #: whether there are products for the matrix units
+    integers: tuple[str, ...]  #: integer inputs, which are used in an index
+    products: bool  #: whether there are matrix products
     compiled: str
     autocast: str | None
     lines: tuple[str, ...] = ()  #: signatures and gradients as JSON
-    whole: tuple[str, ...] = ()  #: scalars that stand in an index; ops of the package see to theirs
+    whole: tuple[str, ...] = ()  #: scalars used in an index; the functions of shipped ops convert theirs
 
     def facts(self, params: Params, batched: frozenset[str], labels: int) -> Facts | None:
-        """Of a variant, if they are there; batch labels and batched inputs need the algorithm."""
+        """Return the facts of a variant, if present. Batch labels and batched inputs need the algorithm itself."""
         alike = tuple((n, v if isinstance(v, bool) or v < ANY_NUMBER else ANY_NUMBER) for n, v in params)
         if batched or labels or (data := self._line(_signature_key(alike))) is None:
             return None
         return Facts(_signature(data["signature"]), tuple(map(_product, data["products"])), lambda wanted, kept: self.halves(params, wanted, kept))
 
     def halves(self, params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Halves | None:
-        """Of a gradient, if they are there."""
+        """Return the halves of a gradient, if present."""
         data = self._line(_gradient_key(params, wanted, kept))
         if data is None:
             return None
@@ -66,19 +66,19 @@ class OpManifest:
         return Halves(tuple(data["outputs"]), data["adjoints"], data["grads"], tuple(data["products"]), *signatures)
 
     def _line(self, key: str) -> dict | None:
-        """The line that begins with ``key``."""
+        """Parse the line that starts with ``key``."""
         found = next((line for line in self.lines if line.startswith(key)), None)
         return json.loads(found.rstrip(",")) if found else None
 
     def keys(self) -> tuple[list[Params], list[tuple[Params, tuple[str, ...], tuple[str, ...]]]]:
-        """(parameters that there are signatures for, (parameters, wanted, kept) that there are gradients for)"""
+        """Return (parameters with a signature, (parameters, wanted, kept) with a gradient)."""
         data = [json.loads(line.rstrip(",")) for line in self.lines]
         signatures = [tuple(d["params"].items()) for d in data if "signature" in d]
         return signatures, [(tuple(d["params"].items()), tuple(d["wanted"]), tuple(d["kept"])) for d in data if "wanted" in d]
 
     @staticmethod
     def of(spec: Spec) -> OpManifest:
-        """The outline of a spec, without lines."""
+        """Return the manifest of a spec, without lines."""
         from ...lang import expr as ex
         from .spec_hash import spec_hash
 
@@ -95,7 +95,7 @@ class OpManifest:
 
 
 def manifest_path(spec: Path) -> Path:
-    """Where the outline of a spec's file lies."""
+    """Return the path of the manifest beside a spec's file."""
     return spec.with_suffix(".json")
 
 
@@ -108,25 +108,25 @@ def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 
 
 def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
-    """The line of a variant."""
+    """Format the line of a variant."""
     plain = [(p.name, p.against) for p in products]
     return json.dumps({"params": dict(params), "signature": _plain(signature), "products": plain})
 
 
 def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...], halves: Halves) -> str:
-    """The line of a gradient."""
+    """Format the line of a gradient."""
     plain = halves._asdict() | {half: s and _plain(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 
 def manifest_text(outline: OpManifest, spec: bytes) -> str:
-    """The JSON of an outline of the spec whose file holds ``spec``."""
+    """Format a manifest. ``spec`` is the content of the spec's file."""
     head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(outline, n) for n in _HEAD}}
     return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(outline.lines) + "\n]}\n"
 
 
 def read_manifest(spec: Path) -> OpManifest | None:
-    """The outline that lies beside a spec's file, if it is of the file as it is now."""
+    """Read the manifest beside a spec's file; None where it is missing or of another version of the file."""
     try:
         head, *lines, end = manifest_path(spec).read_text().splitlines()
         data = json.loads(head + end)
@@ -159,5 +159,5 @@ def _signature(data: dict) -> Signature:
 
 
 def _plain(signature: Signature) -> dict:
-    """A signature as JSON holds it."""
+    """Convert a signature for JSON."""
     return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts")}

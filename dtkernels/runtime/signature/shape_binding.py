@@ -1,7 +1,7 @@
-"""From the tensors of a call to the dimensions an algorithm declares: missing ones added, extra leading ones batched.
+"""Bind the tensors of a call to the declared dimensions: add missing ones, batch extra leading ones.
 
-Adjacent batch dimensions are joined with each other and with the first declared one where every tensor allows a view,
-so that a kernel written for two dimensions runs as such on any contiguous tensor.
+Adjacent batch dimensions are folded into each other and into the first declared dimension where every tensor allows a view. A kernel
+written for two dimensions then runs unchanged on any contiguous tensor.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .signature import Signature
 
 @dataclass(frozen=True)
 class BoundShapes:
-    """Tensors as the algorithm wants them, and how to shape results back."""
+    """Tensors in the shapes that the algorithm declares, and how to restore the shapes of results."""
 
     tensors: dict[str, torch.Tensor]
     batched: frozenset[str]
-    labels: int  #: how many batch labels the algorithm gets
+    labels: int  #: number of batch labels that the algorithm gets
     batch: tuple[int, ...]  #: leading dimensions of the results
-    joined: bool  #: whether the batch went into the first declared dimension
-    dropped: int  #: leading dimensions that were added and leave the results again
+    joined: bool  #: whether the batch was folded into the first declared dimension
+    dropped: int  #: number of added leading dimensions, which results drop again
 
     def restore(self, result: torch.Tensor) -> torch.Tensor:
-        """A result in the shape that the caller's tensors imply."""
+        """Return a result in the shape that the caller's tensors imply."""
         if self.batch and self.joined:
             first = result.shape[0]
             for n in self.batch:
@@ -38,9 +38,9 @@ class BoundShapes:
 
 
 def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor], interface: Interface) -> BoundShapes:
-    """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where they cannot be.
+    """Fit ``tensors`` to the ranks that an op declares. Raises ValueError, one line, where that is impossible.
 
-    Leading dimensions are those that the signature's leaders broadcast to; other inputs may bring no more.
+    The batch is what the leading dimensions of the signature's leaders broadcast to. Other inputs may not add to it.
     """
     given, ranks = tensors, {name: len(signature.inputs[name]) for name in tensors}
     extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
@@ -71,7 +71,7 @@ def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor],
 
 
 def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
-    """What ``shapes`` broadcast to, None if they do not. torch's own function imports sympy, which takes seconds."""
+    """Return the broadcast of ``shapes``; None if they do not broadcast. torch's own function imports sympy, which takes seconds."""
     found = [1] * max(map(len, shapes), default=0)
     for shape in shapes:
         for place, size in enumerate(reversed(shape), 1):
@@ -83,9 +83,9 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 
 def _not_lengthened(signature: Signature, tensors: dict[str, torch.Tensor], extra: dict[str, int], short: int) -> str | None:
-    """An input that hinders a call in which others lack their ``short`` first dimensions; None if there is none.
+    """Return an input that prevents a call in which others lack their first ``short`` dimensions; None if there is none.
 
-    Inputs lack that many or none, and only such dimensions as the results then lack too.
+    Each input lacks that many dimensions or none, and only dimensions that the results then lack too.
     """
     for name, n in extra.items():
         if n not in (0, -short) or n and signature.firsts.get(name, 0) < short:
@@ -98,7 +98,7 @@ def _not_lengthened(signature: Signature, tensors: dict[str, torch.Tensor], extr
 def _joined(
     signature: Signature, tensors: dict[str, torch.Tensor], batched: frozenset[str], count: int
 ) -> dict[str, torch.Tensor] | None:
-    """Batched tensors with the batch folded into their first declared dimension, as views; None if that cannot be."""
+    """Fold the batch into the first declared dimension of batched tensors, as views; None if that is impossible."""
     first = {signature.inputs[name][0] if signature.inputs[name] else None for name in batched}
     if len(first) != 1 or (label := first.pop()) is None or frozenset(signature.rows.get(label, ())) != batched:
         return None
@@ -108,6 +108,6 @@ def _joined(
         lead, rest = t.shape[: count + 1], t.shape[count + 1 :]
         try:
             found[name] = t.view(-1, *rest) if t.numel() else t.reshape(0 if 0 in lead else lead.numel(), *rest)
-        except (RuntimeError, ValueError):  # the latter of tensors without data
+        except (RuntimeError, ValueError):  # ValueError for tensors without data
             return None
     return found

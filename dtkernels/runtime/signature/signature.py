@@ -1,6 +1,6 @@
-"""What a call must know of an algorithm before any kernel runs: names, ranks, where extents and dtypes come from.
+"""Describe what a call needs of an algorithm before any kernel runs: names, ranks, sources of extents and dtypes.
 
-All of it follows from the algorithm; for the ops of the package it is also written down, see op_manifest.py.
+All of it follows from the algorithm. For the shipped ops it is precomputed, see op_manifest.py.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Signature:
-    """Of one prepared algorithm."""
+    """The signature of one prepared algorithm."""
 
-    inputs: dict[str, tuple[str | None, ...]]  #: the label of each dimension, None where only index arithmetic enters
+    inputs: dict[str, tuple[str | None, ...]]  #: the label of each dimension, None where it is indexed by arithmetic only
     scalars: tuple[str, ...]
-    values: tuple[str, ...]  #: inputs whose dtype enters the results'
-    sizes: dict[str, tuple[str, int] | int]  #: label -> (input, dimension) or a constant
-    rows: dict[str, tuple[str, ...]]  #: labels that may stand for more rows, if these inputs and no others have them
-    precise: bool  #: whether the setting of float32 products matters
+    values: tuple[str, ...]  #: inputs whose dtype enters the result dtype
+    sizes: dict[str, tuple[str, int] | int]  #: label -> (input, dimension), or a constant
+    rows: dict[str, tuple[str, ...]]  #: labels that batch dimensions may be folded into, if exactly these inputs have them
+    precise: bool  #: whether the setting of float32 products (TF32) matters
     leaders: tuple[str, ...] = ()  #: inputs whose leading dimensions are those of the call
-    firsts: dict[str, int] = field(default_factory=dict)  #: how many of its first dimensions an input may lack, where it is any
+    firsts: dict[str, int] = field(default_factory=dict)  #: number of first dimensions that an input may lack, where it is not 0
 
     @staticmethod
     def of(algorithm: Algorithm, called: tuple[str, ...] = ()) -> Signature:
-        """The signature of a prepared algorithm. ``called``: its outputs, where callers outside give the inputs."""
+        """Derive the signature of a prepared algorithm. ``called``: its outputs, where a user's call supplies the inputs."""
         from ...codegen.emit.module import plain_labels, value_inputs
         from ...lang import expr as ex
         from .dim_collapse import collapsible_label, first_dimensions, leading_inputs
@@ -49,40 +49,40 @@ class Signature:
         return replace(own, leaders=leading_inputs(algorithm, called), firsts=lacked)
 
     def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
-        """The extent of every label from the shapes of the inputs."""
+        """Return the extent of every label from the shapes of the inputs."""
         return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in self.sizes.items()}
 
     def pitches(self) -> frozenset[str]:
-        """Labels whose extent is the distance of one row of an input from the next, where it is contiguous."""
+        """Return the labels whose extent is the row pitch of an input, if that is contiguous."""
         return frozenset(labels[-1] for labels in self.inputs.values() if len(labels) > 1 and labels[-1])
 
     def result_dtype(self, tensors: dict[str, torch.Tensor]) -> torch.dtype:
-        """The promoted dtype of the inputs whose values enter the results."""
+        """Return the promoted dtype of the inputs whose values enter the results."""
         return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])
 
     def mixed(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Whether there are products, and inputs whose values enter the results differ in dtype."""
+        """Tell whether the algorithm has products and the inputs that enter the results differ in dtype."""
         return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1
 
 
 class Halves(NamedTuple):
-    """Of one gradient: what forward gives to backward, and how the two call it. See ``algebra.autodiff.gradient.Gradient``."""
+    """The interface between the two halves of a gradient, see ``algebra.autodiff.gradient.Gradient``."""
 
-    outputs: tuple[str, ...]  #: of forward: the op's own, then what backward is handed
-    adjoints: dict[str, str]  #: output -> the input of backward that is its gradient
-    grads: dict[str, str]  #: input or scalar -> the output of backward that is its gradient
+    outputs: tuple[str, ...]  #: of forward: the op's own, then the tensors saved for backward
+    adjoints: dict[str, str]  #: output -> the input of backward that holds its gradient
+    grads: dict[str, str]  #: input or scalar -> the output of backward that holds its gradient
     products: tuple[str, ...]  #: those of ``outputs`` that are products
-    forward: Signature | None = None  #: None where it is not known yet, or forward is the op's own
+    forward: Signature | None = None  #: None where it is not derived yet, or forward is the op itself
     backward: Signature | None = None
 
     @staticmethod
     def of(gradient: Gradient) -> Halves:
-        """Those of a derived gradient, without signatures."""
+        """Take the interface of a derived gradient, without signatures."""
         return Halves(gradient.forward_outputs, gradient.adjoints, gradient.grads, gradient.products)
 
 
 def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
-    """Where the extent of every label that has one comes from."""
+    """Return the source of every known extent: (input, dimension) or a constant."""
     found: dict[str, tuple[str, int] | int] = {}
     for label in algorithm.labels:
         if (constant := algorithm.constant_extent(label)) is not None:
@@ -93,7 +93,7 @@ def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
 
 
 def check_whole(op: str, name: str, value: object) -> None:
-    """Raise TypeError, one line, for a scalar that may not stand in an index: a number with a fraction, or a tensor of floats."""
+    """Raise TypeError, one line, for a scalar that is used in an index and is not an integer."""
     if isinstance(value, torch.Tensor):
         whole = not value.is_floating_point()
     else:
@@ -104,14 +104,14 @@ def check_whole(op: str, name: str, value: object) -> None:
 
 
 def input_types(tensors: dict[str, torch.Tensor]) -> InputTypes:
-    """The dtypes of these inputs as the compiler names them."""
+    """Return the dtypes of these inputs under the compiler's names."""
     from ...codegen.analysis.product_types import InputTypes
 
     return InputTypes(tuple((name, _NAMES.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:
-    """The dtype of a result; float32 where there is nothing to go by."""
+    """Return the promotion of several dtypes; float32 for none."""
     result = dtypes[0] if dtypes else torch.float32
     for dtype in dtypes[1:]:
         result = torch.promote_types(result, dtype)

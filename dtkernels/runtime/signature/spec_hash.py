@@ -1,4 +1,4 @@
-"""The checksum by which tables and manifests know the algorithm they were made for."""
+"""Hash an algorithm: tables and manifests name the version that they were made for."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import hashlib
 
 
 def spec_hash(algorithm: object) -> str:
-    """12 hex digits that change with the algorithm of a spec."""
+    """Return 12 hex digits that depend on the algorithm of a spec."""
     return hashlib.sha256(str(algorithm).encode()).hexdigest()[:12]

@@ -1,13 +1,17 @@
-"""Compiled kernels in a safetensors file: machine code as uint8 tensors, what a launch must know as JSON in the header.
+"""Store compiled kernels in a safetensors file: machine code as uint8 tensors, launch data as JSON.
 
-The file is read by hand: the header once, the rest only when it is asked for. A name in the file is the checksum of what it
-stands for, so that equal kernels of several rows are stored once and a damaged one is noticed.
+The header is searched once. Everything else is read on demand. Each name is a checksum of its contents, so that rows share equal
+kernels and damage is detected.
 
-Tensors: ``<checksum>`` machine code, packed; ``texts`` everything else, one packed text behind another, each behind a line with
-its name and length: ``entry/<checksum>`` what one kernel takes (``StoredKernel``), ``host/<checksum>`` the text that allocates and
-launches, ``rows/<kind>`` the table's rows of one kind of call, as JSON behind a line with its checksum; ``dictionary`` some of the texts, which the others are
-packed with: they are much alike, and each can still be read alone. Metadata: ``table`` the checksum of the YAML that the rows are
-copied from.
+Tensors:
+
+- ``<checksum>``: compressed machine code.
+- ``texts``: all other contents. Each is compressed alone and follows a line with its name and length:
+  ``entry/<checksum>`` describes one kernel (``StoredKernel``), ``host/<checksum>`` is a wrapper that allocates and launches,
+  ``rows/<kind>`` holds the table rows of one kind of call as JSON, behind a line with their checksum.
+- ``dictionary``: the zlib dictionary that all texts share. The texts are similar, and each can still be read alone.
+
+Metadata: ``table``, the checksum of the YAML that the rows were copied from.
 """
 
 from __future__ import annotations
@@ -26,59 +30,62 @@ from .table import Row, call_kind_text, write_whole
 
 FORMAT = "dtkernels 4"
 _LARGEST_HEADER = 1 << 27
-_SMALL = 1 << 15  #: bytes of machine code
-_XZ = b"\xfd7zXZ\x00"  #: what an xz file begins with
-_MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: the line before a text
+_SMALL = 1 << 15  #: bytes; smaller machine code is compressed with zlib, larger with xz
+_XZ = b"\xfd7zXZ\x00"  #: magic bytes of an xz file
+_MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: the line before each text
 _LONGEST_MARK = 40
-_METADATA = b'{"__metadata__":'  #: what a header begins with
+_METADATA = b'{"__metadata__":'  #: the start of every header
 _TENSOR = re.compile(rb'"\w+":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d+),(\d+)\]\}')
-_LAST = re.compile(rb",(\d+)\]\}\} *\Z")  #: the end of the last tensor, with which a header ends
+_LAST = re.compile(rb",(\d+)\]\}\} *\Z")  #: the end of the last tensor's entry, which ends the header
 _LONGEST_END = 40
-_TUPLES = {"wanted", "kept", "batched", "binaries"}  #: lists of a row as JSON
-_ROOM = {"rows/": 3000, "host/": 8000, "entry/": 6000}  #: bytes of a dictionary
+_TUPLES = {"wanted", "kept", "batched", "binaries"}  #: fields of a row that JSON holds as lists
+_ROOM = {"rows/": 3000, "host/": 8000, "entry/": 6000}  #: bytes of each sort in the dictionary
 
 
 class StoreError(ValueError):
-    """A binary store that is refused; one line that names the file and what is wrong."""
+    """A binary store is refused. The message is one line that names the file and the fault."""
 
 
 @dataclass(frozen=True)
 class StoredKernel:
-    """One compiled kernel and the arguments it may be launched with.
+    """Describe one compiled kernel and the arguments it accepts.
 
-    ``types`` has every parameter, in the kernel's order: a type, or "constexpr" for one that is baked in, with its value in
-    ``constants``. ``divisible`` are those that must be multiples of 16, ``steps`` those of a smaller power of two.
+    ``types`` maps every parameter, in the kernel's order, to its type. A constexpr parameter has the type "constexpr" and its value in
+    ``constants``. Parameters in ``divisible`` must be multiples of 16, those in ``steps`` of a smaller power of two.
     """
 
     kernel: str
-    host: str  #: the host text that launches it
-    code: str  #: the tensor with its machine code
+    host: str  #: name of the wrapper that launches it
+    code: str  #: name of the tensor with its machine code
     arch: int | str
     types: dict[str, str]
     constants: dict[str, object]
     divisible: tuple[str, ...]
-    threads: int  #: of a block
+    threads: int  #: per block
     shared: int  #: bytes
-    scratch: tuple[int, int] = (0, 1)  #: global bytes a program, and their alignment
-    blocks: int = 1  #: of a cluster
-    built: str = ""  #: the Triton that compiled it
-    ir: str = ""  #: digest of the Triton IR it was compiled from
+    scratch: tuple[int, int] = (0, 1)  #: bytes of global scratch memory per program, and their alignment
+    blocks: int = 1  #: blocks per cluster
+    built: str = ""  #: version of Triton that compiled it
+    ir: str = ""  #: digest of its Triton IR
     steps: dict[str, int] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The entry as JSON, always the same for the same entry."""
+        """Return the entry as JSON; equal entries give equal text."""
         plain = asdict(self) | {"constants": dict(sorted(self.constants.items()))}
         return json.dumps({k: v for k, v in plain.items() if k != "steps" or v}, separators=(",", ":"))
 
     @cached_property
     def multiples(self) -> dict[str, int]:
-        """What each parameter must be a multiple of, where that is more than 1."""
+        """Return the divisor required of each parameter, where it is more than 1."""
         return dict.fromkeys(self.divisible, 16) | self.steps
 
     @cached_property
     def sorts(self) -> tuple[list, list, list, list]:
-        """Parameters by what is asked of them: (place, type, multiple) of pointers, (place, whether of 64 bits, multiple) of integers, places
-        of floats, (place, name, value) of what is baked in."""
+        """Group the parameters by what a launch must check.
+
+        Returns (place, type, divisor) of pointers, (place, whether 64-bit, divisor) of integers, places of floats, and
+        (place, name, value) of constexprs.
+        """
         found: tuple[list, list, list, list] = ([], [], [], [])
         for i, (name, kind) in enumerate(self.types.items()):
             step = self.multiples.get(name, 1)
@@ -94,12 +101,12 @@ class StoredKernel:
 
     @cached_property
     def given(self) -> tuple[tuple[int, str, str], ...]:
-        """(place, name, type) of what a launch hands over."""
+        """Return (place, name, type) of each argument that a launch passes."""
         return tuple((i, name, kind) for i, (name, kind) in enumerate(self.types.items()) if kind != "constexpr")
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """Of the parameters."""
+        """Return the names of the parameters."""
         return tuple(self.types)
 
     @property
@@ -113,12 +120,12 @@ class StoredKernel:
 
 
 def digest(data: bytes) -> str:
-    """The name of ``data`` in a store: 16 hex digits behind a letter, so that no reader takes it for a number."""
+    """Return the name of ``data`` in a store: 16 hex digits behind a letter, so that YAML never reads it as a number."""
     return "x" + hashlib.sha256(data).hexdigest()[:16]
 
 
 class KernelStore:
-    """A binary store on disk. Raises StoreError when opened if the file is not whole."""
+    """A binary store on disk. Opening an incomplete file raises StoreError."""
 
     def __init__(self, path: Path):
         self.path = path
@@ -145,11 +152,11 @@ class KernelStore:
             raise StoreError(f"{path}: {size} bytes; its header tells of {self._start + last}")
         self._texts = (self._start + texts[0], self._start + texts[1])
         self._dictionary = self._data[self._start + words[0] : self._start + words[1]]
-        self._entries: dict[str, StoredKernel] = {}  #: those that were read: each new length asks for the same
+        self._entries: dict[str, StoredKernel] = {}  #: entries read so far: each new length asks for the same ones
         self._hosts: dict[str, str] = {}
 
     def _place(self, name: str) -> tuple[int, int]:
-        """Where a tensor lies. A first call asks for a few of hundreds: the header is searched for them, and not read."""
+        """Return (begin, end) of a tensor. Searches the header instead of parsing it: a first call needs few of hundreds of tensors."""
         at = self._header.find(b'"%b":{' % name.encode())
         match = _TENSOR.match(self._header, at) if at >= 0 else None
         if match is None:
@@ -157,7 +164,7 @@ class KernelStore:
         return int(match[1]), int(match[2])
 
     def entry(self, name: str) -> StoredKernel:
-        """The entry called ``name``. Raises StoreError where there is none, or it is damaged."""
+        """Return the entry called ``name``. Raises StoreError where it is missing or damaged."""
         if (known := self._entries.get(name)) is not None:
             return known
         text = self._checked(f"entry/{name}", name)
@@ -167,13 +174,13 @@ class KernelStore:
             raise StoreError(f"{self.path}: entry {name} is damaged: {type(error).__name__}") from None
 
     def host(self, name: str) -> str:
-        """The host text called ``name``. Raises StoreError where there is none, or it is damaged."""
+        """Return the wrapper text called ``name``. Raises StoreError where it is missing or damaged."""
         if name not in self._hosts:
             self._hosts[name] = self._checked(f"host/{name}", name)
         return self._hosts[name]
 
     def code(self, name: str) -> bytes:
-        """The machine code called ``name``. Raises StoreError where it is missing or not what it was."""
+        """Return the machine code called ``name``. Raises StoreError where it is missing or damaged."""
         try:
             begin, end = self._place(name)
             data = _unpacked(self._data[self._start + begin : self._start + end])
@@ -184,13 +191,16 @@ class KernelStore:
         return data
 
     def names(self, kind: str = "entry") -> tuple[str, ...]:
-        """Names of all entries, or host texts (``host``)."""
+        """Return the names of all entries, or of all wrapper texts (``host``)."""
         begin, end = self._texts
         found = (m[1].decode().split("/") for m in _MARK.finditer(self._data, begin, end))
         return tuple(sorted(name for of, name in found if of == kind))
 
     def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
-        """The copied rows that agree with the key of a row but for numbers among its parameters; without a key all. Raises StoreError."""
+        """Return the stored rows of a call's kind, or all rows where ``key`` is None. Raises StoreError.
+
+        Numeric parameters are not part of a kind (``call_kind``).
+        """
         names = self.names("rows") if key is None else (digest(call_kind_text(key).encode()),)
         found = []
         try:
@@ -202,7 +212,7 @@ class KernelStore:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
     def _unsealed(self, text: bytes) -> bytes:
-        """Rows whose checksum is theirs: of a parameter that changed on the disk a kernel would compute something else."""
+        """Verify the checksum of rows and strip it. A row with a damaged parameter would run a kernel that computes something else."""
         told, _, rows = text.partition(b"\n")
         if told.decode(errors="replace") != digest(rows):
             raise StoreError(f"{self.path}: its rows are damaged")
@@ -215,7 +225,7 @@ class KernelStore:
         return text.decode()
 
     def _text(self, key: str) -> bytes | None:
-        """A text by its name; they lie in the order of their names, so that a first call reads few pages of the file."""
+        """Find a text by binary search. Texts are sorted by name, so that a first call touches few pages of the file."""
         (low, end), wanted = self._texts, key.encode()
         high = end
         while low < high:
@@ -245,7 +255,7 @@ def _row(plain: dict) -> Row:
 
 
 def _packed(code: bytes) -> bytes:
-    """Small kernels as zlib, quick to unpack in a first call; large ones as xz, a third smaller."""
+    """Compress machine code: small kernels with zlib, which a first call unpacks quickly; large ones with xz, which is a third smaller."""
     if len(code) < _SMALL:
         return zlib.compress(code, 9)
     import lzma
@@ -256,7 +266,7 @@ def _packed(code: bytes) -> bytes:
 def _unpacked(data: bytes) -> bytes:
     if data[:6] != _XZ:
         return zlib.decompress(data)
-    import lzma  # not every Python has it; without it such kernels are compiled at the call
+    import lzma  # some builds of Python lack it; such kernels are then compiled at the call
 
     try:
         return lzma.decompress(data)
@@ -265,13 +275,13 @@ def _unpacked(data: bytes) -> bytes:
 
 
 def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "") -> None:
-    """Write a store whole or not at all; the same bytes for the same contents. ``rows`` are the table's, ``table`` the YAML's digest."""
+    """Write a store atomically. Equal contents give equal bytes. ``rows`` are the table's rows, ``table`` is the digest of its YAML."""
     texts = {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()} | _row_texts(rows)
     header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
     body = bytearray()
     parts = {name: _packed(code) for name, code in codes.items()}
     words = parts["dictionary"] = _dictionary(texts)
-    packed = {k: _with_words(texts[k].encode(), words) for k in sorted(texts)}
+    packed = {k: _deflate(texts[k].encode(), words) for k in sorted(texts)}
     parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in packed.items())
     for name, part in sorted(parts.items()):
         header[name] = {"dtype": "U8", "shape": [len(part)], "data_offsets": [len(body), len(body) + len(part)]}
@@ -282,7 +292,7 @@ def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], 
 
 
 def _dictionary(texts: dict[str, str]) -> bytes:
-    """Some texts of each sort, evenly chosen; what is most often met stands last, where references to it are short."""
+    """Sample texts of each sort evenly. The most frequent sort comes last, where back references are shortest."""
     words = b""
     for sort, room in _ROOM.items():
         own = [texts[k].encode() for k in sorted(texts) if k.startswith(sort)]
@@ -291,13 +301,13 @@ def _dictionary(texts: dict[str, str]) -> bytes:
     return words
 
 
-def _with_words(text: bytes, words: bytes) -> bytes:
+def _deflate(text: bytes, words: bytes) -> bytes:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15, 9, zlib.Z_DEFAULT_STRATEGY, words)
     return packer.compress(text) + packer.flush()
 
 
 def _row_texts(rows: Sequence[Row]) -> dict[str, str]:
-    """Rows with their places in the table, by kind."""
+    """Group the rows by kind, each with its place in the table."""
     kinds: dict[str, list] = {}
     for place, row in enumerate(rows):
         plain = {k: v for k, v in asdict(row).items() if v not in ({}, (), None)}

@@ -1,7 +1,7 @@
-"""Schedule tables: rows that say which schedule to run for which call, as YAML that a person can read and diff.
+"""Read and write schedule tables: YAML rows that say which schedule runs which call.
 
-A table is a folder, ``schedule_tables/<gpu>/``: ``gpu.yaml`` says what GPU it is of, ``<op>.yaml`` holds the rows of one
-op. What a row is for stands in the row, never in a file's name. Rows are never written while ops run.
+A table is a folder, ``schedule_tables/<gpu>/``: ``gpu.yaml`` describes its GPU and ``<op>.yaml`` holds the rows of one op. A row
+contains everything it depends on; file names carry no meaning. Running ops never writes rows.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from pathlib import Path
 
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
-#: keys of ``by``: what a row was measured, or made, with
+#: keys of ``by``: the machine and the command that measured or made a row
 PROVENANCE = ("gpu", "multiprocessors", "driver", "torch", "triton", "date", "command")
 
 
 class TableError(ValueError):
-    """A table that is refused; one line that names the file, the row and what is wrong."""
+    """A table is refused. The message is one line that names the file, the row and the fault."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One schedule and the call it is for.
 
-    ``saved``: a forward that also returns what the backward for ``wanted`` reads. ``kept``: products that such a forward returns
-    and its backward reads, where sizes speak for it. ``batched``: inputs that have more leading dimensions than the op declares.
-    ``sizes`` has every label of the algorithm that is lowered.
+    ``saved``: the forward also returns tensors that the backward for ``wanted`` reads. ``kept``: the products among them, saved where
+    the sizes make that worthwhile. ``batched``: inputs with more leading dimensions than the op declares. ``sizes`` has every label of
+    the lowered algorithm.
     """
 
     op: str
@@ -40,7 +40,7 @@ class Row:
     dtype: str
     sizes: dict[str, int]
     schedule: str
-    spec: str  #: ``spec_hash`` of the algorithm that the schedule was made for
+    spec: str  #: ``spec_hash`` of the algorithm
     params: dict[str, int | bool] = field(default_factory=dict)
     wanted: tuple[str, ...] = ()
     saved: bool = False
@@ -49,60 +49,60 @@ class Row:
     microseconds: float | None = None
     measured: bool = True
     by: dict[str, object] = field(default_factory=dict)
-    binaries: tuple[str, ...] = ()  #: names in the binary store beside the table
+    binaries: tuple[str, ...] = ()  #: names of kernels in the binary store beside the table
 
     @cached_property
     def key(self) -> tuple:
-        """What must agree exactly; of the rows that agree the nearest in ``sizes`` is taken."""
+        """Return the key that a call must match exactly. Among matching rows the nearest in ``sizes`` is taken."""
         params = tuple(sorted(self.params.items()))
         return (self.op, self.direction, params, self.wanted, self.kept or self.saved, self.batched, self.dtype, frozenset(self.sizes))
 
     @cached_property
     def kind(self) -> tuple:
-        """``call_kind`` its key."""
+        """Return ``call_kind`` of the key."""
         return call_kind(self.key)
 
     @cached_property
     def logs(self) -> dict[str, float]:
-        """The logarithms of its sizes."""
+        """Return log2 of each size."""
         return {label: math.log2(max(n, 1)) for label, n in self.sizes.items()}
 
     def title(self) -> str:
-        """The row in a few words."""
+        """Describe the row in a few words."""
         words = [self.op, self.direction + handing(self.saved, self.kept), self.dtype, " ".join(f"{k}={v}" for k, v in self.sizes.items())]
         words += [" ".join(f"{k}={str(v).lower()}" for k, v in self.params.items())] if self.params else []
         return ", ".join(words)
 
 
 def handing(saved: bool, kept: tuple[str, ...]) -> str:
-    """What is told of a kind of call whose forward hands something to its backward."""
+    """Name what a forward saves for its backward, for messages."""
     words = [*(["saving"] if saved else []), *kept]
     return f" ({' '.join(words)})" if words else ""
 
 
 def call_kind(key: tuple) -> tuple:
-    """A key without the parameters that are numbers, of which 1 is a usual default and then not in the key at all."""
+    """Return a key without its numeric parameters. A parameter at its default, often 1, is absent from keys anyway."""
     return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
 
 
 def call_kind_text(key: tuple) -> str:
-    """``call_kind`` as text, the same in every process."""
+    """Return ``call_kind`` as text that is equal in every process."""
     *rest, labels = call_kind(key)
     return json.dumps([*rest, sorted(labels)])
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """The GPU a table is of."""
+    """The GPU of a table."""
 
-    name: str  #: as the driver calls it
+    name: str  #: as reported by the driver
     arch: int | str  #: 90, or "gfx942"
     multiprocessors: int
-    bandwidth: float = 0.0  #: bytes a second
+    bandwidth: float = 0.0  #: bytes per second
 
     @property
     def folder(self) -> str:
-        """``NVIDIA H200`` -> ``nvidia_h200``"""
+        """Return the folder name: ``NVIDIA H200`` -> ``nvidia_h200``."""
         return "_".join("".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split())
 
 
@@ -110,7 +110,7 @@ class Gpu:
 
 
 def read_rows(text: str, source: str) -> tuple[Row, ...]:
-    """The rows written in ``text``. Raises TableError."""
+    """Parse the rows in ``text``. Raises TableError."""
     import yaml
 
     try:
@@ -121,7 +121,7 @@ def read_rows(text: str, source: str) -> tuple[Row, ...]:
 
 
 def rows_from(data: object, source: str) -> tuple[Row, ...]:
-    """Rows from plain lists and mappings, each checked. Raises TableError."""
+    """Build rows from plain lists and mappings and check each. Raises TableError."""
     if not isinstance(data, list):
         raise TableError(f"{source}: a table is a list of rows; found {type(data).__name__}")
     return tuple(_row(item, f"{source}: row {i + 1}") for i, item in enumerate(data))
@@ -180,7 +180,7 @@ _RULES = (
 
 
 def read_gpu(folder: Path) -> Gpu:
-    """What ``gpu.yaml`` of a table says. Raises TableError, and OSError."""
+    """Read ``gpu.yaml`` of a table. Raises TableError, and OSError."""
     import yaml
 
     path = folder / "gpu.yaml"
@@ -195,7 +195,7 @@ def read_gpu(folder: Path) -> Gpu:
 
 
 def rows_text(rows: Iterable[Row]) -> str:
-    """The YAML of ``rows``, sorted by what they are for, defaults left out; ``read_rows`` gives the rows back."""
+    """Return the YAML of ``rows``, sorted, defaults left out. ``read_rows`` is the inverse."""
     ordered = sorted(rows, key=lambda r: (r.op, r.direction, r.saved, r.wanted, r.kept, json.dumps(r.params), r.batched, r.dtype, tuple(r.sizes.items())))
     return "\n".join(_row_text(r) for r in ordered) if ordered else "[]\n"
 
@@ -212,7 +212,7 @@ def _row_text(row: Row) -> str:
 
 
 def _flow(value: object) -> str:
-    """A value in one line of YAML; strings bare only where no reader could take them for something else."""
+    """Format a value as one line of YAML. Strings are quoted wherever a reader could take them for another type."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -225,7 +225,7 @@ def _flow(value: object) -> str:
 
 
 def write_rows(path: Path, rows: Iterable[Row]) -> None:
-    """Write a table whole or not at all."""
+    """Write a table atomically."""
     write_whole(path, rows_text(rows).encode())
 
 
@@ -236,7 +236,7 @@ def write_gpu(folder: Path, gpu: Gpu) -> None:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that a reader sees the old one or the new one, never a part."""
+    """Write a file atomically: a reader sees the old contents or the new, never a part."""
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
@@ -252,7 +252,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def with_binaries(row: Row, names: Iterable[str]) -> Row:
-    """The row with the names of the kernels built for it."""
+    """Return the row with the names of the kernels built for it."""
     return replace(row, binaries=tuple(names))
 
 

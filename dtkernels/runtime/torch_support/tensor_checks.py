@@ -1,4 +1,4 @@
-"""Tensors as kernels read them: by what lies in memory, whatever torch has noted about it."""
+"""Convert tensors to what kernels read: plain memory, without torch's lazy negation or batching."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ _batched = (torch._C._functorch.is_batchedtensor, torch._C._functorch.is_legacy_
 
 
 def in_memory(value):
-    """``value``; a tensor that stands for its negative, as the imaginary part of a conjugate does, is written out."""
+    """Return ``value``; resolve a lazily negated tensor, such as the imaginary part of a conjugate."""
     return value.resolve_neg() if isinstance(value, torch.Tensor) else value
 
 
 def is_batch(tensor: torch.Tensor) -> bool:
-    """Whether a tensor stands for several, of vmap or of gradients that are asked for at once: it has no memory of its own."""
+    """Tell whether a tensor is a batch of vmap or of is_grads_batched, which has no memory of its own."""
     return any(batched(tensor) for batched in _batched)
 
 
 def refuse_batches(op: str, values: Iterable[object]) -> None:
-    """Raise NotImplementedError, one line, where a value is a batch of vmap, as gradients are that are asked for several at once."""
+    """Raise NotImplementedError, one line, where a value is a batch of vmap or of is_grads_batched."""
     if any(isinstance(v, torch.Tensor) and is_batch(v) for v in values):
         raise NotImplementedError(f"{op}: torch.vmap is not supported, nor are batches of gradients; allowed: a call for each")

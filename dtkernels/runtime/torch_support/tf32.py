@@ -1,4 +1,4 @@
-"""Torch's setting of float32 products, by whichever of its names it was set: the older raises where the newer was used."""
+"""Read torch's TF32 setting under both of its APIs. The older one raises once the newer one was used."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _newer_set = False
 
 
 def allows_tf32() -> bool:
-    """Whether float32 products may round to TF32. The older name is asked until it raises, in half the time."""
+    """Tell whether float32 products may round to TF32. Asks the older API, which is twice as fast, until it raises."""
     global _newer_set
     if not _newer_set:
         try:
@@ -21,5 +21,5 @@ def allows_tf32() -> bool:
 
 
 def dot_precision() -> str:
-    """Stands for the function of this name in emitted files, which knows the older name only."""
+    """Return the precision of dots. Replaces the function of this name in emitted files, which knows only the older API."""
     return "tf32" if allows_tf32() else "ieee"

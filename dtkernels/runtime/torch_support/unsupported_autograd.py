@@ -1,4 +1,4 @@
-"""Derivatives that there are none of say so when they are asked for."""
+"""Raise a clear error for unsupported derivatives: double backward, forward mode, torch.func."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def refuse_forward_mode(op: str, values: Iterable[object]) -> None:
 
 
 def without_derivative(op: str, results: tuple, given: tuple) -> tuple:
-    """``results``, gradients made from the tensors ``given``; differentiating them raises one line instead of giving 0.
+    """Return the gradients ``results`` of the tensors ``given``; differentiating them raises one line instead of giving 0.
 
-    Costs nothing unless the graph of the gradients is being recorded (create_graph).
+    Costs nothing unless the graph of the gradients is recorded (create_graph).
     """
     wanted = [i for i, r in enumerate(results) if r is not None]
     tensors = [t for t in given if isinstance(t, torch.Tensor)]
@@ -32,7 +32,7 @@ def without_derivative(op: str, results: tuple, given: tuple) -> tuple:
 
 
 def without_backward(op: str, make: Callable[[], object], values: Iterable[object]):
-    """What ``make()`` gives for ``values``; differentiating it raises one line, instead of leaving a gradient out."""
+    """Return ``make()``; differentiating the result with respect to ``values`` raises one line instead of losing a gradient."""
     tensors = [v for v in values if isinstance(v, torch.Tensor)]
     refuse_forward_mode(op, tensors)
     if torch._C._are_functorch_transforms_active():
@@ -45,7 +45,7 @@ def without_backward(op: str, make: Callable[[], object], values: Iterable[objec
 
 
 class _Forward(torch.autograd.Function):
-    """What its second argument makes, tied to the rest; its backward refuses."""
+    """Run ``make``; the backward raises."""
 
     @staticmethod
     def forward(ctx, op: str, make: Callable[[], object], *tensors: torch.Tensor):
@@ -58,7 +58,7 @@ class _Forward(torch.autograd.Function):
 
 
 class _Final(torch.autograd.Function):
-    """The identity on its first ``count`` tensors, tied to the rest; its backward refuses."""
+    """Return the first ``count`` tensors unchanged; the backward raises."""
 
     @staticmethod
     def forward(op: str, count: int, *tensors: torch.Tensor):
