@@ -1,4 +1,4 @@
-"""`apply_to(model)`: the public entry. Every op has one patcher; this file picks them, runs them and keeps the way back."""
+"""Patch a model with `apply_to(model)`, the public entry. Each op has one patcher; this file selects, runs and undoes them."""
 
 from __future__ import annotations
 
