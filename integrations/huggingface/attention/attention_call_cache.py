@@ -64,7 +64,7 @@ def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAtt
     reach = None if mask is None else note_on(mask)
     try:
         s = _named.get(_name(told, reach, tensors))
-    except (AttributeError, RuntimeError, TypeError):  # tensors without strides, a mask that is no tensor, arguments that cannot be compared
+    except (AttributeError, RuntimeError, TypeError):  # arguments that cannot be compared
         return None
     if s is None or s.told != told or not s.like(*tensors):
         return None

@@ -49,7 +49,7 @@ def original_attention(
     wants_eager = record.original == "eager" or knows_eager_only or _needs_eager(given, eager)
     if wants_eager and eager is not None:
         if mask is None and query.shape[2] == 1 and not knows_eager_only and getattr(module, "is_causal", False):
-            mask = query.new_zeros(1, 1, 1, key.shape[2])  # sdpa needs no mask for one query; eager functions do, and some add it without a check
+            mask = query.new_zeros(1, 1, 1, key.shape[2])  # sdpa needs no mask for one query; some eager functions do
         return eager(module, query, key, value, _float_mask(mask, query, key, causal), **kwargs)
     for name in ("softcap", "s_aux"):
         if name in given:

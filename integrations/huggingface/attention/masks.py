@@ -52,7 +52,7 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         mask = eager_mask(*args, **kwargs)
     else:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
-            kwargs["allow_is_causal_skip"] = False  # Gemma 4 slices the mask for fewer queries, and checks for the name "sdpa" if there is no mask
+            kwargs["allow_is_causal_skip"] = False  # Gemma 4 checks for the name "sdpa" if there is no mask to slice
         mask = None if not args and _implied(**kwargs) else sdpa_mask(*args, **kwargs)
     if mask is not None and not args and _may_note(config, **kwargs) and no_kernel(mask) is None and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, (reach, None if torch.compiler.is_compiling() else _version(mask)))

@@ -1,4 +1,4 @@
-"""Patch nn.Sequential modules: two narrow linear layers in a row, or a linear layer and a sigmoid, become one op.
+"""Patch nn.Sequential modules: two linear layers with a narrow intermediate, or a linear layer and a sigmoid, become one op.
 
 A gate that a forward computes by a function, `torch.sigmoid(self.gate(x))`, is left alone. The layer runs before the function
 does, so its product is in memory by then. Changing the function call would change torch for everybody, or rewrite a foreign
