@@ -181,7 +181,7 @@ def wide() -> Iterator[Workload]:
 
 
 def odd() -> Iterator[Workload]:
-    """Return sizes without common divisors."""
+    """Return odd sizes, which no tile size divides."""
     for op in ("relu", "softmax", "dyt"):
         for rows, columns in ((4099, 4097), (10007, 1000), (257, 32771)):
             yield row_op(op, rows, columns)
