@@ -19,7 +19,7 @@ HALF = "\x1f"  #: separates the halves of a name
 
 
 class Other(ValueError):
-    """Raised for a whole journal of another run."""
+    """Raised if the file is a complete journal of another run."""
 
 
 @dataclass(frozen=True)
