@@ -1,6 +1,6 @@
-"""Time ops against their peers on this GPU: same inputs, rotated order, cold L2, every result checked against float64.
+"""Time ops and their peers on this GPU: same inputs, rotated order, cold L2, every result checked against float64.
 
-    python tools/bench.py                                        one large shape an op, forward
+    python tools/bench.py                                        one large shape for each op, forward
     python tools/bench.py --set wide --direction all --json out.json
     python tools/bench.py --ops softmax --shapes 4096x4096,128x65536 --dtype fp32 --peers eager,liger
 """
@@ -40,8 +40,8 @@ class Figure:
     """One op at one shape in one direction by one implementation.
 
     ``limit``: the time of a copy of the bytes that must move, or of the operations at the rate of torch's largest products,
-    whichever is longer; ``fraction``: limit / time. ``error``: norm of the difference from float64 over its norm, the
-    largest of all outputs and gradients.
+    whichever is longer. ``fraction``: limit / time. ``error``: norm of the difference from float64 over the norm of float64,
+    the largest of all outputs and gradients.
     """
 
     op: str
@@ -63,7 +63,7 @@ class Figure:
 
 
 def preparation(fn, inputs: tuple, wanted: tuple[int, ...], direction: str, grads: tuple):
-    """What, run on a stream, gives the call to time."""
+    """Return a function that, run on a stream, prepares and returns the call to time."""
     if direction == "forward":
 
         def prepare():
@@ -96,14 +96,14 @@ def _tuple(result) -> tuple:
 
 
 def _fitting(grads: tuple, outputs: tuple) -> tuple:
-    """The one gradient as the outputs are cut: some give several tensors where others give them joined."""
+    """Fit a single gradient to the outputs: some implementations return several tensors, others one joined tensor."""
     if len(outputs) == len(grads):
         return grads
     return tuple(grads[0].split([o.shape[1] for o in outputs], 1))
 
 
 def results(fn, inputs: tuple, wanted: tuple[int, ...], direction: str, grads: tuple) -> list[torch.Tensor]:
-    """What is checked: the outputs, or the gradients."""
+    """Return what is checked: the outputs, or the gradients."""
     if direction == "forward":
         with torch.no_grad():
             outputs = _tuple(fn(*inputs))
@@ -112,12 +112,12 @@ def results(fn, inputs: tuple, wanted: tuple[int, ...], direction: str, grads: t
 
 
 def relative_error(got: torch.Tensor, truth: torch.Tensor) -> float:
-    """Norm of the difference over the norm of the truth; NaN stays."""
+    """Return the norm of the difference over the norm of the truth; NaN propagates."""
     return ((got.double() - truth).norm() / truth.norm().clamp_min(1e-300)).item()
 
 
 def errors(got: list[torch.Tensor], truth: list[torch.Tensor], part) -> float:
-    """The largest error of several tensors, where the truth is known."""
+    """Return the largest error of several tensors, over the part where the truth is known."""
     return max(relative_error(*part((g, t))) if g.shape == t.shape else relative_error(part((g,))[0], t) for g, t in zip(got, truth))
 
 
@@ -125,7 +125,7 @@ def errors(got: list[torch.Tensor], truth: list[torch.Tensor], part) -> float:
 
 
 def bench(work: workloads.Workload, names: list[str], direction: str, dtype: torch.dtype, host: bool) -> list[Figure]:
-    """Every implementation of one workload in one direction, timed in turn over several rounds."""
+    """Time every implementation of one workload in one direction, in rotation over several rounds."""
     torch.manual_seed(time.time_ns() % 2**31)  # fresh data in every run
     inputs = work.make()
     with torch.no_grad():
@@ -141,7 +141,7 @@ def bench(work: workloads.Workload, names: list[str], direction: str, dtype: tor
     running, made = {}, {}
     for who, fn in found.items():
         try:
-            own = tuple(t.clone() for t in inputs)  # a peer may write into its inputs
+            own = tuple(t.clone() for t in inputs)  # a peer may write to its inputs
             error = None if who in peer_module.REFERENCES else errors(results(fn, own, wanted, direction, grads), truth, work.part)
             own = tuple(t.clone() for t in inputs)
             prepare = preparation(fn, own, wanted, direction, grads)
@@ -164,7 +164,7 @@ def bench(work: workloads.Workload, names: list[str], direction: str, dtype: tor
 
 
 def table(figures: list[Figure]) -> str:
-    """One line a figure, best first inside each shape; then ours beside the best peer."""
+    """Format one line for each figure, best first within each shape; then a comparison of ours with the best peer."""
     lines = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'who':13}{'us':>9}{'host us':>9}{'TF/s':>6}{'TB/s':>6}{'of limit':>9}{'rel.err':>9}"]
     for group in grouped(figures).values():
         for f in sorted(group, key=lambda f: (math.isnan(f.microseconds), f.microseconds)):
@@ -175,7 +175,7 @@ def table(figures: list[Figure]) -> str:
 
 
 def summary(figures: list[Figure]) -> str:
-    """Ours against the best peer at each shape, and the geometric mean of an op."""
+    """Compare ours with the best peer at each shape, with the geometric mean for each op."""
     lines, ratios = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'ours us':>9}{'best peer':>22}{'peer/ours':>10}{'of limit':>9}{'error/eager':>12}"], {}
     for group in grouped(figures).values():
         ours = next((f for f in group if f.who == "dtkernels"), None)
@@ -195,7 +195,7 @@ def summary(figures: list[Figure]) -> str:
 
 
 def grouped(figures: list[Figure]) -> dict[tuple, list[Figure]]:
-    """Figures by op, shape, dtype and direction."""
+    """Group figures by op, shape, dtype and direction."""
     groups: dict[tuple, list[Figure]] = {}
     for f in figures:
         groups.setdefault((f.op, f.shape, f.dtype, f.direction), []).append(f)
@@ -203,7 +203,7 @@ def grouped(figures: list[Figure]) -> dict[tuple, list[Figure]]:
 
 
 def versions() -> dict[str, str]:
-    """What the figures were measured with."""
+    """Return the versions of the software that the figures were measured with."""
     found = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "dtkernels": dtkernels.__version__, "command": " ".join(sys.argv)}
     for name in ("triton", "liger_kernel"):
         try:
@@ -252,7 +252,7 @@ def main(argv: list[str] | None = None) -> int:
         print("bench: no GPU: torch.cuda.is_available() is False", file=sys.stderr)
         return 2
     torch._dynamo.config.recompile_limit = 512
-    torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
+    torch._functorch.config.donated_buffer = False  # its graphs run backward more than once
     figures, start = [], time.monotonic()
     for work in works:
         for direction in DIRECTIONS if options.direction == "all" else (options.direction,):

@@ -1,13 +1,13 @@
-"""Time that calls take on the host: eager calls with and without gradients, the first call of a process, the import.
+"""Measure host overhead: eager calls with and without gradients, the first call of a process, and the import.
 
-    python tools/bench_host_overhead.py                      everything, against torch's own ops
-    python tools/bench_host_overhead.py --json out.json      and the figures as JSON
-    python tools/bench_host_overhead.py --first softmax      the first calls of one op, in milliseconds: each in a process of its own
+    python tools/bench_host_overhead.py                      everything, compared with torch's own ops
+    python tools/bench_host_overhead.py --json out.json      also write the figures as JSON
+    python tools/bench_host_overhead.py --first softmax      the first calls of one op in milliseconds, each in a fresh process
 
-Calls are issued in bursts that the GPU keeps up with, ours and torch's in turn, so that both meet the same machine; a figure is the
-median burst over its calls. Before a first call torch has computed a gradient of its own, whose first one takes it long.
-DTKERNELS_TABLES names the tables as usual; without a prebuilt kernel for a call the first one compiles, and its line says so.
-Python may write bytecode beside the modules, which an installation by pip has: else each process would compile their source.
+Calls run in bursts that the GPU keeps up with. Our bursts and torch's alternate, so that both meet the same machine load. A figure is
+the median burst time divided by its calls. Before a first call torch computes a gradient of its own, because its first one is slow.
+DTKERNELS_TABLES names the tables as usual. Without a prebuilt kernel the first call compiles, and its line says so.
+Python should be able to write bytecode beside the modules, as in an installation by pip: else each process compiles their source.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ print((imported - begin) * 1e3, (called - imported) * 1e3, (other - known) * 1e3
 
 
 def microseconds(*calls) -> list[float]:
-    """Median host time of each call, in bursts by turns, the GPU having caught up before each burst."""
+    """Return the median host time of each call, in alternating bursts; the GPU catches up before each burst."""
     for call in calls:
         for _ in range(BURST):
             call()
@@ -67,7 +67,7 @@ def microseconds(*calls) -> list[float]:
 
 
 def calls(dtype: torch.dtype):
-    """name -> (ours, torch's, inputs)"""
+    """Return name -> (ours, torch's, inputs)."""
     import dtkernels.ops as ops
 
     def random(*shape: int) -> torch.Tensor:
@@ -83,7 +83,7 @@ def calls(dtype: torch.dtype):
 
 
 def both_ways(call, inputs):
-    """Forward and backward as one call."""
+    """Return forward and backward as one call."""
     inputs = [t.clone().requires_grad_() for t in inputs]
     grad = torch.ones_like(call(*inputs))
 
@@ -94,7 +94,7 @@ def both_ways(call, inputs):
 
 
 def eager_calls(dtype: torch.dtype) -> list[dict]:
-    """Figures of calls that were made before."""
+    """Measure repeated calls."""
     found, trained = calls(dtype)
     figures = []
     x = found["relu"][2][0]
@@ -111,14 +111,14 @@ def eager_calls(dtype: torch.dtype) -> list[dict]:
 
 
 def show(figure: dict) -> None:
-    """One line."""
+    """Format one line."""
     print(
         "  ".join(f"{k} {v:.2f}" if isinstance(v, float) else f"{v}" if k == "what" else f"{k} {v}" for k, v in figure.items()), flush=True
     )
 
 
 def first_call(op: str, gradients: bool, runs: int = 5) -> dict:
-    """Median of fresh processes; with ``gradients`` of a forward and its backward."""
+    """Return the median over fresh processes; with ``gradients``, of a forward and its backward."""
     what, found = f"first {op}{' forward + backward' if gradients else ''}", []
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     for _ in range(runs):

@@ -1,17 +1,17 @@
-"""Time whole Hugging Face models, random weights: forward, training step and generate, patched against sdpa, torch.compile and Liger.
+"""Time whole Hugging Face models with random weights: forward, training step and generate; patched, sdpa, torch.compile and Liger.
 
     python tools/bench_models.py --models llama,opt --lengths 2048,8192 --json out.json
     python tools/bench_models.py --models llama --work train --variants sdpa,liger,dtkernels,dtkernels:all,dtkernels:attention:rope
     python tools/bench_models.py --models toy --lengths 16 --tokens 64 --new 4 --repeats 1 --variants sdpa,dtkernels    # seconds, on a CPU too
-    python tools/bench_models.py --device cpu    # minutes: a patched model is to take no more time and memory than before
+    python tools/bench_models.py --device cpu    # minutes: a patched model should need no more time and memory than before
 
-A variant is a patch and, with +compile, torch.compile: sdpa (none), liger (its patch of that model, all of it), dtkernels
-(ops="auto"), dtkernels:OP:OP (these ops alone). Variants take turns on the same weights, in the order given and then in the
-opposite one, since a process that has run one model for long is no fresh one; the loss of each and the tokens of each are
-compared with those of the first. The last thing printed is a table of all figures.
+A variant is a patch, optionally with torch.compile (+compile): sdpa (no patch), liger (its full patch of the model), dtkernels
+(ops="auto"), dtkernels:OP:OP (only these ops). Variants run in turn on the same weights, first in the given order, then in
+the opposite one, because a process changes as it runs. The loss and the tokens of each are compared with those of the first
+variant. A table of all figures is printed last.
 
-The peak of memory is torch's own count on a GPU. On a CPU it is what the resident set of a process that runs this variant alone
-grows by, from before the model is made to its highest point.
+On a GPU the peak memory is torch's own count. On a CPU it is the growth of the resident set of a process that runs this
+variant alone, from before the model is made to its highest point.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _opt(length: int, hidden: int, layers: int, heads: int) -> dict:
     return sizes | {"word_embed_proj_dim": hidden, "max_position_embeddings": length, "dropout": 0.0}
 
 
-#: model -> (class, config) of a shape; small is for a CPU, the toy for trying this script
+#: model -> (class, config) of a shape; small is for a CPU, toy for trying this script
 SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
     "llama": ("Llama", lambda n: _llama(n, 2048, 16, 32, 8)),
     "opt": ("OPT", lambda n: _opt(n, 2048, 24, 32)),
@@ -66,7 +66,7 @@ SHAPES: dict[str, tuple[str, Callable[[int], dict]]] = {
     "toy-opt": ("OPT", lambda n: _opt(n, 64, 2, 4)),
 }
 WORK = ("forward", "train", "checkpoint", "generate")
-#: what is measured unless options say otherwise
+#: measured unless options say otherwise
 ON_GPU = {"models": ("llama", "opt"), "work": ("train", "generate"), "lengths": (2048, 8192), "tokens": 8192, "new": 64, "repeats": 5, "rounds": 2}
 ON_CPU = {"models": ("small",), "work": WORK, "lengths": (2048,), "tokens": 2048, "new": 16, "repeats": 2, "rounds": 4, "variants": ("sdpa", "dtkernels", "dtkernels:all")}
 CLOCKS = {"wall": time.perf_counter, "process": time.process_time}
@@ -75,7 +75,7 @@ VARIANTS = ("sdpa", "dtkernels", "dtkernels:all", "liger", "sdpa+compile", "dtke
 
 @dataclass
 class Figure:
-    """One kind of work of one model by one variant: the median over all rounds, and that of each; the highest peak."""
+    """One kind of work of one model by one variant: the median of all rounds and of each round, and the highest peak memory."""
 
     model: str
     work: str
@@ -84,7 +84,7 @@ class Figure:
     variant: str
     milliseconds: float | None
     peak_gib: float | None
-    agreement: str  # with the first variant: the loss, or the share of equal tokens
+    agreement: str  # agreement with the first variant: the loss, or the share of equal tokens
     fallbacks: int = 0
     note: str = ""
     rounds: list[float] = field(default_factory=list)  #: medians, ms
@@ -92,7 +92,7 @@ class Figure:
 
 
 def variants(text: str) -> tuple[str, ...]:
-    """Variants separated by commas, as argparse takes them."""
+    """Parse variants separated by commas, for argparse."""
     found = tuple(dict.fromkeys(text.split(",")))
     for variant in found:
         name, *ops = variant.removesuffix("+compile").split(":")
@@ -105,7 +105,7 @@ def variants(text: str) -> tuple[str, ...]:
 
 
 def build(name: str, length: int, device: str, dtype: torch.dtype):
-    """A causal language model of a shape with random weights, the same each time."""
+    """Return a causal language model of a shape with random weights, the same in every call."""
     kind, config = SHAPES[name]
     sizes = {"vocab_size": TOKENS, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, **config(length + 128)}
     made = getattr(transformers, f"{kind}Config")(**sizes)
@@ -115,7 +115,7 @@ def build(name: str, length: int, device: str, dtype: torch.dtype):
 
 
 def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callable[[], float] = time.perf_counter) -> tuple[list[float], float | None]:
-    """Times of calls by ``clock``, ms, and on a GPU the peak of memory, GiB."""
+    """Time calls by ``clock``. Returns times in ms, and on a GPU the peak memory in GiB."""
     cuda, times = device == "cuda", []
     if cuda:
         torch.cuda.synchronize()
@@ -130,7 +130,7 @@ def clocked(work: Callable[[], object], repeats: int, device: str, clock: Callab
 
 
 def forward(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], torch.Tensor]:
-    """The loss, without gradients."""
+    """Return the work "forward": the loss, without gradients."""
     called = torch.compile(model) if compiled else model
     model.eval()
 
@@ -142,7 +142,7 @@ def forward(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None)
 
 
 def training(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None) -> Callable[[], float]:
-    """Forward, backward and an AdamW step."""
+    """Return the work "train": forward, backward and an AdamW step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=ids.is_cuda)
     called = torch.compile(model) if compiled else model
     model.train()
@@ -158,7 +158,7 @@ def training(model, ids: torch.Tensor, compiled: bool, mask: torch.Tensor | None
 
 
 def generating(model, ids: torch.Tensor, new: int, compiled: bool) -> Callable[[], torch.Tensor]:
-    """Greedy generation of ``new`` tokens; compiled: through transformers' static cache, which it compiles itself."""
+    """Return the work "generate": ``new`` tokens, greedily. Compiled, it uses transformers' static cache, which compiles itself."""
     model.eval()
     cache = {"cache_implementation": "static"} if compiled else {}
 
@@ -169,7 +169,7 @@ def generating(model, ids: torch.Tensor, new: int, compiled: bool) -> Callable[[
 
 
 def measure(options, name: str, work: str, length: int) -> list[Figure]:
-    """Every variant of one line, in turn."""
+    """Measure every variant of one line, in turn."""
     batch = max(1, options.tokens // length)
     figures = [Figure(name, work, length, batch, variant, None, None, "") for variant in options.variants]
     truth: dict[str, object] = {}
@@ -190,7 +190,7 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
 
 @contextmanager
 def under(variant: str, model) -> Iterator[object]:
-    """The model with the patch of a variant; yields our report, None where the patch is not ours."""
+    """Apply the patch of a variant to the model; yields our report, or None if the patch is not ours."""
     name, *ops = variant.removesuffix("+compile").split(":")
     if name == "dtkernels":
         with patched(model, ops=ops or "auto") as report:
@@ -206,7 +206,7 @@ def under(variant: str, model) -> Iterator[object]:
 
 @contextmanager
 def liger(model) -> Iterator[None]:
-    """Liger's patch for this kind of model; what it changes in transformers' modeling file is put back."""
+    """Apply Liger's patch for this kind of model; its changes to transformers' modeling file are restored."""
     import liger_kernel.transformers
 
     modeling = sys.modules[type(model).__module__]
@@ -220,7 +220,7 @@ def liger(model) -> Iterator[None]:
 
 @contextmanager
 def running(options, figure: Figure) -> Iterator[tuple[Callable[[], torch.Tensor], object]]:
-    """(the work, our report) on a model that is made for it and patched."""
+    """Make a model, patch it, and yield (the work, our report)."""
     compiled = figure.variant.endswith("+compile")
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
     shape, generator = (figure.batch, figure.length), torch.Generator().manual_seed(1)
@@ -238,7 +238,7 @@ def running(options, figure: Figure) -> Iterator[tuple[Callable[[], torch.Tensor
 
 
 def grown(options, figure: Figure) -> float:
-    """Peak of the resident set of this process over what it holds now, GiB, while a model is made and does its work twice."""
+    """Return by how many GiB this process's resident set grows at its peak while a model is made and works twice."""
     before = _resident("VmRSS")
     with running(options, figure) as (run, _):
         run()
@@ -247,16 +247,16 @@ def grown(options, figure: Figure) -> float:
 
 
 def _resident(key: str) -> int:
-    """A line of Linux's /proc/self/status, KiB: VmRSS, what is resident, or VmHWM, its peak. getrusage's peak is the parent's too."""
+    """Read a line of Linux's /proc/self/status in KiB: VmRSS (resident) or VmHWM (its peak). getrusage's peak is the parent's too."""
     status = Path("/proc/self/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith(key)).split()[1])
 
 
 def grown_alone(options, figure: Figure) -> float:
-    """``grown`` in a process of its own. Raises RuntimeError with that process's last line where it fails."""
+    """Run ``grown`` in a separate process. Raises RuntimeError with that process's last line if it fails."""
     told = {"models": figure.model, "work": figure.work, "lengths": figure.length, "variants": figure.variant, "tokens": options.tokens, "new": options.new}
     command = [sys.executable, __file__, "--device", options.device, "--peak", *(part for n, v in told.items() for part in (f"--{n}", str(v)))]
-    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc gives a freed tensor back at once
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # makes glibc return a freed tensor at once
     done = subprocess.run(command + ["--mask"] * options.mask, capture_output=True, text=True, env={**os.environ, **returned})
     if done.returncode:
         raise RuntimeError((done.stderr.strip() or "no output").splitlines()[-1])
@@ -270,7 +270,7 @@ def _one(options, figure: Figure, truth: dict[str, object]) -> None:
         first = run()
         truth.setdefault("first", first)
         figure.agreement = _agreement(first, truth["first"], figure.length)
-        run()  # warm
+        run()  # warm-up
         times, peak = clocked(run, options.repeats, options.device, CLOCKS[options.clock])
         figure.times += times
         figure.rounds.append(statistics.median(times))
@@ -283,7 +283,7 @@ def _one(options, figure: Figure, truth: dict[str, object]) -> None:
 
 
 def _taken(paths: dict[str, int]) -> str:
-    """{"kernel": 3, "own path": 0, "reference": 1} -> "3 kernel, 1 reference"."""
+    """Format paths: {"kernel": 3, "own path": 0, "reference": 1} -> "3 kernel, 1 reference"."""
     return ", ".join(f"{n} {path}" for path, n in paths.items() if n) or "0"
 
 
@@ -311,7 +311,7 @@ def _write(options, figures: list[Figure]) -> None:
 
 
 def line(f: Figure) -> str:
-    """One figure as text."""
+    """Format one figure as text."""
     ms = "-" if f.milliseconds is None else f"{f.milliseconds:.1f}"
     peak = "" if f.peak_gib is None else f"{f.peak_gib:.2f} GiB"
     what = f"{f.model:8} {f.work:9} S={f.length:<6} B={f.batch:<3} {f.variant:24}"
@@ -320,7 +320,7 @@ def line(f: Figure) -> str:
 
 
 def table(figures: list[Figure]) -> list[str]:
-    """All figures, each beside the first variant of its line: how many times its time and its memory."""
+    """Format all figures; each is compared with the first variant of its line, in time and memory."""
     rows = [("model", "work", "S", "B", "variant", "ms", "x first", "peak MiB", "x first", "agreement", "own path")]
     first = figures[0] if figures else None
     for f in figures:

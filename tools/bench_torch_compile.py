@@ -1,4 +1,4 @@
-"""Under torch.compile: an op as one kernel, opened for Inductor to fuse, or as torch's own formula? Times of each, alone and in a chain.
+"""Time three forms of an op under torch.compile, alone and in a chain: one kernel, opened for Inductor to fuse, and torch's own formula.
 
 python tools/bench_torch_compile.py --json out.json
 """
@@ -22,7 +22,7 @@ NATIVE = {
     "swiglu": lambda x, u: F.silu(x) * u,
     "geglu": lambda x, u: F.gelu(x, approximate="tanh") * u,
 }
-#: inputs of each op behind the first: rows of weights (w), one number (1), another tensor of the same shape (x)
+#: inputs of each op after the first: rows of weights (w), one number (1), another tensor of the same shape (x)
 MORE = {"relu": "", "softmax": "", "dyt": "ww1", "rmsnorm": "w1", "layernorm": "ww1", "swiglu": "x", "geglu": "x"}
 CHAINS = {
     "alone": lambda f, x, y, *more: f(x, *more),
@@ -31,7 +31,7 @@ CHAINS = {
 
 
 def forms(op: str) -> dict:
-    """name -> the op as a function that torch.compile reads."""
+    """Return name -> the op as a function that torch.compile traces."""
     import dtkernels.ops
     from dtkernels.runtime.bind import library_ops
 
@@ -41,7 +41,7 @@ def forms(op: str) -> dict:
 
 
 def times(op: str, shape: tuple[int, int], chain: str) -> list[dict]:
-    """Forward, and forward + backward, of each form in milliseconds."""
+    """Return times of forward, and of forward and backward, of each form in milliseconds."""
     from triton.testing import do_bench
 
     x, y = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))

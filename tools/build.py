@@ -2,14 +2,14 @@
 
     python tools/build.py                                    every table of the repository
     python tools/build.py --gpu nvidia_h200 --ops softmax    one op of one table
-    python tools/build.py --ops my_op.yaml                   an op of your own, as tools/tune.py was given it
-    python tools/build.py --formula a100 l40s b200           first write tables for GPUs nobody measured: the formula's
+    python tools/build.py --ops my_op.yaml                   an op of your own, as given to tools/tune.py
+    python tools/build.py --formula a100 l40s b200           first write tables for GPUs that nobody measured: default
                                                              schedules at some sizes of the specs, marked measured: false
 
-The same tables give the same bytes with the same Triton. A kernel that the store has already, from the same IR by the same
-Triton, is kept as it is; --anew compiles all. (Where a container keeps addresses random, ptxas gives a few kernels other code.) A row that
-cannot be built is named, keeps no binaries, and makes the exit status 1. Where nothing can be built, without Triton or on a full
-disk, tables stay as they are.
+With the same Triton, the same tables give the same bytes. A kernel that the store has already, from the same IR by the same
+Triton, is kept; --anew compiles all. (In a container that keeps addresses random, ptxas compiles a few kernels differently.) A row
+that cannot be built is named and keeps no binaries, and the exit status is 1. If nothing can be built, without Triton or on a
+full disk, tables stay as they are.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from pathlib import Path
 if __name__ == "__main__":
     from common.require_packages import needs
 
-    needs("build", "torch", "triton", "numpy")  # without Triton every row would fail, and lose its kernels
+    needs("build", "torch", "triton", "numpy")  # without Triton every row would fail and lose its kernels
 
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import TARGETS, Target, target
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
         if not folders:
             raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
         failures = build_tables(folders, specs, args.jobs, args.anew)
-    except (TableError, OSError) as error:  # tables are written whole or not at all
+    except (TableError, OSError) as error:  # tables are written completely or not at all
         raise SystemExit(f"build: {said(error)}") from None
     except (BrokenProcessPool, MemoryError) as error:
         raise SystemExit(f"build: a process that compiles ended, for want of memory perhaps: {error}; tables stay as they are, --jobs 1 takes least") from None
@@ -97,7 +97,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def specs_of(asked: list[str] | None) -> dict[str, str]:
-    """Op -> its name or its spec file, of what was asked for; nothing stands for all of the package's. Exits in one line."""
+    """Return op -> its name or spec file for what was asked; None means all of the package's. Exits with one line on an error."""
     try:
         return {operator_of(op).spec.op: op for op in op_names(",".join(asked or []), "build", least=0)}
     except DTError as error:
@@ -108,9 +108,9 @@ def specs_of(asked: list[str] | None) -> dict[str, str]:
 
 
 def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
-    """Rows with the schedules that the formula gives for ``to``, at ``few`` of the sizes that each kind of call is tuned at.
+    """Write rows with default schedules for ``to``, at ``few`` of the sizes that each kind of call is tuned at.
 
-    ``ops``: names or spec files; none: all of the package's.
+    ``ops``: names or spec files; empty: all of the package's.
     """
     write_gpu(folder, gpu_of(to))
     by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
@@ -132,7 +132,7 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple
 
 
 def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bool = False) -> list[str]:
-    """Build the ops of ``specs``, without any every one, of some tables; what failed, a line each."""
+    """Build the ops of ``specs`` (empty: all) of some tables; return one line for each failure."""
     failures, tables = [], {}
     for folder in folders:
         to = target_for(read_gpu(folder))
@@ -175,7 +175,7 @@ def save(path: Path, rows: list[Row], built: BuiltKernels) -> None:
 
 
 def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) -> list[BuiltKernels | str]:
-    """What the kernels of each (row, op or its spec, target, for any layout too, store to take kernels from) are, or why there are none.
+    """Build the kernels of each (row, op or its spec, target, for any layout too, store to reuse kernels from), or say why not.
 
     Rows of one schedule are built in one process, which compiles once.
     """
@@ -195,22 +195,22 @@ def build_rows(pairs: list[tuple[Row, str, str, bool, Path | None]], jobs: int) 
 
 
 def build_some(rows: list[tuple[Row, bool]], to: str, op: str, store: str) -> list[BuiltKernels | str]:
-    """Runs in a worker: the kernels of ``rows`` of one op, some of them perhaps from ``store``."""
+    """Build the kernels of ``rows`` of one op in a worker, reusing those of ``store``."""
     found: list[BuiltKernels | str] = []
     earlier = earlier_of(store)
     for row, widest in rows:
         try:
             found.append(build_row(operator_of(op), row, target(to), widest, earlier))
-        except (OSError, MemoryError):  # a full disk is no row's failure: none loses its kernels for it
+        except (OSError, MemoryError):  # a full disk is no row's fault: no row loses its kernels for it
             raise
-        except Exception as error:  # whatever a compiler raises is this row's failure, not the others'
+        except Exception as error:  # any compiler error is this row's failure, not the others'
             found.append(f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
     return found
 
 
 @cache
 def earlier_of(store: str) -> PreviousBuild:
-    """The kernels of a store; none where there is no whole one."""
+    """Return the kernels of a store; none if there is no complete one."""
     try:
         return PreviousBuild(KernelStore(Path(store)) if store else None)
     except (OSError, StoreError):
@@ -218,7 +218,7 @@ def earlier_of(store: str) -> PreviousBuild:
 
 
 def progress(items, total: int, title: str):
-    """``items`` with a bar and the time left: tqdm's where it is installed, else a line now and then."""
+    """Iterate over ``items`` with a progress bar: tqdm's if it is installed, else a line now and then."""
     try:
         from tqdm import tqdm
     except ImportError:

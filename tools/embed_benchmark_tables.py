@@ -1,10 +1,10 @@
-"""Put measured figures into a page, from the raw output of tools/bench.py alone.
+"""Write tables of measured figures into a page, from the raw output of tools/bench.py.
 
-    python tools/embed_benchmark_tables.py README.md            write every marked table of the page anew
-    python tools/embed_benchmark_tables.py README.md --check    1 if one is not what its files say
+    python tools/embed_benchmark_tables.py README.md            rewrite every marked table of the page
+    python tools/embed_benchmark_tables.py README.md --check    exit with 1 if a table differs from its files
 
-A table stands between ``<!-- figures: [extremes] FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``; files are named from the
-root of the project, and REGEX is looked for in "op shape direction". What a later file times replaces what an earlier one has.
+A table stands between ``<!-- figures: [extremes] FILE.json ... [only REGEX] -->`` and ``<!-- /figures -->``. File names are relative
+to the root of the project; REGEX is matched against "op shape direction". Figures of a later file replace those of an earlier one.
 ``extremes`` keeps the best, the median and the worst speedup of each family of ops.
 """
 
@@ -21,7 +21,7 @@ from common.cli_types import Parser, read_figures, read_text, said
 ROOT = Path(__file__).resolve().parent.parent
 MARK = re.compile(r"(<!-- figures: ([^>]+?) -->\n).*?(<!-- /figures -->)", re.DOTALL)
 OURS = "dtkernels"
-REFERENCES = ("bare-product",)  #: do less than the op: no peers
+REFERENCES = ("bare-product",)  #: do less work than the op: not peers
 DTYPES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
 
 
@@ -30,11 +30,11 @@ FAMILIES = {"rows": ("relu", "softmax", "dyt"), "products": ("mmsigmoid", "two_m
 
 
 def table(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
-    """Markdown: a line for each op and shape with our time, the best peer's, the ratio and all others; then where it comes from.
+    """Return a Markdown table: op, shape, our time, the best peer's, the ratio and all others; then the sources.
 
     Links are relative to ``folder``.
 
-    Of files that time the same a later one counts: what was measured anew, or beside a peer more.
+    If several files time the same call, the last one counts: it was measured again, or with more peers.
     """
     lines = ["| op | shape | dtkernels, us | best peer, us | speedup | others, us |", "|---|---|---|---|---|---|"]
     lines += [_line(*key, times) for key, times in _groups(paths, only).items() if OURS in times]
@@ -42,7 +42,7 @@ def table(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
 
 
 def extremes(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
-    """Markdown: the sizes of each family with the largest, the median and the smallest speedup over the best peer."""
+    """Return a Markdown table of each family's sizes with the largest, median and smallest speedup over the best peer."""
     lines = ["| family | of | | op | shape | dtkernels, us | best peer, us | speedup |", "|---|---|---|---|---|---|---|---|"]
     groups = _groups(paths, only)
     for family, ops in FAMILIES.items():
@@ -58,7 +58,7 @@ def extremes(paths: list[Path], only: str = "", folder: Path = ROOT) -> str:
 
 
 def _groups(paths: list[Path], only: str) -> dict[tuple[str, str, str], dict[str, float]]:
-    """(op and direction, shape, dtype) -> who timed it -> microseconds."""
+    """Return (op and direction, shape, dtype) -> implementation -> microseconds."""
     groups: dict[tuple[str, str, str], dict[str, float]] = {}
     for path in paths:
         for f in read_figures(path, ("gpu", "command"))["figures"]:
@@ -91,7 +91,7 @@ def _source(path: Path, data: dict, folder: Path) -> str:
 
 
 def filled(text: str, folder: Path = ROOT) -> str:
-    """The page with every marked table written anew. Raises FileNotFoundError, ValueError."""
+    """Return the page with every marked table rewritten. Raises FileNotFoundError, ValueError."""
 
     def one(m: re.Match) -> str:
         listed, _, only = m[2].partition(" only ")

@@ -1,8 +1,8 @@
-"""LoRA fine-tuning of a small language model, the same steps unpatched and patched: loss curves, time and memory.
+"""Fine-tune a small language model with LoRA, unpatched and patched, with the same steps: loss curves, time and memory.
 
     python tools/lora_training.py --steps 200 --json lora.json --plot lora.png
 
-The text is made up: sequences that repeat a random phrase of a few of the tokens, so that there is something to learn. Needs
+The text is synthetic: sequences that repeat a random phrase of a few of the tokens, so that there is something to learn. Needs
 transformers and peft; the plot needs matplotlib.
 """
 
@@ -29,11 +29,11 @@ from dtkernels.integrations.huggingface import patched
 import dtkernels
 
 TOKENS = 512
-USED = 32  #: tokens that the text has: which ones is learned in a few steps, that it repeats itself in more
+USED = 32  #: tokens that occur in the text: learned in a few steps; the repetition takes longer
 
 
 def build(options) -> torch.nn.Module:
-    """A Llama of random weights with LoRA on its attention and its MLP, the same each time."""
+    """Return a Llama with random weights and LoRA on its attention and its MLP, the same in every call."""
     config = transformers.LlamaConfig(
         vocab_size=TOKENS,
         hidden_size=options.hidden,
@@ -41,7 +41,7 @@ def build(options) -> torch.nn.Module:
         num_hidden_layers=options.layers,
         num_attention_heads=options.hidden // 32,
         num_key_value_heads=options.hidden // 64,
-        # the head is frozen: so its logits are about 1 at every width, and the loss can fall
+        # the head is frozen: logits are about 1 at every width, and the loss can fall
         initializer_range=1.1 * options.hidden**-0.5,
     )
     torch.manual_seed(0)
@@ -53,17 +53,17 @@ def build(options) -> torch.nn.Module:
 
 
 def batch(options, step: int) -> torch.Tensor:
-    """Sequences of a phrase that repeats."""
+    """Return sequences of a repeated phrase."""
     generator = torch.Generator().manual_seed(step)
     phrases = torch.randint(USED, (options.batch, 8), generator=generator)
     return phrases.repeat(1, options.length // 8).to(options.device)
 
 
 def train(options, seed: int, ours: bool) -> dict[str, object]:
-    """Losses of every step, median time of a step in milliseconds, peak memory in GiB."""
+    """Return the losses of every step, the median time of a step in milliseconds, and the peak memory in GiB."""
     model = build(options)
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=options.rate)
-    torch.manual_seed(seed)  # of the dropout
+    torch.manual_seed(seed)  # for the dropout
     losses, times = [], []
     cuda = options.device == "cuda"
     if cuda:

@@ -1,6 +1,6 @@
-"""Write a table's stored measurements as one HTML page that loads nothing, and its pictures as PNGs. Needs no GPU.
+"""Write a table's stored measurements as one self-contained HTML page, and its pictures as PNGs. Needs no GPU.
 
-The page begins with a table to search and sort: each measured call beside the best peer. Pictures of all schedules follow.
+The page begins with a table to search and sort: each measured call with its best peer. Pictures of all schedules follow.
 
 python tools/report.py                                              every table under schedule_tables/
 python tools/report.py schedule_tables/nvidia_h200 --bench benchmarks/h200.json --out report/
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
         except (OSError, ValueError) as error:
             print(f"report: {said(error)}", file=sys.stderr)
             return 2
-        except (LookupError, TypeError, AttributeError) as error:  # measurements of another form
+        except (LookupError, TypeError, AttributeError) as error:  # measurements in another format
             print(f"report: {table}: {type(error).__name__}: {said(error)}", file=sys.stderr)
             return 2
         study.show(options.dtypes)

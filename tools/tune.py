@@ -1,16 +1,16 @@
 """Find schedules for a GPU and write them into its table.
 
-    python tools/tune.py --ops all --budget 30m                     the GPU that is here, every op of the package
+    python tools/tune.py --ops all --budget 30m                     the local GPU, every op of the package
     python tools/tune.py --ops softmax,my_op.yaml --shapes my.yaml  some ops, at sizes of your own
-    python tools/tune.py --resume                                   go on where the last run ended, however it ended
-    python tools/tune.py --ray auto                                 on every GPU of a Ray cluster
+    python tools/tune.py --resume                                   continue the last run, however it ended
+    python tools/tune.py --ray auto                                 every GPU of a Ray cluster
 
-Candidates come from the formula, from the schedule families of the spec, and from their neighbours. What cannot fit is
-dropped, the rest is ranked by estimate, compiled on all cores and timed on the GPU meanwhile; numbers are checked before
-times count. The rows of the table that is there race too, so none is replaced by a slower one; those at other sizes stay. Few
-schedules are kept, chosen by regret, and judged at sizes held out of the choice. Then:
+Candidates come from the default schedule, from the schedule families of the spec, and from mutations of both. Those that cannot fit
+are dropped. The rest is ranked by an estimate, compiled on all cores, checked for correct results and timed on the GPU. Rows of
+the existing table compete too, so none is replaced by a slower one; rows at other sizes stay. A few schedules are kept, chosen by
+regret, and judged at held-out sizes. Then:
 
-    python tools/build.py        make the kernels of the table
+    python tools/build.py        build the kernels of the table
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _too_early(*_) -> None:
     os._exit(130)
 
 
-if __name__ == "__main__":  # what is imported below takes seconds; main() takes over then
+if __name__ == "__main__":  # the imports below take seconds; main() installs its own handlers later
     signal.signal(signal.SIGINT, _too_early)
     from common.require_packages import needs
 
@@ -77,10 +77,10 @@ from dtkernels.runtime.select.schedule_selection import target_for  # noqa: E402
 from dtkernels.runtime.tables.table import Gpu, TableError  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)  #: what a disk may say
-KEPT = 5.0  #: seconds between notes of the time spent
-FILL, RACE = 0.1, 0.97  #: the part of the budget that filling gaps takes, and that after which races end
-RACED = 0.5  #: seconds of one GPU for a size: 80 of them with 250 schedules took 30 on an H200, and a table's row runs along
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EFBIG)  #: errors of a disk that cannot be written
+KEPT = 5.0  #: seconds between records of the time spent
+FILL, RACE = 0.1, 0.97  #: the part of the budget for filling gaps, and the part after which races end
+RACED = 0.5  #: seconds of one GPU for a size: 80 sizes with 250 schedules took 30 on an H200, and a table's row runs too
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -100,8 +100,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--regret", type=within(0.999), default=1.02, help="how much slower a size may run for the sake of fewer schedules: 1.02 is 2%%")
     parser.add_argument("--dry-run", action="store_true", help="estimates in place of times; needs no GPU, rows say measured: false")
     parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table that the journal gives")
-    parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a stand-in that hangs, dies and fails, once each
-    parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the stand-in takes
+    parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a simulated worker that hangs, dies and fails, once each
+    parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the simulated worker takes
     parser.add_argument("--limit", type=within(0), default=30.0, help="seconds after which a measurement is given up")
     args = parser.parse_args(argv)
     if args.gpu != "auto" and not (args.dry_run or args.write_only):
@@ -110,7 +110,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 
 def seconds(text: str) -> float:
-    """``90s``, ``30m``, ``2h`` or plain seconds, more than none."""
+    """Parse ``90s``, ``30m``, ``2h`` or plain seconds, more than none."""
     match = re.fullmatch(r"(\d{1,9}(?:\.\d+)?)([smh]?)", text, re.ASCII)
     if not match or float(match[1]) == 0:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; allowed: 90s, 30m, 2h")
@@ -118,7 +118,7 @@ def seconds(text: str) -> float:
 
 
 def all_works(args: argparse.Namespace) -> list[TuningProblem]:
-    """What to tune. Exits in one line where the shapes are refused."""
+    """Return what to tune. Exits with one line if the shapes are refused."""
     names, found = op_names(args.ops), []
     try:
         given = given_shapes(args.shapes, names) if args.shapes else None
@@ -131,11 +131,11 @@ def all_works(args: argparse.Namespace) -> list[TuningProblem]:
         raise SystemExit(f"tune: {error}") from None
     if not found:
         raise SystemExit(f"tune: no shapes for {', '.join(names)}; give --shapes, or shapes in the spec")
-    return [work for _, work in sorted(found, key=lambda f: f[0])]  # ops side by side: a short budget serves all of them
+    return [work for _, work in sorted(found, key=lambda f: f[0])]  # interleave ops: a short budget serves all of them
 
 
 def given_shapes(path: Path, names: tuple[str, ...]) -> dict:
-    """Op -> shapes as the file says. Raises DTError; exits in one line where it cannot be read."""
+    """Return op -> shapes of the file. Raises DTError; exits with one line if it cannot be read."""
     try:
         given = read_yaml(read_text(path, "what to tune at"), str(path))
     except OSError as error:
@@ -153,7 +153,7 @@ class Run:
     """One run of the command."""
 
     def __init__(self, args: argparse.Namespace):
-        self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked for an end
+        self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked to stop
         self.works = all_works(args)
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
         self.gpus = self._gpu_crew(pretended)
@@ -163,7 +163,7 @@ class Run:
         self.out = args.out or ROOT / "schedule_tables" / self.gpu.folder
         path = self.out / "journal.jsonl"
         self.lock = only_one(self.out)
-        self.earlier = self._earlier()  # what is refused is refused before the journal of an earlier run is set aside
+        self.earlier = self._earlier()  # refuse wrong input before the journal of an earlier run is set aside
         if path.exists() and not (args.resume or args.write_only):
             print(f"tune: the journal of an earlier run is now {set_aside(path)}; --resume would go on with it", file=sys.stderr, flush=True)
         try:
@@ -173,7 +173,7 @@ class Run:
             raise SystemExit(f"tune: {error}") from None
         self.kept_until = self.begin  #: the journal has the time spent until then
         self.known = SearchState(self.works, self.journal)
-        timing = 1 if args.ray else len(self.gpus.members)  # what starts launches on this machine; the search itself takes another core
+        timing = 1 if args.ray else len(self.gpus.members)  # local GPU workers launch on this machine; the search takes another core
         self.cpus = WorkerPool(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
 
@@ -198,7 +198,7 @@ class Run:
         return WorkerPool(args.workers or 1, make, *rest)
 
     def _about(self, pretended: Target) -> dict:
-        """What machine every worker is on: they must be alike, for times of one kind of GPU say nothing of another."""
+        """Return the machine of all workers. They must be alike: times of one kind of GPU do not apply to another."""
         abouts: dict[int, dict] = {}
         for worker in self.gpus.idle():
             self.gpus.send(worker, "about", ("about",), 120.0)
@@ -218,7 +218,7 @@ class Run:
             if self.args.earlier not in (None, "none") and not folder.is_dir():
                 raise TableError(f"--from {folder}: no such folder")
             for op in dict.fromkeys(operator_of(w.group.op).spec.op for w in self.works):
-                rows_in(self.out / f"{op}.yaml")  # what stays of it is read when all is measured: that must not fail then
+                rows_in(self.out / f"{op}.yaml")  # rows that stay are read after measuring: that must not fail then
             return WarmStart(None if self.args.earlier == "none" else folder, self.works)
         except TableError as error:
             raise SystemExit(f"tune: {error}") from None
@@ -232,11 +232,11 @@ class Run:
     # -- the phases ---------------------------------------------------------------------------------------------------
 
     def spent(self) -> float:
-        """Seconds of the budget."""
+        """Return the spent seconds of the budget."""
         return self.journal.seconds + time.monotonic() - self.kept_until
 
     def past(self, part: float):
-        """Whether a part of the budget, or this run's time, is over."""
+        """Return whether a part of the budget, or this run's time, is over."""
         own = self.args.stop_after
 
         def over() -> bool:
@@ -246,7 +246,7 @@ class Run:
 
     def go(self) -> int:
         """Search, race, write. Returns the exit status."""
-        for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C; what batch systems and `timeout` send
+        for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C, and what batch systems and `timeout` send
             signal.signal(number, self._interrupt)
         limits = {"measure": self.args.limit, "compile": 60.0}
         search = ScheduleSearch(self.known, self.journal, self.cpus, self.gpus, limits, self.earlier)
@@ -280,7 +280,7 @@ class Run:
             self._keep_time()
 
     def _keep_time(self) -> None:
-        """Into the journal, now and then: a run that is killed has spent its time too."""
+        """Record the time spent in the journal now and then: a killed run has spent its time too."""
         if not self.args.write_only:
             now = time.monotonic()
             self.journal.spent(now - self.kept_until)
@@ -293,7 +293,7 @@ class Run:
         print("\ntune: stopping after what is in hand; --resume goes on", file=sys.stderr, flush=True)
 
     def _race(self, search: ScheduleSearch, finals: Playoffs, begin: float) -> None:
-        """Race at sizes that are chosen for, choose, then race what calls would run at those held out."""
+        """Race at the sizes used for the choice, choose, then race at held-out sizes what calls would run."""
         known, times = self.known, self.journal.times
         chosen = {g: choose_group(known, g, self.args.regret) for g in known.of_group}
         first = sum(not w.held_out for w in self.works) / len(self.works)
@@ -312,13 +312,13 @@ class Run:
                 self._show("finals", finals.raced, len(finals.failed))
 
     def by(self) -> dict[str, object]:
-        """What rows of this run were measured with."""
+        """Return the GPU, software, date and command for the rows of this run."""
         about = self.journal.about
         return {"gpu": self.gpu.name, "multiprocessors": self.gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"],
                 "triton": about["triton"], "date": about["date"], "command": about["command"]}  # fmt: skip
 
     def write(self) -> None:
-        """Tables, matrix and regrets."""
+        """Write tables, measurements and regrets."""
         by = self.by()
         outcome = conclude(self.known, self.journal.times, self.choice, self.runs, by, not self.args.dry_run)
         paths = write_tables(self.out, self.gpu, outcome.rows, self.kept)
@@ -331,12 +331,12 @@ class Run:
 
 
 def racing_part(works: int, gpus: int, budget: float) -> float:
-    """The part of the budget that racing takes: as much as it needs, half of the budget at most."""
+    """Return the part of the budget for racing: as much as it needs, at most half."""
     return min(0.5, max(0.15, works * RACED / max(gpus, 1) / budget))
 
 
 def only_one(folder: Path) -> int:
-    """Keep other runs out of ``folder`` until this process ends. Exits in one line where one is there, and where it cannot be written."""
+    """Keep other runs out of ``folder`` until this process ends. Exits with one line if one is active, or the folder cannot be written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
@@ -351,7 +351,7 @@ def only_one(folder: Path) -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The command."""
+    """Run the command."""
     if signal.getsignal(signal.SIGINT) is _too_early:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

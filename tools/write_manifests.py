@@ -1,10 +1,10 @@
-"""Write what a call must know of each op beside its spec, so that a first call need not read the algorithm or derive a gradient.
+"""Write each op's manifest beside its spec, so that a first call need not parse the algorithm or derive a gradient.
 
-python tools/write_manifests.py            write dtkernels/specs/*.json anew
-python tools/write_manifests.py --check    say which of them are not of the specs and tables as they are now; exit status 1 if any
+python tools/write_manifests.py            write dtkernels/specs/*.json
+python tools/write_manifests.py --check    name manifests that differ from the current specs and tables; exit status 1 if any
 
-There are signatures for the usual parameters, and gradients for the calls that a table has rows for: others are compiled
-when they are first made, and what they need is derived then.
+A manifest has signatures for the usual parameters, and gradients for the calls that a table has rows for. Other calls are
+compiled at their first use, and what they need is derived then.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dtkernels.runtime.signature.signature import Halves
 from dtkernels.runtime.tables.table import read_rows
 
 TABLES = Path(__file__).resolve().parent.parent / "schedule_tables"
-TOGETHER = 2  #: truth-valued parameters that are set at once; calls that set more read the algorithm
+TOGETHER = 2  #: truth-valued parameters that are set together; calls that set more parse the algorithm
 
 
 def settings(params: tuple) -> list[tuple]:
-    """Settings of parameters, defaults left out, sorted by name; 2 stands for every larger number."""
+    """Return settings of parameters, without defaults, sorted by name; 2 stands for every larger number."""
     flags = [(name, not default) for name, default in params if isinstance(default, bool)]
     numbers = [[(), ((name, ANY_NUMBER),)] for name, default in params if not isinstance(default, bool)]
     some = [c for n in range(TOGETHER + 1) for c in itertools.combinations(flags, n)]
@@ -37,13 +37,13 @@ def settings(params: tuple) -> list[tuple]:
 
 
 def differentiated(op: str) -> list[tuple[tuple, tuple[str, ...]]]:
-    """(parameters, wanted) of the rows of all tables."""
+    """Return (parameters, wanted) of the rows of all tables."""
     rows = (row for path in sorted(TABLES.glob(f"*/{op}.yaml")) for row in read_rows(path.read_text(), str(path)))
     return sorted({(tuple(sorted(row.params.items())), row.wanted) for row in rows if row.wanted and not row.batched}, key=str)
 
 
 def halves(variant: Variant, wanted: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Halves]]:
-    """(kept, what is known of the gradient) for whatever products forward may be asked to keep."""
+    """Return (kept, gradient data) for each set of products that forward may be asked to keep."""
     names = [p.name for p in variant.products]
     for kept in (c for n in range(len(names) + 1) for c in itertools.combinations(names, n)):
         pair = variant.pair(wanted, kept)
@@ -52,7 +52,7 @@ def halves(variant: Variant, wanted: tuple[str, ...]) -> Iterator[tuple[tuple[st
 
 
 def text_of(spec: Path) -> str:
-    """What the outline of a spec's file should hold."""
+    """Return the manifest text for a spec's file."""
     operator = Operator(load_spec(spec))
     lines = []
     for params in settings(operator.outline.params):

@@ -7,7 +7,7 @@
     with dtkernels.patched(model):          # the same, for a block of code
         ...
 
-Importing this package also makes `attn_implementation="dtkernels"` known to transformers, where that is installed:
+If transformers is installed, importing this package registers `attn_implementation="dtkernels"` with it:
 `AutoModel.from_pretrained(name, attn_implementation="dtkernels")`. Without transformers, plain `nn.Module` models still work.
 """
 

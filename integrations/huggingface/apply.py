@@ -1,4 +1,4 @@
-"""`apply_to(model)`: the public entry. Every op has one patcher; this file picks them, runs them and keeps the way back."""
+"""Patch a model with `apply_to(model)`, the public entry. Each op has one patcher; this file selects, runs and undoes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _patch_lora(model: nn.Module, report: PatchReport) -> None:
     patch_lora(model, report)
 
 
-# op -> patcher(model, report): adds what it found to the report, and before each change how to take it back.
+# op -> patcher(model, report). It adds its findings to the report, and before each change the way to undo it.
 _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "attention": attention_patch.patch_attention,
     "lora": _patch_lora,
@@ -35,7 +35,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "cross_entropy": loss.patch_cross_entropy,
 }
 OPS = tuple(_PATCHERS)
-#: What ops="auto" takes, and the measurement in benchmarks/ that says so. An op without one is on request only.
+#: The ops of ops="auto", each with the measurement in benchmarks/ that justifies it. An op without one is patched on request only.
 DEFAULTS = {
     "attention": "h200_attention_warpgroups.json",
     "lora": "h200_rows_and_two_mm.json",  # two_mm, the two products in it
@@ -53,40 +53,40 @@ class PatchError(RuntimeError):
 
 
 def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> PatchReport:
-    """Make this model instance run its ops on dtkernels; nothing global and no class is changed.
+    """Make this model instance run its ops on dtkernels. Nothing global and no class is changed.
 
         attention   softmax(q k^T * scale + mask) v, in Hugging Face models, through their AttentionInterface
-        relu        max(x, 0), in nn.ReLU modules; only if asked for: torch's is as fast
+        relu        max(x, 0), in nn.ReLU modules; on request only: torch's is as fast
         lora        y + scale * (x A') B', in LoRA layers of PEFT
-        softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; only if asked for
-        two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; only if asked for
-        gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; only if asked for
+        softmax     exp(x) / sum(exp(x)) over the last dimension, in nn.Softmax modules; on request only
+        two_mm      (x A) B, in nn.Sequential modules: two nn.Linear in a row, narrow in the middle; on request only
+        gate        sigmoid(x A + b), in nn.Sequential modules: nn.Linear, then nn.Sigmoid; on request only
         rmsnorm     x / sqrt(mean(x^2) + eps) * (w, or 1 + w), in modules that compute it
-        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; only if asked for
+        layernorm   (x - mean) / sqrt(var + eps) * w + b, in nn.LayerNorm modules; on request only
         swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
         geglu       gelu(gate(x)) * up(x), the same
-        rope        q and k turned by cos and sin, in attention modules that call a function for it
-        cross_entropy   of the next token, where a Hugging Face model's loss_function is that
+        rope        q and k rotated by cos and sin, in attention modules that call a function for it
+        cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
 
-    Under torch.compile the last six are left to Inductor, which fuses what the module computes itself.
+    Under torch.compile the last six are left to Inductor, which fuses the module's own code.
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
-    ops       "auto" (those of DEFAULTS: what is measured to be faster), "all", one op's name, or several of all these
-    strict    raise PatchError, with the model restored, if something that holds one of the ops is skipped
+    ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these
+    strict    raise PatchError, with the model restored, if a module that holds one of the ops is skipped
     dry_run   change nothing; the report says what would be patched
 
-    Where "auto" alone asks for it, as in ops="auto" and ops=["auto", "relu"], attention goes to sdpa on a GPU where gradients
-    are wanted and there is no mask, since its backward is faster there (benchmarks/h200/attention_backward.json), and where a mask is
-    a matrix of which nothing is known, or torch.compile traces (benchmarks/h200_last_run.txt). Asked for by name, in
-    ops=["auto", "attention"] too, or by "all", it is always the kernel. Both are counted.
+    If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
+    calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
+    mask of unknown content, and calls traced by torch.compile (benchmarks/h200_last_run.txt). If attention is asked for by name, also in
+    ops=["auto", "attention"], or by "all", it always runs the kernel. The report counts both.
 
-    A query that sees no key, padding on the left for one, gets zeros, as from sdpa with a boolean mask. Eager attention, and masks
-    of the lowest number there is, give it the mean of the values. No query that sees a key depends on it.
+    A query that sees no key, for example with padding on the left, gets zeros, as from sdpa with a boolean mask. Eager attention, and
+    masks of the dtype's lowest number, give it the mean of the values. No query that sees a key depends on it.
 
-    What a kernel lacks at run time (dropout of attention weights, ...) goes to the model's own path and is counted in the report.
-    Gates that a forward computes by a function, torch.sigmoid(self.gate(x)), are not found: call dtkernels.ops.gate there.
-    A second call patches nothing and reports "already". A model that shares its config object with another one shares its
-    attention switch too: give each its own (`copy.deepcopy(config)`).
+    Calls that a kernel does not support (dropout of attention weights, ...) take the model's own path and are counted in the report.
+    A gate that a forward computes by a function, torch.sigmoid(self.gate(x)), is not found: call dtkernels.ops.gate there.
+    A second call patches nothing and reports "already". Models that share a config object share its attention switch too:
+    give each its own (`copy.deepcopy(config)`).
 
     Raises TypeError if `model` is no nn.Module, ValueError for an unknown op, PatchError as said above.
 
@@ -114,7 +114,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
 @contextmanager
 def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = False, dry_run: bool = False) -> Iterator[PatchReport]:
-    """`apply_to` for the length of a `with` block; yields the report and restores the model at the end, errors included.
+    """Apply `apply_to` for the length of a `with` block. Yields the report; restores the model at the end, also after an error.
 
     Blocks may be nested: an inner one on the same model finds everything patched and restores nothing.
     """
@@ -126,7 +126,7 @@ def patched(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool = 
 
 
 def _chosen(ops: str | Iterable[str]) -> dict[str, bool]:
-    """The ops, in the order asked for, and of each whether "auto" alone asked for it."""
+    """Return the ops in the order asked for; op -> whether only "auto" asked for it."""
     chosen: dict[str, bool] = {}
     for entry in [ops] if isinstance(ops, str) or not isinstance(ops, Iterable) else ops:
         if not isinstance(entry, str):

@@ -1,4 +1,4 @@
-"""PEFT's LoRA layers over linear ones: one instance's `forward` is replaced by one that adds each adapter with the op."""
+"""Patch PEFT's LoRA layers over linear ones: the instance's `forward` adds each adapter with the op."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ..huggingface.patching.report import PatchReport
 
 
 class _AddedTo(torch.autograd.Function):
-    """``sum``, which was made from ``y`` by adding to it: y's gradient is that of the sum, and no copy of it."""
+    """Pass through ``sum``, which was computed from ``y`` by adding to it. y's gradient is that of the sum, without a copy."""
 
     @staticmethod
     def forward(ctx, y: torch.Tensor, sum: torch.Tensor) -> torch.Tensor:
@@ -34,10 +34,10 @@ class _AddedTo(torch.autograd.Function):
 
 
 def lora_forward(record: CallRecord, module: nn.Module, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
-    """base(x) + scaling * lora_B(lora_A(dropout(x))), summed over the active adapters, each product and sum one kernel.
+    """Compute base(x) + scaling * lora_B(lora_A(dropout(x))), summed over the active adapters, one kernel for each product and sum.
 
-    x: (..., in); returns (..., out) in the dtype of base(x). Merged and disabled adapters, and whatever the op does not
-    take, are left to the layer's own forward; the latter is counted.
+    x: (..., in); returns (..., out) in the dtype of base(x). Merged and disabled adapters take the layer's own forward. So do
+    calls that the op does not support; those are counted.
     """
     names = [name for name in module.active_adapters if name in module.lora_A]
     if module.disable_adapters or module.merged or not names:
@@ -56,13 +56,13 @@ def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sca
     from dtkernels import ops
 
     with without_autocast(x.device.type):
-        x, a, b = (t.to(y.dtype) for t in (x, a, b))  # under autocast; elsewhere they are of that dtype
+        x, a, b = (t.to(y.dtype) for t in (x, a, b))  # differs under autocast only
         added = ops.lora(y.detach(), x, a, b, float(scale))
     return _AddedTo.apply(y, added) if y.requires_grad else added
 
 
 def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: dict) -> str | None:
-    """Why this call is left to the layer's own forward; None if the op takes it."""
+    """Return why this call takes the layer's own forward, or None."""
     if any(value is not None for value in kwargs.values()):
         return ", ".join(sorted(key for key, value in kwargs.items() if value is not None))
     weights = [layer[name].weight for name in names for layer in (module.lora_A, module.lora_B)]
@@ -76,7 +76,7 @@ def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: d
 
 
 def _special(module: nn.Module, name: str) -> str | None:
-    """Why an adapter is more than two plain linear layers; None if it is not."""
+    """Return why an adapter is more than two plain linear layers, or None."""
     if name in getattr(module, "lora_variant", {}):
         return "a variant of LoRA such as DoRA"
     layers = module.lora_A[name], module.lora_B[name]
@@ -86,8 +86,8 @@ def _special(module: nn.Module, name: str) -> str | None:
 
 
 def patch_lora(model: nn.Module, report: PatchReport) -> None:
-    """Patch every LoRA layer of `model` that wraps a plain linear layer; say of the others why not."""
-    layers = sys.modules.get("peft.tuners.lora.layer")  # where PEFT was never imported no module is one of its layers
+    """Patch every LoRA layer of `model` that wraps a plain linear layer; report why others are skipped."""
+    layers = sys.modules.get("peft.tuners.lora.layer")  # if PEFT was never imported, no module is one of its layers
     if layers is None:
         return
     for name, module in model.named_modules():

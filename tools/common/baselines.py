@@ -1,4 +1,4 @@
-"""The other implementations that the benchmark runs beside ours, each in its fastest legitimate form."""
+"""Define the implementations that the benchmark compares with ours, each in its fastest legitimate form."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _bare(work: Workload) -> Callable | None:
     return (lambda a, b: a @ b) if work.op == "mmsigmoid" else None
 
 
-#: peer -> its form of a workload, None where it has none
+#: peer -> its form of a workload, or None
 PEERS: dict[str, Callable[[Workload], Callable | None]] = {
     "eager": lambda work: work.eager,
     "compile": _compiled,
@@ -82,12 +82,12 @@ PEERS: dict[str, Callable[[Workload], Callable | None]] = {
     "fa2": lambda work: _sdpa(work, SDPBackend.FLASH_ATTENTION),
     "flex": _flex,
 }
-#: not peers, since they do less: what the op cannot beat
+#: not peers, since they do less: lower bounds for the op
 REFERENCES: dict[str, Callable[[Workload], Callable | None]] = {"bare-product": _bare}
 
 
 def implementations(work: Workload, names: list[str]) -> tuple[dict[str, Callable], dict[str, str]]:
-    """Ours and the named peers that have a form of this workload; and why the others are missing."""
+    """Return ours and the named peers that support this workload, and why others are missing."""
     found, missing = {"dtkernels": work.ours}, {}
     for name, form in [*((n, PEERS[n]) for n in names), *REFERENCES.items()]:
         try:

@@ -1,4 +1,4 @@
-"""What the tools' options may be: types for argparse, which refuse the rest in one line before anything is measured."""
+"""Define argparse types for the tools' options. They refuse bad values in one line, before anything is measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DTYPES = ("bf16", "fp16", "fp32")
 
 
 class Parser(argparse.ArgumentParser):
-    """The options of a tool. What is wrong with them is one line on stderr, without the usage, and exit status 2."""
+    """Parse the options of a tool. An error is one line on stderr, without the usage, and exit status 2."""
 
     def __init__(self, tool: str, doc: str | None):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -26,14 +26,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def said(error: Exception) -> str:
-    """An error in one line: the file first where it is one of a file."""
+    """Format an error in one line, with its file first if it has one."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
     return " ".join(str(error).split())[:300]
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises OSError, and ValueError where it is no UTF-8."""
+    """Read the text of a file. Raises OSError, and ValueError if it is not UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -41,7 +41,7 @@ def read_text(path: Path) -> str:
 
 
 def read_figures(path: Path, about: Iterable[str] = ()) -> dict:
-    """What tools/bench.py wrote: its figures, and ``about`` beside them. Raises OSError, and ValueError where it is something else."""
+    """Read the output of tools/bench.py: its figures, and the keys ``about``. Raises OSError, and ValueError for any other content."""
     try:
         data = json.loads(read_text(path))
     except json.JSONDecodeError as error:
@@ -65,7 +65,7 @@ _FIGURE = {"op": str, "shape": str, "dtype": str, "who": str, "microseconds": (i
 
 
 def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Names separated by commas, one at least, each one of ``allowed``."""
+    """Accept names separated by commas, at least one, all from ``allowed``."""
     known = tuple(allowed)
 
     def names(text: str) -> tuple[str, ...]:
@@ -79,7 +79,7 @@ def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
 
 
 def at_least(least: int) -> Callable[[str], int]:
-    """A whole number from ``least`` on."""
+    """Accept a whole number of at least ``least``."""
 
     def count(text: str) -> int:
         if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 12 or int(text) < least:
@@ -90,17 +90,17 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def several(kind: Callable[[str], object]) -> Callable[[str], tuple]:
-    """Values of one kind separated by commas."""
+    """Accept values of one kind separated by commas."""
     return lambda text: tuple(kind(part) for part in text.split(","))
 
 
 def share(text: str) -> float:
-    """From 0 to below 1."""
+    """Accept a number from 0 to below 1."""
     return 0.0 if text in ("0", "0.0") else within(0, 0.999999)(text)
 
 
 def within(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """A finite number above ``low``, up to ``high``."""
+    """Accept a finite number above ``low``, up to ``high``."""
 
     def number(text: str) -> float:
         try:
@@ -115,14 +115,14 @@ def within(low: float, high: float = math.inf) -> Callable[[str], float]:
 
 
 def file_to_write(text: str) -> Path:
-    """A path that can be written to: hours of measuring must not end at a folder that is not there."""
+    """Accept a path that can be written: hours of measuring must not end at a missing folder."""
     path = Path(text)
     folder = path.parent
     if path.is_dir() or not folder.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: {'a folder' if path.is_dir() else f'no such folder: {folder}'}")
     try:
         if not path.exists():
-            with tempfile.TemporaryFile(dir=folder):  # what a user may do says little: a disk may be full, or read-only
+            with tempfile.TemporaryFile(dir=folder):  # permissions say little: a disk may be full or read-only
                 return path
     except OSError as error:
         raise argparse.ArgumentTypeError(f"{text}: cannot be written: {error.strerror}") from None
@@ -132,7 +132,7 @@ def file_to_write(text: str) -> Path:
 
 
 def folder_to_read(text: str) -> Path:
-    """A folder that is there."""
+    """Accept an existing folder."""
     path = Path(text)
     if not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text}: {'a file' if path.exists() else 'no such folder'}")
@@ -140,7 +140,7 @@ def folder_to_read(text: str) -> Path:
 
 
 def device(text: str) -> str:
-    """cpu, or a GPU that is there."""
+    """Accept cpu, or an available GPU."""
     import torch
 
     if text != "cpu" and not (text == "cuda" and torch.cuda.is_available()):

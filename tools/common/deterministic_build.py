@@ -1,4 +1,4 @@
-"""What makes two builds the same bytes. Imported before anything is compiled: line numbers, which name files, are left out then."""
+"""Make builds reproducible byte for byte. Import it before anything is compiled: it disables line information, which names files."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _NO_RANDOM_ADDRESSES, _ASK = 0x0040000, 0xFFFFFFFF  #: of Linux's personality(2)
 
 
 def same_addresses() -> bool:
-    """Have what this process starts lie at the same addresses each time; False where the system does not let it.
+    """Start child processes at the same addresses each time. Returns False if the system does not allow it.
 
-    ptxas numbers registers in the order of addresses: one PTX has given it four machine codes, and without random addresses one.
+    ptxas numbers registers by addresses: one PTX gave four different machine codes, and only one without random addresses.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -1,4 +1,4 @@
-"""Time on the GPU, time on the host, and what memory can do: the measurements of the benchmark."""
+"""Measure time on the GPU, time on the host, and the rates of copies and products."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _flush() -> torch.Tensor:
 
 
 class Replay:
-    """A captured call. It keeps what the call reads: a backward's graph has the addresses of what its forward saved, not a hold on it."""
+    """A captured call. It keeps alive what the call reads: a backward's graph has only the addresses of what its forward saved."""
 
     def __init__(self, graph: torch.cuda.CUDAGraph, fn: Callable[[], object], results: object):
         self.graph, self.fn, self.results = graph, fn, results
@@ -29,10 +29,10 @@ class Replay:
 
 
 def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], object], bool]:
-    """(what ``prepare()`` gives as a CUDA graph replay, so that host time does not enter; whether it could be captured).
+    """Capture ``prepare()``'s call as a CUDA graph, to exclude host time. Returns (call, whether it was captured).
 
     ``prepare`` runs on the stream of the capture, so that a backward finds its forward there. A call that waits for the GPU
-    (``.item()``, sizes that depend on the data) is not captured: it is given as it is. A capture that fails all the same leaves
+    (``.item()``, sizes that depend on the data) is not captured and is returned as it is. A capture that fails later leaves
     nothing behind. Raises what the call raises without a graph.
     """
     stream, before = torch.cuda.Stream(), torch.cuda.current_stream()
@@ -50,8 +50,8 @@ def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], 
         with torch.cuda.graph(graph, pool=pool, stream=stream):
             results = fn()
         return Replay(graph, fn, results), True
-    except Exception:  # whatever it is, it shows again below where it is the call's own
-        torch.cuda.set_stream(before)  # the context of torch.cuda.graph stays entered where the capture cannot be ended
+    except Exception:  # an error of the call itself shows again below
+        torch.cuda.set_stream(before)  # torch.cuda.graph's context stays entered if the capture cannot end
         torch.cuda.synchronize()
         if begun:
             _abandon(graph, pool)
@@ -61,7 +61,7 @@ def captured(prepare: Callable[[], Callable[[], object]]) -> tuple[Callable[[], 
 
 
 def _without_waiting(fn: Callable[[], object]) -> None:
-    """Call ``fn``; RuntimeError where it waits for the GPU, which would break a capture."""
+    """Call ``fn``. Raises RuntimeError if it waits for the GPU, which would break a capture."""
     mode = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -70,27 +70,27 @@ def _without_waiting(fn: Callable[[], object]) -> None:
         torch.cuda.set_sync_debug_mode(mode)
 
 
-_abandoned: list[torch.cuda.CUDAGraph] = []  #: kept, since torch's allocator may ask them which streams they capture
+_abandoned: list[torch.cuda.CUDAGraph] = []  #: kept alive: torch's allocator may ask them which streams they capture
 
 
 def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
-    """Take back what a capture that failed leaves in torch: memory is taken from its pool still, and the generator still captures.
+    """Clean up after a failed capture: memory is still taken from its pool, and the generator still captures.
 
-    A clone takes the generator's place, of the same seed and offset: the old one refuses every draw (torch 2.11, which ends its
-    capture only where the graph's can be ended).
+    A clone with the same seed and offset replaces the generator, because the old one refuses every draw (torch 2.11 ends its
+    capture only together with the graph's).
     """
     _abandoned.append(graph)
     device = torch.cuda.current_device()
     try:
         torch._C._cuda_endAllocateToPool(device, pool)
-    except RuntimeError:  # the capture ended, and something later failed
+    except RuntimeError:  # the capture had ended, and something later failed
         pass
     generator = torch.cuda.default_generators[device]
     generator.graphsafe_set_state(generator.clone_state())
 
 
 def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
-    """Median time of ``fn`` in microseconds by CUDA events, L2 overwritten before each call."""
+    """Return the median time of ``fn`` in microseconds by CUDA events; L2 is overwritten before each call."""
     flush = _flush()
     fn()
     torch.cuda.synchronize()
@@ -111,7 +111,7 @@ def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
 
 
 def in_turn(running: dict[str, Callable[[], object]], milliseconds: float = 30.0, rounds: int = 3) -> dict[str, float]:
-    """Median time of each on the GPU in microseconds, over several rounds, each of which another one begins."""
+    """Return the median GPU time of each in microseconds, over several rounds that each begin with another one."""
     times: dict[str, list[float]] = {who: [] for who in running}
     order = list(running)
     for _ in range(rounds):
@@ -122,7 +122,7 @@ def in_turn(running: dict[str, Callable[[], object]], milliseconds: float = 30.0
 
 
 def host_time(fn: Callable[[], object], calls: int = 30, rounds: int = 5) -> float:
-    """Median time in microseconds that the host needs for one call; the GPU is left to catch up between rounds."""
+    """Return the median host time of one call in microseconds; the GPU catches up between rounds."""
     times = []
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -136,7 +136,7 @@ def host_time(fn: Callable[[], object], calls: int = 30, rounds: int = 5) -> flo
 
 @lru_cache(maxsize=256)
 def copy_time(moved: int) -> float:
-    """Time in microseconds of a copy that reads and writes ``moved`` bytes together."""
+    """Return the microseconds of a copy that reads and writes ``moved`` bytes in total."""
     x = torch.randint(-128, 127, (max(16, int(moved) // 2),), dtype=torch.int8, device="cuda")
     y = torch.empty_like(x)
     replay, _ = captured(lambda: lambda: y.copy_(x))
@@ -145,7 +145,7 @@ def copy_time(moved: int) -> float:
 
 @lru_cache(maxsize=4)
 def product_rate(dtype: torch.dtype) -> float:
-    """Operations a second of the largest products of torch on this GPU."""
+    """Return the operations per second of torch's largest products on this GPU."""
     best = 0.0
     for n in (4096, 8192):
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
@@ -155,6 +155,6 @@ def product_rate(dtype: torch.dtype) -> float:
 
 
 def write_figures(path: Path, figures: list[dict]) -> None:
-    """As JSON, with the GPU, the torch and the command that they come from."""
+    """Write figures as JSON, with their GPU, torch version and command."""
     head = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "command": " ".join(sys.argv)}
     path.write_text(json.dumps({**head, "figures": figures}, indent=1))

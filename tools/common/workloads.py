@@ -1,4 +1,4 @@
-"""Shapes to measure: what is called, with what, how much it must move and compute."""
+"""Define workloads: the op, its inputs, and how much it must move and compute."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Call = Callable[..., torch.Tensor]
 class Workload:
     """One op at one shape. ``eager`` is torch's own form; ``differentiable`` are the inputs that gradients are asked for.
 
-    ``part`` cuts inputs, outputs and their gradients down to where the float64 truth is affordable. ``bytes`` and ``flops``
-    are what the op cannot do without: every tensor once, for forward and for backward.
+    ``part`` reduces inputs, outputs and their gradients to what the float64 truth can afford. ``bytes`` and ``flops`` are
+    the minimum for the op: every tensor once, for forward and for backward.
     """
 
     op: str
@@ -32,7 +32,7 @@ class Workload:
     bytes: tuple[float, float]
     differentiable: tuple[int, ...] = (0,)
     part: Callable[[tuple], tuple] = lambda tensors: tensors
-    about: dict = field(default_factory=dict)  #: what peers need to know
+    about: dict = field(default_factory=dict)  #: data that peers need
 
 
 def _random(*shapes: tuple[int, ...], dtype: torch.dtype, scale: float = 1.0) -> Callable[[], tuple]:
@@ -44,7 +44,7 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def row_op(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
-    """relu, softmax or dyt on (rows, columns)."""
+    """Return relu, softmax or dyt on (rows, columns)."""
     shapes = [(rows, columns)] + ([(1,), (columns,), (columns,)] if op == "dyt" else [])
     eager = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, a, w, b: torch.tanh(a * x) * w + b}[op]
     tensor = rows * columns * dtype.itemsize
@@ -53,7 +53,7 @@ def row_op(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16
 
 
 def norm(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
-    """rmsnorm or layernorm over the last dimension."""
+    """Return rmsnorm or layernorm over the last dimension."""
     shapes = [(rows, columns), (columns,)] + ([(columns,)] if op == "layernorm" else [])
     eager = (lambda x, w: F.rms_norm(x, (columns,), w, 1e-6)) if op == "rmsnorm" else (lambda x, w, b: F.layer_norm(x, (columns,), w, b, 1e-5))
     tensor = rows * columns * dtype.itemsize
@@ -62,7 +62,7 @@ def norm(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) 
 
 
 def gated(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
-    """swiglu or geglu of two matrices."""
+    """Return swiglu or geglu of two matrices."""
     eager = (lambda a, b: F.silu(a) * b) if op == "swiglu" else (lambda a, b: F.gelu(a, approximate="tanh") * b)
     tensor = rows * columns * dtype.itemsize
     make = _random((rows, columns), (rows, columns), dtype=dtype)
@@ -74,7 +74,7 @@ def cross_entropy(rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) 
         return (*_random((rows, columns), dtype=dtype)(), torch.randint(columns, (rows,), device="cuda"))
 
     def eager(x, t):
-        return F.cross_entropy(x if x.dtype == torch.float64 else x.float(), t)  # in the input's own 16 bits the loss would be off by its rounding
+        return F.cross_entropy(x if x.dtype == torch.float64 else x.float(), t)  # in 16 bits the loss would have the rounding error of its own dtype
 
     tensor = rows * columns * dtype.itemsize
     return Workload("cross_entropy", f"{rows}x{columns}", _name(dtype), make, dtkernels.ops.cross_entropy, eager, (0, 0), (tensor, 2 * tensor))
@@ -113,7 +113,7 @@ def attention(b: int, h: int, s: int, d: int, causal: bool, groups: int | None =
             scores = scores.masked_fill(torch.ones(m, s, dtype=torch.bool, device=q.device).triu(1), float("-inf"))
         return torch.softmax(scores, -1) @ v
 
-    def part(tensors):  # one head of keys of the first batch, with the queries that use it
+    def part(tensors):  # one key head of the first batch, with the queries that use it
         return tuple(t[:1, : h // g if t.shape[1] == h else 1] for t in tensors)
 
     name = f"B{b}H{h}{f'/{g}' if g != h else ''}M{m}S{s}D{d}{' causal' if causal else ''}"
@@ -146,7 +146,7 @@ def rope(b: int, h: int, s: int, d: int, groups: int | None = None, dtype: torch
 
 
 def large() -> Iterator[Workload]:
-    """One large shape an op."""
+    """Return one large shape for each op."""
     for op in ("relu", "softmax", "dyt"):
         yield row_op(op, 16384, 8192)
     yield mmsigmoid(4096, 4096, 4096)
@@ -157,7 +157,7 @@ def large() -> Iterator[Workload]:
 
 
 def wide() -> Iterator[Workload]:
-    """The lines of the goal: memory-bound ops by rows, products large and narrow, attention long and decoding."""
+    """Return memory-bound ops by rows, large and narrow products, long attention and decoding."""
     for op in ("relu", "softmax", "dyt"):
         for rows, columns in ((16384, 8192), (4096, 32768), (65536, 128), (1024, 4096), (8192, 4096), (32768, 1000)):
             yield row_op(op, rows, columns)
@@ -181,7 +181,7 @@ def wide() -> Iterator[Workload]:
 
 
 def odd() -> Iterator[Workload]:
-    """Sizes that nothing divides."""
+    """Return odd sizes, which no tile size divides."""
     for op in ("relu", "softmax", "dyt"):
         for rows, columns in ((4099, 4097), (10007, 1000), (257, 32771)):
             yield row_op(op, rows, columns)
@@ -193,7 +193,7 @@ def odd() -> Iterator[Workload]:
 
 
 def more() -> Iterator[Workload]:
-    """The ops of language models beyond the first six."""
+    """Return the ops of language models beyond the first six."""
     yield norm("rmsnorm", 16384, 4096)
     yield norm("layernorm", 16384, 4096)
     yield gated("swiglu", 8192, 14336)
@@ -211,7 +211,7 @@ _ATTENTION = re.compile(r"B(\d+)H(\d+)(?:/(\d+))?(?:M(\d+))?S(\d+)D(\d+)( causal
 
 
 def at(op: str, shape: str, dtype: torch.dtype) -> Workload:
-    """The workload of ``op`` at a shape written as the table prints it. Raises ValueError, one line."""
+    """Return the workload of ``op`` at a shape written as the table prints it. Raises ValueError with one line."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", shape)) if _PLAIN.fullmatch(shape) else ()
     makers = {"mmsigmoid": (mmsigmoid, 3), "two_mm": (two_mm, 4), "cross_entropy": (cross_entropy, 2)}
     makers |= {o: (lambda *n, o=o, dtype=dtype: row_op(o, *n, dtype), 2) for o in ("relu", "softmax", "dyt")}

@@ -1,1 +1,1 @@
-"""The parts of tools/report.py: what was measured, its figures, the page."""
+"""Read measurements, draw pictures and write the page for tools/report.py."""

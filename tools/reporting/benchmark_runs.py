@@ -1,4 +1,4 @@
-"""Read what tools/bench.py wrote: for each call, our time and every peer's time from one and the same run."""
+"""Read the output of tools/bench.py: for each call, our time and every peer's time from one and the same run."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from common.cli_types import read_figures
 from embed_benchmark_tables import DTYPES, OURS, REFERENCES
 
-ORDER = "oldest_first.txt"  #: lists a folder's runs; files it does not name count as newer
+ORDER = "oldest_first.txt"  #: lists a folder's runs; files that it does not name count as newer
 Params = tuple[tuple[str, int | bool], ...]
 
 
 @dataclass
 class BenchmarkedCall:
-    """One op at one shape, dtype and direction, as one run of the benchmark timed it. Times are microseconds."""
+    """One op at one shape, dtype and direction, as one run of the benchmark timed it. Times are in microseconds."""
 
     op: str
     shape: str  #: as the benchmark writes it
@@ -27,23 +27,23 @@ class BenchmarkedCall:
     direction: str
     ours: float | None = None
     peers: dict[str, float] = field(default_factory=dict)
-    bytes: float = 0.0  #: that must move
-    flops: float = 0.0  #: of matrix products
-    limit: float = 0.0  #: of a copy of the bytes, or of the products; the longer
+    bytes: float = 0.0  #: bytes that must move
+    flops: float = 0.0  #: operations of the matrix products
+    limit: float = 0.0  #: time of a copy of the bytes, or of the products; the longer
 
     @property
     def key(self) -> tuple[str, str, str, Params]:
-        """What a kind of call of the tuner is looked up by."""
+        """Return the key of the tuner's kind of call."""
         return self.op, self.direction, self.dtype, params_of(self.op, self.shape)
 
     @property
     def extents(self) -> dict[str, int] | None:
-        """The extent of each label of the op."""
+        """Return the extent of each label of the op."""
         return extents_of(self.op, self.shape)
 
 
 class Benchmarks:
-    """Every call that was benchmarked; a newer run of a call replaces an older one as a whole, so times of two runs never mix."""
+    """All benchmarked calls. A newer run of a call replaces an older one completely, so times of two runs never mix."""
 
     def __init__(self, runs: Iterable[dict]):
         self.runs = list(runs)
@@ -58,7 +58,7 @@ class Benchmarks:
                 self._by_key.setdefault(call.key, []).append((frozenset(call.extents.items()), call))
 
     def at(self, op: str, direction: str, dtype: str, params: Params, sizes: Iterable[tuple[str, int]]) -> BenchmarkedCall | None:
-        """The call of these sizes, None where it was not benchmarked; a backward has labels of its own beside the benchmark's."""
+        """Return the call of these sizes, or None if it was not benchmarked. A backward has labels of its own besides the benchmark's."""
         given = set(sizes)
         return next((call for found, call in self._by_key.get((op, direction, dtype, params), ()) if found <= given), None)
 
@@ -69,7 +69,7 @@ def read_runs(paths: Iterable[Path]) -> Benchmarks:
 
 
 def measured_on(gpu: str, folder: Path) -> list[Path]:
-    """List the output of tools/bench.py for this GPU in ``folder`` and below, oldest first; its first form, without directions, is left out."""
+    """List the output of tools/bench.py for this GPU in ``folder`` and below, oldest first. Its first format, without directions, is left out."""
     found = []
     for path in sorted(folder.rglob("*.json"), key=_age):
         data = json.loads(path.read_text())
@@ -101,10 +101,10 @@ def _calls(run: dict) -> dict[tuple[str, str, str, str], BenchmarkedCall]:
 
 
 class Limit:
-    """The least time of a call: that of a copy of the bytes it must move, or of its matrix products, whichever is longer.
+    """The least time of a call: of a copy of the bytes it must move, or of its matrix products, whichever is longer.
 
-    Both speeds are the benchmark's: torch's copies of as many bytes (interpolated) and torch's largest matrix products. Without a
-    benchmark, bytes are taken at ``bandwidth`` and the limit of products is unknown.
+    Both rates come from the benchmark: torch's copies of as many bytes (interpolated) and torch's largest matrix products. Without a
+    benchmark, bytes are divided by ``bandwidth``, and the limit of products is unknown.
     """
 
     def __init__(self, benchmarks: Benchmarks, bandwidth: float):
@@ -116,13 +116,13 @@ class Limit:
             self.product_rates[size] = max(self.product_rates.get(size, 0.0), c.flops / c.limit)
         self.product_rates = {size: rate for size, rate in self.product_rates.items() if rate > 0}
         copies = sorted((c.bytes, c.limit) for c in calls if c.flops < 0.7 * c.limit * self.product_rates.get(4 if c.dtype == "fp32" else 2, math.inf))
-        # Copies of odd lengths are slow. A longer copy takes no less time than a shorter one, and is at least as fast a byte.
+        # Copies of odd lengths are slow. Therefore time never falls with length, and time for each byte never rises.
         self._bytes = np.array([b for b, _ in copies])
         times = np.minimum.accumulate(np.array([t for _, t in copies])[::-1])[::-1]
         self._times = self._bytes / np.maximum.accumulate(self._bytes / times)
 
     def copy(self, moved: float) -> float | None:
-        """Microseconds of a copy that reads and writes ``moved`` bytes in all."""
+        """Return the microseconds of a copy that reads and writes ``moved`` bytes in total."""
         if len(self._bytes) == 0:
             return moved / self.bandwidth * 1e6 if self.bandwidth else None
         if moved > self._bytes[-1]:
@@ -130,7 +130,7 @@ class Limit:
         return float(np.interp(math.log(max(moved, 1.0)), np.log(self._bytes), self._times))
 
     def at(self, moved: float, flops: float, itemsize: int) -> float | None:
-        """Microseconds; None where a speed that it needs was not measured."""
+        """Return the limit in microseconds; None if a rate that it needs was not measured."""
         rate, copied = self.product_rates.get(itemsize), self.copy(moved) if moved else None
         if copied is None or (flops and rate is None):
             return None
@@ -141,16 +141,16 @@ class Limit:
 
 
 def params_of(op: str, shape: str) -> Params:
-    """The parameters of a call from the benchmark's name of a shape: those that are not the default."""
+    """Return the parameters in the benchmark's name of a shape, without defaults."""
     causal = (("causal", True),) if shape.endswith("causal") else ()
     heads = re.search(r"H(\d+)/(\d+)", shape) if op == "attention" else None
     return causal + ((("group", int(heads[1]) // int(heads[2])),) if heads else ())
 
 
 def extents_of(op: str, shape: str) -> dict[str, int] | None:
-    """The extents of an op's labels from the benchmark's name of a shape; None where it has another form."""
+    """Return the extents of an op's labels from the benchmark's name of a shape; None if it has another format."""
     if op == "attention":
-        shape = re.sub(r"/\d+", "", shape)  # the heads of keys are a parameter's
+        shape = re.sub(r"/\d+", "", shape)  # the number of key heads belongs to a parameter
     numbers = [int(n) for n in re.findall(r"\d+", shape)]
     if op == "rope" and len(numbers) == 5:
         return dict(zip("bhgsd", numbers))

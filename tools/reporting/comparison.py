@@ -1,4 +1,4 @@
-"""Compare each measured call with the best peer: the rows of the page's first table."""
+"""Compare each measured call with its best peer: the rows of the page's first table."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 from .benchmark_runs import BenchmarkedCall, Limit, Params
 from .study import Kind, Size, Study
 
-SAME = 1.02  #: times within 2% are called the same; runs of one call differ by as much
-FAR = 1.2  #: from here on a ratio has the stronger colour
+SAME = 1.02  #: times within 2% count as the same; runs of one call differ by as much
+FAR = 1.2  #: ratios from here on get the stronger colour
 DIRECTIONS = {"forward": "forward", "backward": "backward", "both": "forward and backward"}
-TRAINING = "forward for training"  #: one that also stores what its backward reads
+TRAINING = "forward for training"  #: a forward that also stores what its backward reads
 BENCHMARK, TUNING = "benchmark", "tuning"
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One call and its best peer. Times are microseconds; None where something was not measured."""
+    """One call and its best peer. Times are in microseconds; None if not measured."""
 
     op: str
     direction: str
@@ -28,35 +28,35 @@ class Comparison:
     peer: float | None
     who: str
     limit: float | None  #: the least time that the GPU allows
-    source: str  #: ``benchmark``: the whole call, timed in turn with its peers; ``tuning``: its kernels
+    source: str  #: ``benchmark``: the whole call, timed in turn with its peers; ``tuning``: only its kernels
 
     @property
     def ratio(self) -> float | None:
-        """The best peer's time over ours: above 1 we are faster."""
+        """Return the best peer's time over ours: above 1 we are faster."""
         return self.peer / self.ours if self.peer and self.ours else None
 
     @property
     def verdict(self) -> str:
-        """``faster``, ``same`` or ``slower``; empty without a peer."""
+        """Return ``faster``, ``same`` or ``slower``; empty without a peer."""
         if self.ratio is None:
             return ""
         return "faster" if self.ratio > SAME else "slower" if self.ratio < 1 / SAME else "same"
 
     @property
     def shade(self) -> str:
-        """The class that colours the ratio."""
+        """Return the CSS class that colours the ratio."""
         ratio = self.ratio or 1.0
         far = "much-" if max(ratio, 1 / ratio) >= FAR else ""
         return far + self.verdict
 
     @property
     def share(self) -> float | None:
-        """The limit over our time, at most 1 but for the noise of measuring."""
+        """Return the limit over our time; it exceeds 1 only by measurement noise."""
         return self.limit / self.ours if self.limit and self.ours else None
 
 
 def comparisons(study: Study) -> list[Comparison]:
-    """Every call that was tuned or benchmarked, each once; within an op those with a peer come first."""
+    """Return every call that was tuned or benchmarked, each once; within an op those with a peer come first."""
     limit = Limit(study.benchmarks, study.bandwidth)
     rows, used = [], set()
     for kind in study.kinds:
@@ -85,7 +85,7 @@ def _tuned(kind: Kind, size: Size, limit: Limit) -> Comparison:
 
 
 def _of_benchmark(call: BenchmarkedCall, limit: Limit, costs: tuple[float, float] | None = None) -> Comparison:
-    """``costs``: bytes and operations by the algorithm, where the tuner knows the call; else the benchmark's own count."""
+    """Make a row of a benchmarked call. ``costs``: bytes and operations by the algorithm if the tuner knows the call, else the benchmark's count."""
     who, peer = min(call.peers.items(), key=lambda p: p[1], default=("", None))
     extents = call.extents
     words = size_in_words(call.op, extents, call.key[3]) if extents else call.shape
@@ -99,7 +99,7 @@ def _of_benchmark(call: BenchmarkedCall, limit: Limit, costs: tuple[float, float
 
 
 def size_in_words(op: str, extents: dict[str, int], params: Params = ()) -> str:
-    """The sizes as a person says them; an op without a form of its own has its labels named."""
+    """Return the sizes in words; for an op without a format of its own, with its labels."""
     of, rest = dict(params), [f"{k} {str(v).lower()}" for k, v in params if k not in ("causal", "group")]
     e, name = extents, Path(op).stem
     rest += ["causal"] if of.get("causal") else []
@@ -125,7 +125,7 @@ def size_in_words(op: str, extents: dict[str, int], params: Params = ()) -> str:
 
 @dataclass(frozen=True)
 class Summary:
-    """Counts of many comparisons; ``mean`` is the geometric mean of their ratios, NaN without any."""
+    """Counts of many comparisons; ``mean`` is the geometric mean of their ratios, NaN if there are none."""
 
     rows: int
     compared: int
@@ -135,7 +135,7 @@ class Summary:
 
 
 def summary(rows: list[Comparison]) -> Summary:
-    """Count the rows; a ratio counts once whatever its size."""
+    """Count the rows; a ratio counts once, whatever its size."""
     ratios = [r.ratio for r in rows if r.ratio]
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
     return Summary(len(rows), len(ratios), sum(r.verdict == "faster" for r in rows), sum(r.verdict == "slower" for r in rows), mean)

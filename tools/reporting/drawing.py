@@ -1,4 +1,4 @@
-"""Figures, by matplotlib: one drawing gives the page's SVG, whose colours follow the page, and the PNG."""
+"""Draw pictures with matplotlib: an SVG whose colours follow the page's theme, and a PNG of the same drawing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from PIL import Image  # noqa: E402
 
 from .study import Kind, Size, Study  # noqa: E402
 
-#: colours in the drawing -> the page's variables; in a PNG they are what they are
+#: colours in the drawing -> the page's variables; a PNG keeps them as they are
 COLOURS = {
     "#1f2428": "var(--text)",
     "#6a737d": "var(--faint)",
@@ -39,7 +39,7 @@ plt.rcParams.update({
 
 
 class Drawn:
-    """A figure as SVG text for a page with a theme, and as a PNG."""
+    """A picture as SVG text for a page with a theme, and as a PNG."""
 
     def __init__(self, name: str, title: str, figure):
         self.name, self.title = name, title
@@ -48,7 +48,7 @@ class Drawn:
         png = io.BytesIO()
         figure.savefig(png, format="png", dpi=110, bbox_inches="tight", facecolor="white")
         plt.close(figure)
-        self._png = Image.open(png).convert("RGB").quantize(64)  # a third of the bytes, to the eye the same
+        self._png = Image.open(png).convert("RGB").quantize(64)  # a third of the bytes, visually the same
         self.svg = self._themed(_compact(out.getvalue()))
 
     def _themed(self, text: str) -> str:
@@ -63,7 +63,7 @@ class Drawn:
 
 
 def _compact(text: str) -> str:
-    """Strip from matplotlib's SVG what does not show: comments, metadata, unused names, digits below a tenth of a point."""
+    """Strip invisible parts of matplotlib's SVG: comments, metadata, unused names, digits below a tenth of a point."""
     text = text[text.index("<svg") :].replace("xlink:href", "href").replace(' xmlns:xlink="http://www.w3.org/1999/xlink"', "")
     text = re.sub(r"<!--.*?-->|<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))
@@ -71,13 +71,13 @@ def _compact(text: str) -> str:
     text = re.sub(r"-?\d+\.\d{2,}", lambda m: f"{float(m[0]):.1f}".removesuffix(".0"), text)
     text = re.sub(r"(?<= d=\")[^\"]+", _short_path, text)
     text = re.sub(r"; (stroke-(?:linejoin|linecap|miterlimit): \w+|fill-opacity: 1)(?=[;\"])", "", text)
-    text = re.sub(r"font-family: [^;\"]+; |font-family: [^;\"]+| transform=\"rotate\(-0[^\"]*\"|<style.*?</style>", "", text, flags=re.DOTALL)  # the page's style has them
+    text = re.sub(r"font-family: [^;\"]+; |font-family: [^;\"]+| transform=\"rotate\(-0[^\"]*\"|<style.*?</style>", "", text, flags=re.DOTALL)  # the page's style defines the fonts
     text = re.sub(r"(font: [\d.]+px) [^;\"]+", r"\1 system-ui, sans-serif", text)
     return re.sub(r"\s*\n\s*", "\n", re.sub(r"<defs>\s*</defs>", "", _without_bare_groups(text)))
 
 
 def _without_bare_groups(text: str) -> str:
-    """Drop ``<g>`` and its ``</g>`` where it has no attributes."""
+    """Drop ``<g>`` and its ``</g>`` if it has no attributes."""
     kept: list[bool] = []
 
     def tag(found: re.Match) -> str:
@@ -90,7 +90,7 @@ def _without_bare_groups(text: str) -> str:
 
 
 def _short_path(path: re.Match) -> str:
-    """Write lines along an axis as ``H`` and ``V``."""
+    """Write axis-parallel lines as ``H`` and ``V``."""
     found: list[str] = []
     start = here = ("", "")
     for command, arguments in re.findall(r"([A-Za-z])([^A-Za-z]*)", path[0]):
@@ -106,19 +106,19 @@ def _short_path(path: re.Match) -> str:
 
 
 def _bars(size: Size, y: float) -> Outline:
-    """A histogram of the schedules' times over the best, on the line ``y``: one outline for all bars."""
+    """Draw a histogram of the schedules' times over the best, on the line ``y``: one outline for all bars."""
     counts, edges = np.histogram(np.log2(np.clip(size.times / size.best, 1, 64)), bins=48, range=(0, 6))
     bottom, corners = y - 0.4, []
     for count, left, right in zip(counts, 2 ** edges[:-1], 2 ** edges[1:]):
         if count:
-            top = bottom + 0.1 + 0.68 * count / counts.max()  # a single schedule is seen too
+            top = bottom + 0.1 + 0.68 * count / counts.max()  # makes a single schedule visible too
             corners += [(left, bottom), (left, top), (right, top), (right, bottom), (left, bottom)]  # the last is not drawn
     codes = [Outline.MOVETO, *[Outline.LINETO] * 3, Outline.CLOSEPOLY] * (len(corners) // 5)
     return Outline(corners, codes)
 
 
 def distribution(kind: Kind, name: str) -> Drawn:
-    """Each size a row: all schedules' times over the best, those of peers and of what a call runs."""
+    """Draw a row for each size: all schedules' times over the best, those of peers, and that of the dispatched schedule."""
     sizes = kind.sizes
     figure, axes = plt.subplots(figsize=(7.2, 0.55 + 0.34 * len(sizes)))
     tops = np.arange(len(sizes))[::-1]
@@ -147,7 +147,7 @@ def distribution(kind: Kind, name: str) -> Drawn:
 
 
 def roofline(study: Study) -> Drawn:
-    """Best schedules of every size: bytes a second against operations a byte."""
+    """Draw the best schedules of every size: bytes per second against operations per byte."""
     figure, axes = plt.subplots(figsize=(7.2, 3.6))
     ops = list(dict.fromkeys(k.group.op for k in study.kinds))
     for i, op in enumerate(ops):
@@ -182,7 +182,7 @@ def roofline(study: Study) -> Drawn:
 
 
 def regret(study: Study) -> Drawn:
-    """Share of sizes below a regret, held out and not."""
+    """Draw the share of sizes below a regret, held out and not."""
     figure, axes = plt.subplots(figsize=(7.2, 2.8))
     for held_out, colour in ((True, TWO), (False, ONE)):
         found = sorted(s.regret for k in study.kinds for s in k.sizes if s.regret and s.work.held_out == held_out)
@@ -202,7 +202,7 @@ def regret(study: Study) -> Drawn:
 
 
 def coverage(kinds: list[Kind], op: str) -> Drawn | None:
-    """Sizes in the plane of the two labels that vary most, coloured by regret; those that were chosen for as rings."""
+    """Draw sizes in the plane of the two labels that vary most, coloured by regret; sizes used for the choice are rings."""
     spots = [s for k in kinds for s in k.sizes]
     values: dict[str, set[int]] = {}
     for s in spots:

@@ -1,4 +1,4 @@
-"""The study as one HTML file that loads nothing: first the table of calls, then the pictures. Light and dark, narrow and wide."""
+"""Write the study as one self-contained HTML file: first the table of calls, then the pictures. Light and dark, narrow and wide."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .drawing import Drawn
 from .study import Kind, Study
 
 HERE = Path(__file__).parent
-NONE = "\N{EM DASH}"  #: where nothing was measured
+NONE = "\N{EM DASH}"  #: for cells that were not measured
 SIGNS = {"faster": "\N{BLACK UP-POINTING TRIANGLE}", "same": "=", "slower": "\N{BLACK DOWN-POINTING TRIANGLE}"}
 HELD_OUT = "Held out: measured, but kept from the choice of schedules, to see how the choice does at sizes it was not made for."
 REGRET = (
@@ -22,7 +22,7 @@ COLUMNS = [("op", ""), ("direction", ""), ("dtype", ""), ("size", ""), ("ours, \
 
 
 def page(study: Study, general: list[Drawn], of_kind: dict[int, Drawn], maps: dict[str, Drawn], command: str) -> str:
-    """The whole page."""
+    """Return the whole page."""
     gpu = escape(str(study.by.get("gpu", "a GPU")))
     ops = list(dict.fromkeys(k.group.op for k in study.kinds))
     parts = [f"<h1>Is dtkernels faster for your shape? {gpu}</h1>", *_calls(comparisons(study), str(study.by.get('gpu', ''))), _provenance(study, command)]
@@ -69,7 +69,7 @@ def _calls(rows: list[Comparison], gpu: str) -> list[str]:
 
 
 def _call(row: Comparison) -> str:
-    """One row; a cell that nothing was measured for has the class ``none``."""
+    """Return one row; a cell without a measurement has the class ``none``."""
     ratio = f"<td class='{row.shade}'>{SIGNS[row.verdict]} {row.ratio:.2f} {row.verdict}" if row.ratio else f"<td>{NONE}"
     measured = [_us(row.ours), _us(row.peer), escape(row.who)]
     cells = [escape(row.op), row.direction, row.dtype, escape(row.size), *measured]

@@ -1,4 +1,4 @@
-"""What stored measurements say of each kind of call: every schedule's time, the best, the peers', what a call would run."""
+"""Evaluate stored measurements for each kind of call: every schedule's time, the best, the peers', and the dispatched schedule's."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from dtkernels.runtime.tables.table import Row, read_rows
 
 from .benchmark_runs import Benchmarks, read_runs
 
-COMPETITIVE = 1.05  #: a schedule within 5% of the best peer is competitive; where no peer was timed, of the best schedule
+COMPETITIVE = 1.05  #: a schedule within 5% of the best peer, or of the best schedule if no peer was timed, is competitive
 WHOLE = "*"  #: stands for all kernels of a schedule, timed together
-MOST = 4000  #: sums of kernels' times that a distribution is drawn from
+MOST = 4000  #: number of sums of kernel times for a distribution
 
 
 @dataclass
 class Size:
-    """One size of one kind of call. Times are microseconds with a cold cache."""
+    """One size of one kind of call. Times are in microseconds with a cold cache."""
 
     work: TuningProblem
-    times: np.ndarray  #: of whole schedules, sorted; a sample of them where there are very many
-    schedules: int  #: how many those are
+    times: np.ndarray  #: of whole schedules, sorted; a sample if there are very many
+    schedules: int  #: how many schedules there are
     peers: dict[str, float] = field(default_factory=dict)
-    runs: float | None = None  #: of the schedule that a call takes
+    runs: float | None = None  #: of the dispatched schedule
     bytes: float = 0.0  #: read and written at least
     flops: float = 0.0
 
     @property
     def best(self) -> float:
-        """The fastest whole schedule's time, never more than what a call takes."""
+        """Return the fastest whole schedule's time, at most that of the dispatched schedule."""
         return min(float(self.times[0]), self.runs or math.inf)
 
     @property
     def bar(self) -> float:
-        """The best peer's time, else that of the best schedule."""
+        """Return the best peer's time, else that of the best schedule."""
         return min(self.peers.values(), default=self.best)
 
     @property
     def competitive(self) -> int:
-        """How many schedules are within 5% of ``bar``."""
+        """Return how many schedules are within 5% of ``bar``."""
         return round(float((self.times <= COMPETITIVE * self.bar).mean()) * self.schedules)
 
     @property
@@ -82,15 +82,15 @@ class Study:
     kinds: list[Kind]
     bandwidth: float
     benchmarks: Benchmarks
-    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")  #: that are shown
+    dtypes: tuple[str, ...] = ("bf16", "fp16", "fp32")  #: the dtypes shown
 
     def show(self, dtypes: tuple[str, ...]) -> None:
-        """Leave out calls of other dtypes."""
+        """Keep only calls of these dtypes."""
         self.dtypes = dtypes
         self.kinds = [k for k in self.kinds if k.group.dtype in dtypes]
 
     def regrets(self, held_out: bool) -> dict[str, Regret]:
-        """By op, of sizes that were held out of the choice or of those that were not."""
+        """Return regrets by op, of held-out sizes or of the others."""
         found: dict[str, list[float]] = {}
         for kind in self.kinds:
             found.setdefault(kind.group.op, []).extend(s.regret for s in kind.sizes if s.regret and s.work.held_out == held_out)
@@ -98,7 +98,7 @@ class Study:
 
 
 def read(folder: Path, benches: list[Path]) -> Study:
-    """The study of one table's folder. Raises OSError, and ValueError where a file is not what it should be."""
+    """Read one table's folder. Raises OSError, and ValueError if a file is malformed."""
     by, matrices = read_matrices(folder / "measurements.safetensors")
     benchmarks = read_runs(benches)
     kinds: list[Kind] = []
@@ -141,13 +141,13 @@ def _kind(group: CallKind, told: dict, matrix: np.ndarray, rows: list[Row], benc
 
 
 def _split(plan: str) -> tuple[str, str, str]:
-    """(what is fused, the kernel, its statements); the kernel is ``*`` where all kernels were timed together."""
+    """Return (what is fused, the kernel, its statements); the kernel is ``*`` if all kernels were timed together."""
     fused, _, rest = plan.partition(HALF)
     return fused, *rest.partition("\n")[::2]
 
 
 def _needed(plans: list[str]) -> dict[str, set[str]]:
-    """The kernels of each way to fuse."""
+    """Return the kernels of each way to fuse."""
     needed: dict[str, set[str]] = {}
     for plan in plans:
         fused, root, _ = _split(plan)
@@ -156,7 +156,7 @@ def _needed(plans: list[str]) -> dict[str, set[str]]:
 
 
 def _whole(plans: dict[str, float], needed: dict[str, set[str]]) -> tuple[np.ndarray, int]:
-    """Times of whole schedules, and how many there are.
+    """Return times of whole schedules, and how many there are.
 
     A schedule whose kernels were timed together has that time. Any other has the sum of its kernels' times: one plan for each
     kernel of a way to fuse.
@@ -180,26 +180,26 @@ def _whole(plans: dict[str, float], needed: dict[str, set[str]]) -> tuple[np.nda
         times, names = _sums([_thinned(t, len(lists)) if here > MOST else t for t in lists])
         kept = ~np.isin(names, np.array(list(timed), np.uint64))
         found.append(times[kept])
-        # Where only a sample of the sums is drawn, those timed together are taken to be among them.
+        # If only a sample of the sums is drawn, schedules timed together are assumed to be among them.
         count += here if here > MOST else int(kept.sum()) + len(timed)
     return np.concatenate(found), count
 
 
 @cache
 def _identity(statements: str) -> int:
-    """A number for a set of statements; that of several kernels together is the sum of theirs."""
+    """Return a number for a set of statements; the number of several kernels is the sum of theirs."""
     lines = (line for line in statements.split("\n") if line)
     return sum(int.from_bytes(hashlib.blake2b(line.encode(), digest_size=8).digest(), "little") for line in lines) % 2**64
 
 
 def _thinned(times: list[tuple[float, int]], kernels: int) -> list[tuple[float, int]]:
-    """A sample of one kernel's times, sorted, that keeps the first and the last; few enough that all sums are about ``MOST``."""
+    """Return a sorted sample of one kernel's times with the first and the last, small enough for about ``MOST`` sums."""
     wanted = min(len(times), max(2, int(MOST ** (1 / kernels))))
     return [times[round(i)] for i in np.linspace(0, len(times) - 1, wanted)]
 
 
 def _sums(lists: list[list[tuple[float, int]]]) -> tuple[np.ndarray, np.ndarray]:
-    """(times, identities) of every choice of one entry from each list."""
+    """Return (times, identities) of every choice of one entry from each list."""
     times, names = np.zeros(1), np.zeros(1, np.uint64)
     for entries in lists:
         times = np.add.outer(times, np.array([t for t, _ in entries])).ravel()
@@ -208,7 +208,7 @@ def _sums(lists: list[list[tuple[float, int]]]) -> tuple[np.ndarray, np.ndarray]
 
 
 def _runs(rows: list[Row], work: TuningProblem, plans: dict[str, float]) -> float | None:
-    """The time of what the table's row gives at this size, if that was measured."""
+    """Return the measured time of the schedule in the table's row for this size, or None."""
     row = dispatched(rows, work)
     if row is None:
         return None
@@ -224,7 +224,7 @@ def _runs(rows: list[Row], work: TuningProblem, plans: dict[str, float]) -> floa
 
 
 def _costs(work: TuningProblem) -> tuple[float, float]:
-    """(bytes of all inputs and outputs once, operations of the matrix products)."""
+    """Return (bytes of all inputs and outputs once, operations of the matrix products)."""
     forward, variant = variants_of(work.group)
     a, extents = variant.algorithm, work.extents
     tensors = meta_tensors(forward, variant, extents, work.group.torch_dtype)

@@ -1,1 +1,1 @@
-"""The parts of tools/tune.py."""
+"""Search, measure and record schedules for tools/tune.py."""

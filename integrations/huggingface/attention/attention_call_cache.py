@@ -1,9 +1,9 @@
-"""Calls that the checks of the attention function let through: let through again where nothing that they look at differs.
+"""Cache attention calls that passed all checks, and launch an equal call without checking it again.
 
-The layers of a model call attention alike, with as many keys and the very same mask, so that one look serves them all. What is
-looked at: the tensors but for their contents, by torch's own guards, which also know of autocast, tracing and transforms; numbers
-among the other arguments; which mask it is, or what is noted on it where it is another one. Calls of one query, without gradients:
-of others the kernels take longer.
+The layers of a model call attention alike, with as many keys and the same mask, so one check serves them all. Compared are: the
+tensors except for their contents, by torch's own guards, which also cover autocast, tracing and transforms; numbers among the
+other arguments; and the mask's identity, or the note on it if it is another mask. Only calls of one query without gradients are
+cached: for others the kernels take longer than the checks.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matc
 
 from .masks import note_on
 
-# Keyword arguments that reach every attention function and do not change its result: what they say is in the mask
-# already, or concerns other layers. Whatever is not here, and neither None nor False, goes to the original path.
+# Keyword arguments that reach every attention function and do not change its result: the mask contains what they say,
+# or they concern other layers. An argument that is not listed, and is neither None nor False, takes the original path.
 HARMLESS = frozenset(
     "cache_position cu_seq_lens_k cu_seq_lens_q deterministic logits_to_keep max_length_k max_length_q num_items_in_batch "
     "output_hidden_states output_router_logits position_ids return_dict seq_idx use_cache".split()
 )
-KEPT = 4  # kinds of layers of a model, which are compared one by one
-REMEMBERED = 1024  # calls that are found by their names: each step of a generation makes new ones, the next generation meets them again
+KEPT = 4  # kinds of layers of a model, compared one by one
+REMEMBERED = 1024  # calls found by a hash: each step of a generation makes new ones, and the next generation meets them again
 _NUMBERS = (bool, int, float, str)
 _seen: tuple[CachedAttentionCall, ...] = ()
 _named: dict[tuple, CachedAttentionCall] = {}
 
 
 class CachedAttentionCall:
-    """One call: how to know it again, and ``launch``, which takes the tensors to the result in the shape that transformers wants."""
+    """One cached call: how to recognize it, and ``launch``, which computes [B, Tq, H, Dv] from the tensors."""
 
     __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
 
     def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
-        """Of a call that was known again; None where the op must be asked."""
+        """Launch a recognized call. Returns None if the op must be called instead."""
         if mask is None and not self.added:
             return self.launch((query, key, value))
         tensors = [query, key, value]
@@ -47,7 +47,7 @@ class CachedAttentionCall:
 
 
 def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
-    """The call before that this one is like; None where there is none."""
+    """Return the cached call that equals this one, or None."""
     if not _seen or torch.compiler.is_compiling():
         return None
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
@@ -59,12 +59,12 @@ def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
 
 
 def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAttentionCall | None:
-    """A call further back, which may have had another mask, of which the same is known."""
+    """Look up an older call by a hash. Its mask may be another tensor, if the notes on both masks are equal."""
     global _seen
     reach = None if mask is None else note_on(mask)
     try:
         s = _named.get(_name(told, reach, tensors))
-    except (AttributeError, RuntimeError, TypeError):  # tensors without strides, a mask that is none, arguments that cannot be compared so
+    except (AttributeError, RuntimeError, TypeError):  # arguments that cannot be compared
         return None
     if s is None or s.told != told or not s.like(*tensors):
         return None
@@ -77,23 +77,24 @@ def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAtt
 
 
 def _name(told: tuple, reach, tensors: list) -> tuple:
-    """What tells calls apart in little time, and of a note on a mask all but its tensor."""
+    """Return a cheap hash key of a call. It contains the note on the mask, except for its padding tensor."""
     noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None)
     return (told, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
 def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, options: dict, added: dict[str, str]) -> None:
-    """Know a call again that the op computed with the mask ``taken`` and ``options``; ``added``: their names of tensors in ``kwargs``.
+    """Cache a call that the op computed with the mask ``taken`` and ``options``.
 
-    Where a result in [B, H, Tq, D] is one in [B, Tq, H, D] too, it is made as such.
+    ``added``: names in ``kwargs`` -> the op's names of additional tensors. If a result [B, H, Tq, D] has the memory layout of
+    [B, Tq, H, D], it is written in that shape.
     """
     global _seen
     batch, heads, queries, _ = query.shape
     if queries != 1 or torch.compiler.is_compiling():
-        return  # with many queries the kernel takes longer than all that
+        return  # with many queries the kernel takes longer than the checks
     noted = options.get("offset") is not None
     if not noted and mask is not taken or any(options[option] is not kwargs[name] for name, option in added.items()):
-        return  # what was made anew for this call
+        return  # a tensor that was made for this call alone
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
     told = _told(kwargs, tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
@@ -112,7 +113,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
 
 
 def _told(kwargs: dict, tensors: list) -> tuple:
-    """Name, type and number of each keyword argument that may tell something; tensors among them are put to the others."""
+    """Return name, type and value of each keyword argument that matters; append tensors among them to ``tensors``."""
     told: list = []
     for name, given in kwargs.items():
         if given is None or given is False or name in HARMLESS:

@@ -1,8 +1,8 @@
-"""The attention function that transformers calls under the name "dtkernels": op where the op fits, original path elsewhere.
+"""Define the attention function that transformers calls as "dtkernels": the op where it fits, the original path elsewhere.
 
-It follows sdpa's conventions to the letter, because the masks are those of transformers' own `sdpa_mask` (see masks.py):
-no mask and more than one query means causal, upper-left aligned, where the module is causal; one query attends to all.
-A model that knows eager attention only gets eager's masks, and no mask is no mask (see mask_conventions.py).
+It follows sdpa's conventions exactly, because the masks come from transformers' own `sdpa_mask` (see masks.py). No mask and more
+than one query means causal, upper-left aligned, if the module is causal; one query attends to all keys. A model that supports
+eager attention only gets eager's masks, and no mask means that nothing is masked (see mask_conventions.py).
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from .masks import dtkernels_mask, reach_of
 
 try:
     from transformers.utils.output_capturing import _active_collector
-except ImportError:  # releases that hand on what is asked for
+except ImportError:  # only newer releases record outputs by hooks
     _active_collector = None
 
-_ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # what is added to the scores, and what the op calls it
+_ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # tensors added to the scores: transformers' name, the op's name
 _NOT_SDPA = ("softcap", "s_aux", "position_bias")
 _HANDLED = frozenset({"dropout", "scaling", "is_causal", "sliding_window", "softcap", "s_aux", "position_bias"})
 
 
 def register() -> None:
-    """Make `attn_implementation="dtkernels"` known to transformers: the attention function and its masks."""
+    """Register `attn_implementation="dtkernels"` with transformers: the attention function and its masks."""
     AttentionInterface.register(NAME, dtkernels_attention)
-    AttentionMaskInterface.register(NAME, dtkernels_mask)  # without it padding and sliding windows would vanish silently
+    AttentionMaskInterface.register(NAME, dtkernels_mask)  # without it padding and sliding windows would be ignored silently
 
 
 def dtkernels_attention(
@@ -46,14 +46,14 @@ def dtkernels_attention(
     attention_mask: torch.Tensor | None,
     **kwargs,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """softmax(scaling * q k^T + mask) v, with softcap, sinks and position bias, in the shape of transformers' AttentionInterface.
+    """Compute softmax(scaling * q k^T + mask) v, with softcap, sinks and position bias, for transformers' AttentionInterface.
 
-    query [B, H, Tq, D], key [B, Hkv, Tk, D], value [B, Hkv, Tk, Dv] with Hkv dividing H; attention_mask None, boolean
-    (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None); the attention weights
-    in place of None when `output_attentions` asks for them, or when the original path is eager.
+    query [B, H, Tq, D], key [B, Hkv, Tk, D], value [B, Hkv, Tk, Dv], where Hkv divides H; attention_mask None, boolean
+    (True = attend) or float (added), broadcastable to [B, H, Tq, Tk]. Returns ([B, Tq, H, Dv], None). The attention weights
+    replace None if `output_attentions` asks for them or the original path is eager.
 
-    Whatever the op lacks is computed by the module's original path and counted in the module's CallRecord; all of it where
-    no kernel runs on the device.
+    A call that the op does not support takes the module's original path and is counted in the module's CallRecord. If no kernel
+    runs on the device, every call does.
     """
     record = record_of(module)
     if (reason := _without_kernels(query)) is not None:
@@ -76,7 +76,7 @@ def dtkernels_attention(
         try:
             with without_autocast(query.device.type):
                 output = ops.attention(*inputs, mask, **options)
-        except NotImplementedError as error:  # the op's way to say that no kernel takes these shapes
+        except NotImplementedError as error:  # the op says in this way that no kernel takes these shapes
             reason = str(error)
     record.count(reason, query)
     if reason is not None:
@@ -92,10 +92,10 @@ def _without_kernels(query: torch.Tensor) -> str | None:
 
 
 def _collects_weights(module: nn.Module) -> bool:
-    """Whether transformers records the attention weights of the model that runs: not every model hands `output_attentions` on.
+    """Return whether transformers records the attention weights of the running model. Not every model passes `output_attentions` on.
 
-    torch.compile traces that question only where it traces the whole model. In a layer compiled by itself the answer is that of the
-    moment of tracing; that a hook came since traces it anew, and a module with a hook is asked each time, as its hook asks.
+    torch.compile traces this check only if it traces the whole model. A layer compiled by itself keeps the answer from tracing
+    time. A hook that is added later causes a new trace, and a module with a hook is checked in each call.
     """
     if _active_collector is None:
         return False
@@ -114,7 +114,7 @@ def _weights_asked_for() -> bool:
 
 
 def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
-    """The mask and the keyword arguments of the op."""
+    """Return the op's mask and keyword arguments."""
     options = {"causal": causal, "scale": kwargs.get("scaling"), "softcap": kwargs.get("softcap")}
     reach = reach_of(mask, query.shape[2], key.shape[2])
     if reach is not None:
@@ -129,7 +129,7 @@ def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]
 
 
 def _in_dtype_of(query: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
-    """What is added to the scores, in the dtype of the query, which is that of the result; what was finite stays so."""
+    """Cast a tensor that is added to the scores to the query's dtype, which the result has. Finite values stay finite."""
     if added.dtype in (torch.bool, query.dtype):
         return added
     narrow = added.to(query.dtype)
@@ -143,7 +143,7 @@ def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Under autocast torch's own attention casts its inputs; a custom function has to do it itself."""
+    """Cast inputs under autocast, as torch's own attention does; a custom function must do it itself."""
     device = tensors[0].device.type
     if not in_autocast(device):
         return tensors
@@ -152,18 +152,18 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _others(kwargs: dict) -> list[str]:
-    """The arguments that the op knows nothing of."""
+    """Return the arguments that the op does not know."""
     return [name for name, given in kwargs.items() if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False]
 
 
 def _read(module: nn.Module, record: CallRecord, names: list[str]) -> str | None:
-    """The first of the names that the original path may read; None where there is none."""
+    """Return the first of the names that the original path may read, or None."""
     eager = record.eager or eager_function(type(module)) if names else None
     return next((name for name in names if not ignores(eager, name)), None)
 
 
 def _unsupported(query, key, value, mask, kwargs) -> str | None:
-    """Why the op cannot compute this call, or None if it can."""
+    """Return why the op cannot compute this call, or None if it can."""
     bias = kwargs.get("position_bias")
     return (
         _unsupported_kwargs(query, key, mask, kwargs)
@@ -175,11 +175,11 @@ def _unsupported(query, key, value, mask, kwargs) -> str | None:
 
 
 def _slower(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, kwargs: dict) -> str | None:
-    """Why sdpa is the better way for a call that the op could compute, as measured on an H200.
+    """Return why sdpa is faster for a call that the op could compute, as measured on an H200; else None.
 
-    Forward and backward of cuDNN's attention take 0.8 to 1.0 of the kernels' time. A mask that is a matrix the kernels read whole,
-    whatever it says: under torch.compile a training step took 1.6 times sdpa's, a generated token 1.02 and 1.09. With notes, which
-    masks have there too since, nothing was measured.
+    cuDNN's attention forward and backward take 0.8 to 1.0 of the kernels' time. The kernels read a matrix mask whole. Under
+    torch.compile a training step took 1.6 times sdpa's time, a generated token 1.02 and 1.09. Since then masks carry notes there
+    too; that was not measured.
     """
     if not record.as_measured or record.original != "sdpa" or any(kwargs.get(n) is not None for n in _NOT_SDPA) or not _on_gpu(inputs[0]):
         return None
@@ -200,7 +200,7 @@ def _unsupported_kwargs(query: torch.Tensor, key: torch.Tensor, mask: torch.Tens
     if kwargs.get("dropout"):
         return "dropout"
     window = kwargs.get("sliding_window")
-    # The mask holds the window. Without one, only a window that reaches over all keys is no window.
+    # The mask contains the window. Without a mask, a window has no effect only if it reaches over all keys.
     if window is not None and mask is None and not (isinstance(window, int) and key.shape[2] <= window):
         return "sliding_window without a mask"
     softcap, sinks = kwargs.get("softcap"), kwargs.get("s_aux")

@@ -1,7 +1,7 @@
-"""The attention switch of one model instance: which configs may say "dtkernels", set, read back, and put back.
+"""Switch one model instance to "dtkernels" attention: find the configs that may name it, set them, verify them, restore them.
 
-A model's attention modules read the implementation's name from their config at every call, so the switch is the config.
-`set_attn_implementation` sets it but only warns where it cannot; what counts is what the config of each module says after.
+A model's attention modules read the implementation's name from their config in every call, so the config is the switch.
+`set_attn_implementation` only warns if it fails; therefore the config of each module is read again afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY = "_attn_implementation"
 
 @dataclass
 class _Site:
-    """One attention module: where it is, the config it reads, and the implementation that stands there before the switch."""
+    """One attention module: its path, the config it reads, and the implementation named there before the switch."""
 
     name: str
     module: nn.Module
@@ -37,11 +37,11 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
     try:
         from transformers import PreTrainedModel
     except ImportError:
-        return  # nothing in the model can be a transformers model
+        return  # without transformers no module can be a transformers model
     walk = list(_walk(model, PreTrainedModel))
     try:
         from . import attention_function  # noqa: F401  the interface must know the name before a config says it
-    except ImportError as error:  # a transformers of before the AttentionInterface
+    except ImportError as error:  # a transformers older than the AttentionInterface
         for name, module, owner in walk:
             if module is owner:
                 report.add(name, "attention", SKIPPED, f"this transformers lacks what is needed: {error}")
@@ -60,7 +60,7 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
 
 
 def _walk(model: nn.Module, pretrained: type):
-    """Every module once, as (name, module, the nearest transformers model around it or None)."""
+    """Return every module once, as (name, module, the nearest enclosing transformers model or None)."""
     owners = {}
     for name, module in model.named_modules():
         parent = owners.get(name.rpartition(".")[0]) if name else None
@@ -77,7 +77,7 @@ def _config(module: nn.Module, owner: nn.Module | None) -> object | None:
 
 
 def _configs(walk: list) -> list:
-    """Every config that a switch of the model may touch, sub-configs included, each once."""
+    """Return every config that a switch of the model may change, sub-configs included, each once."""
     found, queue = {}, [config for _, module, owner in walk if (config := _config(module, owner)) is not None]
     while queue:
         config = queue.pop()
@@ -89,7 +89,7 @@ def _configs(walk: list) -> list:
 
 
 def _blocked(walk: list) -> dict[int, str]:
-    """id(config) -> why the modules that read it must keep their implementation."""
+    """Return id(config) -> why the modules that read it must keep their implementation."""
     blocked = {}
     for _, module, owner in walk:
         if owner is None or (config := _config(owner, None)) is None:
@@ -115,28 +115,28 @@ def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
 
 
 def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchReport) -> None:
-    """One row for each model with attention that does not go through the AttentionInterface."""
+    """Add a row for each model with attention that does not use the AttentionInterface."""
     seen = {id(site.config) for site in sites}
     for name, module, owner in walk:
         if module is not owner or id(module.config) in seen:
             continue
         by = type(module) if not _can_switch(module) else _alone(walk, module)
-        if by is not None:  # else a model inside this one, of the same config, may have some
+        if by is not None:  # a model inside this one, with the same config, may use it
             seen.add(id(module.config))
             report.add(name, "attention", SKIPPED, f"{by.__name__} does not use transformers' AttentionInterface")
 
 
 def _alone(walk: list, owner: nn.Module) -> type | None:
-    """What computes attention by itself in a model of a file where something else uses the interface; None if nothing does."""
+    """Return the class that computes attention by itself in a modeling file that otherwise uses the interface, or None."""
     parts = (type(module) for _, module, of in walk if of is owner and module is not owner)
     by_itself = (part for part in parts if own_attention(part) or "scaled_dot_product_attention" in names_in(part))
     return next((part for part in by_itself if not uses_interface(part)), None)
 
 
 def _switch(walk: list, blocked: dict[int, str], report: PatchReport) -> None:
-    """Switch every transformers model that may and can, outermost first; take it back where it reached a blocked config.
+    """Switch every transformers model that allows it, outermost first. Undo a switch that reached a blocked config.
 
-    A model passes the name on to those inside it, but not every version of transformers to all of them.
+    A model passes the name on to the models inside it, but some versions of transformers do not reach all of them.
     """
     taken_back = []
     for config in _configs(walk):
@@ -163,7 +163,7 @@ def _attention_state(config: object) -> dict:
 
 
 def _restore_config(config: object, before: dict) -> None:
-    """Put the name back, unless somebody has chosen another one since."""
+    """Restore the implementation's name, unless somebody has set another one since."""
     if getattr(config, _KEY) != NAME:
         return
     for key in _attention_state(config).keys() - before.keys():
@@ -172,7 +172,7 @@ def _restore_config(config: object, before: dict) -> None:
 
 
 def _add_site(site: _Site, blocked: str | None, report: PatchReport) -> None:
-    """Say what became of one attention module, and give it a record to count its calls in."""
+    """Report the outcome for one attention module, and give it a record to count its calls."""
     state = ALREADY if site.before == NAME else WOULD_PATCH if report.dry_run else PATCHED
     now = getattr(site.config, _KEY)
     if state != ALREADY and blocked is not None:

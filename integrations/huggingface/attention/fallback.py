@@ -1,6 +1,6 @@
-"""The way back at run time: what computes a call that the op cannot take.
+"""Compute attention calls that the op does not support.
 
-sdpa takes what it can; the modeling file's own eager function takes softcap, sinks and whatever else only it knows.
+sdpa takes what it can. The modeling file's own eager function takes softcap, sinks and other arguments that only it knows.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .mask_conventions import takes_eager_masks
 
 # Only the model's own eager function computes these.
 _EAGER_ONLY = ("softcap", "s_aux", "output_attentions")
-# Sparse attention hands over indices only to implementations that it does not know; neither sdpa nor eager reads them.
+# Sparse attention passes indices only to implementations that it does not know; neither sdpa nor eager reads them.
 SPARSE = ("indices", "block_indices")
 
 _SDPA_NAMES = frozenset(inspect.signature(sdpa_attention_forward).parameters)
@@ -36,7 +36,7 @@ def original_attention(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Compute one attention call as transformers would have; arguments and result as in `dtkernels_attention`.
 
-    Raises NotImplementedError where the caller passed something that no path of transformers computes.
+    Raises NotImplementedError if the caller passed an argument that no path of transformers supports.
     """
     eager = record.eager or eager_function(type(module))
     given = [name for name, value in kwargs.items() if value is not None and value is not False]
@@ -45,11 +45,11 @@ def original_attention(
             raise NotImplementedError(f'{type(module).__name__} passes {name}: load it with attn_implementation="sdpa"')
     knows_eager_only = takes_eager_masks(type(getattr(module, "config", None)))
     if mask is not None or record.original == "sdpa":
-        given = [name for name in given if name != "sliding_window"]  # the mask holds it, or sdpa was asked to do without
+        given = [name for name in given if name != "sliding_window"]  # the mask contains it, or sdpa was asked to work without it
     wants_eager = record.original == "eager" or knows_eager_only or _needs_eager(given, eager)
     if wants_eager and eager is not None:
         if mask is None and query.shape[2] == 1 and not knows_eager_only and getattr(module, "is_causal", False):
-            mask = query.new_zeros(1, 1, 1, key.shape[2])  # sdpa's masks say nothing of one query; eager's do, and some add them unasked
+            mask = query.new_zeros(1, 1, 1, key.shape[2])  # sdpa needs no mask for one query; some eager functions do
         return eager(module, query, key, value, _float_mask(mask, query, key, causal), **kwargs)
     for name in ("softcap", "s_aux"):
         if name in given:
@@ -59,9 +59,9 @@ def original_attention(
 
 @torch.compiler.assume_constant_result
 def ignores(eager: Callable | None, name: str) -> bool:
-    """Whether neither of transformers' paths reads an argument of that name: models hand on whatever they are called with.
+    """Return whether both of transformers' paths ignore an argument; models pass on whatever they are called with.
 
-    Where no eager function is known nobody can tell. Implementations for other kinds of attention may read more.
+    Without a known eager function the answer is no. Implementations for other kinds of attention may read more.
     """
     if eager is None or name in (*_EAGER_ONLY, *SPARSE, *_SDPA_NAMES):
         return False
@@ -71,13 +71,13 @@ def ignores(eager: Callable | None, name: str) -> bool:
 def _needs_eager(given: list[str], eager) -> bool:
     if any(name in _EAGER_ONLY for name in given):
         return True
-    # An argument that the eager function names and sdpa would drop: the eager function is the one that reads it.
+    # An argument that the eager function names and sdpa would drop: only the eager function reads it.
     named = inspect.signature(eager).parameters if eager is not None else {}
     return any(name in named and name not in _SDPA_NAMES for name in given)
 
 
 def _float_mask(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor, causal: bool) -> torch.Tensor | None:
-    """The mask as eager functions take it: added to the scores, the dtype's lowest number where nothing is attended."""
+    """Return the mask as eager functions take it: added to the scores, the dtype's lowest number where nothing is attended."""
     if mask is None and causal:
         rows = torch.arange(query.shape[2], device=query.device)[:, None]
         columns = torch.arange(key.shape[2], device=query.device)[None, :]

@@ -1,7 +1,7 @@
-"""Which masks a model is written for: sdpa's, or those of eager attention only.
+"""Determine which masks a model expects: sdpa's, or those of eager attention only.
 
-sdpa's are boolean, and None where the module's `is_causal` says it all; eager's are numbers to add, and None means that every key
-is seen. transformers lets a model name any registered implementation, one without sdpa too; the mask maker knows its config alone.
+sdpa's masks are boolean, or None if the module's `is_causal` says everything. Eager's masks are numbers to add; None means that every
+key is seen. transformers lets a model name any registered implementation, even one without sdpa; the mask maker sees only its config.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _WRITTEN = re.compile(r'''mask\w*(\[[^"'\n][^\n]*\]\s*([-+*|&]?=[^=])|\s*[-+*|&]
 
 @torch.compiler.assume_constant_result
 def takes_eager_masks(config: type) -> bool:
-    """True where a model with a config of this class takes eager's masks only.
+    """Return whether a model with a config of this class takes eager's masks only.
 
-    That is so where transformers names no sdpa for it, and something in its modeling file adds masks by itself, makes others of
-    those that it is given, or leaves open whether its attention is causal.
+    This holds if transformers declares no sdpa support for it, and a class of its modeling file adds masks by itself, changes the
+    masks that it is given, or leaves open whether its attention is causal.
     """
     if config not in _found:
         if _without_files.get(config) == len(sys.modules):
@@ -44,9 +44,9 @@ def takes_eager_masks(config: type) -> bool:
 
 @torch.compiler.assume_constant_result
 def knows_sdpa_by_name(config: type) -> bool:
-    """True where a class of the config's modeling file asks whether the implementation is called "sdpa".
+    """Return whether a class of the config's modeling file checks if the implementation is called "sdpa".
 
-    What it does then may be due to a mask that is None, for which it has no other sign.
+    Such a class may rely on a mask that is None, for which it has no other sign.
     """
     if config not in _by_name:
         _by_name[config] = any("sdpa" in treats_specially(cls) for file in _modeling_files(config) for cls in file)
@@ -55,7 +55,7 @@ def knows_sdpa_by_name(config: type) -> bool:
 
 @torch.compiler.assume_constant_result
 def writes_masks(config: type) -> bool:
-    """True where the config's modeling file may change a mask in place, or lies nowhere."""
+    """Return whether the config's modeling file may change a mask in place, or cannot be found."""
     if config not in _writing:
         names = {cls.__module__ for file in _modeling_files(config) for cls in file}
         _writing[config] = not names or any(map(_writes, names))
@@ -71,7 +71,7 @@ def _writes(module: str) -> bool:
 
 @torch.compiler.assume_constant_result
 def without_interface(config: type) -> bool:
-    """True where no class of the config's modeling file calls its attention through transformers' AttentionInterface."""
+    """Return whether no class of the config's modeling file calls its attention through transformers' AttentionInterface."""
     return not any(uses_interface(cls) for file in _modeling_files(config) for cls in file)
 
 
@@ -91,10 +91,10 @@ def _is_plain_about_causality(cls: type) -> bool:
 
 
 def _modeling_files(config: type) -> list[list[type]]:
-    """The nn.Modules of each imported file that holds models of the config, or of a base: it lies beside it, or a model in it names it."""
+    """Return the nn.Modules of each imported modeling file of the config, or of a base: in its package, or naming the config."""
     for base in config.__mro__:
         if base.__module__ == "transformers.configuration_utils":
-            return []  # the base of all configs, beside which lies that of all models
+            return []  # the base of all configs; the base of all models lies in the same package
         files = [found for found in map(_classes_in, _beside(base)) if any(hasattr(cls, "_supports_sdpa") for cls in found)]
         files = files or [_classes_in(name) for name in _that_name(base)]
         if files:
@@ -103,13 +103,13 @@ def _modeling_files(config: type) -> list[list[type]]:
 
 
 def _beside(config: type) -> list[str]:
-    """The names of the imported files in the config's package."""
+    """Return the names of the imported files in the config's package."""
     package = config.__module__.rpartition(".")[0] + "."
     return [name for name in list(sys.modules) if name.startswith(package) and "." not in name[len(package) :]]
 
 
 def _that_name(config: type) -> list[str]:
-    """The names of the files in which a model says that the config is its own: one script may hold both, in no package."""
+    """Return the names of the files with a model that names the config as its own; a script outside any package may hold both."""
     models = [PreTrainedModel]
     for model in models:
         models += model.__subclasses__()

@@ -1,8 +1,8 @@
-"""The masks that transformers makes for "dtkernels": sdpa's or eager's, with a note of what they say where that is short.
+"""Make the masks of "dtkernels" attention: sdpa's or eager's, with a note that describes simple ones in numbers.
 
-A mask that is causal, a sliding window, padding, or all of these is worth more as numbers than as a matrix: the kernel then
-skips what no query sees and reads one flag a key instead of one a score. The matrix is made all the same, so that whoever
-slices, copies, moves or changes it loses nothing but the note.
+A mask that is causal, a sliding window, padding, or a combination is cheaper as numbers than as a matrix: the kernel skips
+tiles that no query sees, and reads one flag for each key instead of one for each score. The matrix is made anyway: code that
+slices, copies, moves or changes it loses only the note.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from dtkernels.runtime.path_counters import no_kernel, without_kernels
 from ..patching.call_stats import implementation_before, unpatched_calls
 from .mask_conventions import knows_sdpa_by_name, takes_eager_masks, without_interface, writes_masks
 
-NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its Reach, and its version then
+NOTE = "_dtkernels_reach"  # the attribute of a mask that holds its VisibleKeys, and the mask's version at that time
 
 
 @dataclass(frozen=True)
 class VisibleKeys:
-    """Query m stands at key p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, 0, 0, l]."""
+    """Query m is at key position p = m + offset and sees p - left <= l <= p + right (None: no limit) where padding[b, 0, 0, l]."""
 
     left: int | None = None
     right: int | None = None
@@ -38,10 +38,10 @@ class VisibleKeys:
 
 
 def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
-    """sdpa's mask, [B, 1, Tq, Tk] boolean or None, for the same arguments; with a Reach attached where one says it all.
+    """Return sdpa's mask for the same arguments, [B, 1, Tq, Tk] boolean or None, with a VisibleKeys note where one describes it.
 
-    A model that takes eager's masks only gets those. If it computes attention itself, that is counted as a fallback. Where no
-    kernel runs, a model that had eager attention gets eager's masks as well, and no mask has a Reach.
+    A model that takes eager's masks only gets those. If it computes attention itself, that is counted as a fallback. If no
+    kernel runs, a model that had eager attention gets eager's masks too, and no mask has a note.
     """
     config = type(kwargs.get("config"))
     if _eager_runs(kwargs.get("config"), args, kwargs):
@@ -52,7 +52,7 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
         mask = eager_mask(*args, **kwargs)
     else:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
-            kwargs["allow_is_causal_skip"] = False  # Gemma 4 cuts queries off, and asks for the name where there is no mask to cut
+            kwargs["allow_is_causal_skip"] = False  # Gemma 4 checks for the name "sdpa" if there is no mask to slice
         mask = None if not args and _implied(**kwargs) else sdpa_mask(*args, **kwargs)
     if mask is not None and not args and _may_note(config, **kwargs) and no_kernel(mask) is None and (reach := _reach(**kwargs)) is not None:
         setattr(mask, NOTE, (reach, None if torch.compiler.is_compiling() else _version(mask)))
@@ -60,14 +60,14 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
 
 
 def _eager_runs(config: object, args: tuple, kwargs: dict) -> bool:
-    """Whether eager attention, which the model had before it was patched, is what reads the mask."""
+    """Return whether the mask will be read by the eager attention that the model had before it was patched."""
     if torch.compiler.is_compiling() or config is None or args or implementation_before(config) != "eager":
         return False
     return "device" in kwargs and without_kernels(torch.device(kwargs["device"]).type) is not None
 
 
 def _may_note(kind: type, /, q_length: int | None = None, kv_length: int = 0, q_offset: int | torch.Tensor = 0, kv_offset: int = 0, **_) -> bool:
-    """Whether a note stays true: what torch.compile traces counts no writes, and has a graph for each number that is none of a tensor's."""
+    """Return whether a note stays valid. torch.compile does not count writes while tracing, and specializes on numbers that are no tensor's."""
     if not torch.compiler.is_compiling():
         return True
     at_once = isinstance(q_offset, torch.Tensor) or kv_length == q_length and q_offset == 0
@@ -84,10 +84,10 @@ def _implied(
     allow_is_bidirectional_skip: bool = False,
     **_,
 ) -> bool:
-    """Whether torch.compile would trace a mask that says no more than none does, by the conditions on which sdpa's is left out in eager calls.
+    """Return whether a mask traced by torch.compile can be omitted, by the conditions on which eager calls omit sdpa's.
 
-    transformers makes it all the same wherever anything traces, for torch.export's sake, whose programs are run at other lengths.
-    A static cache, whose length is a tensor, may hold keys that no query has come to.
+    transformers makes the mask whenever anything traces, because torch.export's programs run at other lengths. A static cache, whose
+    length is a tensor, may hold keys that no query has reached.
     """
     if not torch.compiler.is_compiling() or _exporting() or attention_mask is not None or q_length is None:
         return False
@@ -99,12 +99,12 @@ def _implied(
 
 
 def _exporting() -> bool:
-    """torch.compiler.is_exporting() by the flag behind it: torch 2.11's compiler takes that function to be True in whatever it traces."""
+    """Read the flag behind torch.compiler.is_exporting(): torch 2.11's compiler takes that function to be True in all that it traces."""
     return torch.compiler._is_exporting_flag
 
 
 def note_on(mask: torch.Tensor) -> VisibleKeys | None:
-    """What a mask says, where it is as it was when that was noted on it."""
+    """Return the note on a mask if the mask has not changed since, else None."""
     noted = getattr(mask, NOTE, None)
     if noted is None:
         return None
@@ -112,12 +112,12 @@ def note_on(mask: torch.Tensor) -> VisibleKeys | None:
 
 
 def _version(mask: torch.Tensor) -> int | None:
-    """How often a tensor was written to; under inference_mode torch does not count."""
+    """Return how often a tensor was written to; under inference_mode torch does not count."""
     return None if mask.is_inference() else mask._version
 
 
 def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> VisibleKeys | None:
-    """The note on a mask of ``queries`` x ``keys``; None where there is none."""
+    """Return the note on a mask of ``queries`` x ``keys``, or None."""
     reach = None if mask is None else note_on(mask)
     return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
 
@@ -131,12 +131,12 @@ def _reach(
     q_length: int | None = None,
     **_,
 ) -> VisibleKeys | None:
-    limits = _limits(mask_function) if q_length is not None else None  # releases before 5 give positions in another form
+    limits = _limits(mask_function) if q_length is not None else None  # releases before 5 pass positions in another form
     if limits is None or isinstance(kv_offset, torch.Tensor):
         return None
     offset = q_offset - kv_offset
     if isinstance(offset, torch.Tensor):
-        offset = offset.to(torch.float32).reshape(1)  # once a mask, not once a layer
+        offset = offset.to(torch.float32).reshape(1)  # once for each mask, not for each layer
     padding = None
     if attention_mask is not None:
         if attention_mask.dim() != 2 or attention_mask.dtype != torch.bool:
@@ -147,7 +147,7 @@ def _reach(
 
 
 def _limits(function: Callable | None) -> tuple[int | None, int | None] | None:
-    """How far (left, right) a mask function lets a query see; None if it is not known to be that simple."""
+    """Return how far (left, right) a mask function lets a query see; None if it is not known to be that simple."""
     if function is masking_utils.causal_mask_function:
         return None, 0
     if function is getattr(masking_utils, "bidirectional_mask_function", NOTE):
@@ -166,7 +166,7 @@ def _limits(function: Callable | None) -> tuple[int | None, int | None] | None:
 
 
 def _closure_of(function: Callable | None, maker: Callable | None) -> dict[str, object] | None:
-    """What ``function`` holds, if it is a function that ``maker`` returned; else None."""
+    """Return the closure variables of ``function`` if ``maker`` returned it, else None."""
     if not isinstance(function, types.FunctionType) or maker is None:
         return None
     made = [c for c in maker.__code__.co_consts if isinstance(c, types.CodeType)]

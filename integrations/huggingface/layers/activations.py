@@ -1,4 +1,4 @@
-"""nn.ReLU and nn.Softmax modules: one instance's `forward` is replaced by a function that calls the op."""
+"""Patch nn.ReLU and nn.Softmax modules: the instance's `forward` calls the op."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..patching.report import PatchReport
 
 
 def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> torch.Tensor:
-    """max(x, 0); tensors that the op does not take go to torch."""
+    """Compute max(x, 0); unsupported tensors go to torch."""
     reason = unsupported(input) or ("inplace=True by now" if module.inplace else None)
     record.count(reason, input)
     if reason is not None:
@@ -25,12 +25,12 @@ def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> to
 
 
 def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor) -> torch.Tensor:
-    """exp(x) / sum(exp(x)) over the last dimension; other dimensions, and tensors that the op does not take, go to torch."""
+    """Compute exp(x) / sum(exp(x)) over the last dimension; other dimensions and unsupported tensors go to torch."""
     reason, dim = unsupported(input), module.dim
     if reason is None and dim not in (-1, input.dim() - 1):
         reason = "softmax over a dimension that is not the last"
     if reason is None and input.device.type != "cuda" and input.dtype != torch.float32 and in_autocast(input.device.type):
-        reason = "autocast of a 16-bit input"  # on a GPU it gives float32, as the op does
+        reason = "autocast of a 16-bit input"  # on a GPU it returns float32, as the op does
     record.count(reason, input)
     if reason is not None:
         return F.softmax(input, dim)

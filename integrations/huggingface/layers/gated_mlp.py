@@ -1,6 +1,6 @@
-"""Gated MLPs, down(act(gate(x)) * up(x)) with silu or gelu: one instance's `forward` computes act(gate) * up by the op.
+"""Patch gated MLPs, down(act(gate(x)) * up(x)) with silu or gelu: the instance's `forward` computes act(gate) * up by the op.
 
-The linear layers are called as modules, so that hooks, LoRA and quantisation inside them stay as they are.
+The linear layers are called as modules, so that their hooks, LoRA and quantisation keep working.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from ..patching.forward_patching import beside_its_forward, plain, replace_forwa
 from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
-_WIDTHS = 6, 10, 7  #: of a stand-in: in, between, out
+_WIDTHS = 6, 10, 7  #: of a stand-in: input, intermediate, output
 _ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
 
 
 @dataclass(frozen=True)
 class Form:
-    """The names of the children, and the activation. Where `up` is None the layer `gate` computes both, side by side."""
+    """The names of the children, and the activation. If `up` is None, the layer `gate` computes both halves."""
 
     gate: str
     up: str | None
     down: str
     activation: str
-    gate_first: bool = True  #: of the two halves, where they are side by side
+    gate_first: bool = True  #: order of the two halves, if one layer computes both
 
     @property
     def op(self) -> str:
@@ -41,9 +41,9 @@ class Form:
 
 
 def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[str, object], *args, **kwargs) -> torch.Tensor:
-    """down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out).
+    """Compute down(act(gate(x)) * up(x)), the activation and the product in one kernel; x: (..., in), returns (..., out).
 
-    ``rest``: what else the module had when it was found to compute that, its activation for one.
+    ``rest``: the module's other parts, such as its activation, at the time its form was determined.
     """
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
@@ -55,7 +55,7 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
         elif name in children and (more := beside_its_forward(held)) is not None:
             reason = f"its {type(held).__name__} has {more}"
     if reason is None and plain(args[0]):
-        reason = no_kernel(args[0])  # before gate and up are made: the module's own forward holds fewer tensors at once
+        reason = no_kernel(args[0])  # checked before gate and up are computed: the module's own forward holds fewer tensors at once
     if reason is not None:
         record.count(reason)
         return type(module).forward(module, *args, **kwargs)
@@ -66,12 +66,12 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
     record.count(reason, gate)
     product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up)
-    del gate, up  # at a prefill they are the largest tensors there are: not to be held while down runs
+    del gate, up  # the largest tensors of a prefill: freed before down runs
     return children[form.down](product)
 
 
 def _rest(module: nn.Module, form: Form) -> dict[str, object]:
-    """Children other than the linear layers, and functions among the attributes."""
+    """Return children other than the linear layers, and functions among the attributes."""
     own = (form.gate, form.up, form.down)
     functions = {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT}
     return functions | {name: child for name, child in module._modules.items() if name not in own}
@@ -88,14 +88,14 @@ def patch_gated(op: str, model: nn.Module, report: PatchReport) -> None:
     for name, module in model.named_modules():
         form = _form(module, training=False)
         if form is not None and form.op == op:
-            # What training changes, dropout for one, would be lost in the new forward.
+            # Anything that training changes, such as dropout, would be lost in the new forward.
             reason = None if _form(module, training=True) == form else "it computes something else in training"
             reason = reason or taken(module, type(module))
             replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _rest(module, form)), reason, report)
 
 
 def _form(module: nn.Module, training: bool) -> Form | None:
-    """How a module is a gated MLP, None if it is none: from its children's sizes, then from what its class computes."""
+    """Return the form of a gated MLP, or None: first by its children's sizes, then by what its class computes."""
     children = {name: child for name, child in module._modules.items() if child is not None}
     linears = {name: child for name, child in children.items() if _sizes(child) is not None}
     others = {name: child for name, child in children.items() if name not in linears}
@@ -116,13 +116,13 @@ def _form(module: nn.Module, training: bool) -> Form | None:
 
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
-    """(in, out) of anything like a linear layer: nn.Linear, LoRA over one, quantised ones."""
+    """Return (in, out) of anything like a linear layer: nn.Linear, LoRA over one, quantised ones."""
     sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
     return sizes if all(type(size) is int for size in sizes) else None
 
 
 def _roles(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str, bool]]:
-    """(gate, up, down, gate first) as the sizes of the layers allow."""
+    """Return (gate, up, down, gate first) for each assignment that the layers' sizes allow."""
     sizes = {name: _sizes(child) for name, child in linears.items()}
     if len(linears) == 3:
         for gate, up, down in permutations(linears):
@@ -136,7 +136,7 @@ def _roles(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str
 
 
 def _layers(gate: str, up: str | None, down: str) -> dict[str, nn.Linear]:
-    """Small random layers under the same names."""
+    """Return small random layers with the same names."""
     enter, between, leave = _WIDTHS
     sizes = {gate: (enter, between if up else 2 * between), down: (between, leave)} | ({up: (enter, between)} if up else {})
     layers = {}

@@ -1,8 +1,8 @@
-"""nn.Sequential modules in which linear layers follow each other, or a sigmoid: two products, or product and sigmoid, as one op.
+"""Patch nn.Sequential modules: two linear layers with a narrow intermediate, or a linear layer and a sigmoid, become one op.
 
-A gate that a forward computes by a function, `torch.sigmoid(self.gate(x))`, is left alone. The layer is called before the
-function is, and by then its product is in memory; to change the call of the function would be to change torch for everybody
-or to rewrite somebody else's forward. `dtkernels.ops.gate` is there for whoever owns that forward.
+A gate that a forward computes by a function, `torch.sigmoid(self.gate(x))`, is left alone. The layer runs before the function
+does, so its product is in memory by then. Changing the function call would change torch for everybody, or rewrite a foreign
+forward. Authors of such a forward can call `dtkernels.ops.gate`.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..patching.forward_patching import beside_its_forward, in_autocast, restore
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 Way = tuple[CallRecord, Callable, Callable]  #: what counts its calls, which pairs of layers it joins, and what computes them
-NARROW = 128  #: widest intermediate that two chained products keep on the chip
+NARROW = 128  #: widest intermediate of two chained products that stays on the chip
 
 
 def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch.Tensor) -> torch.Tensor:
-    """The children of `module` in turn, pairs that one of the ways joins computed by it."""
+    """Run the children of `module` in order; pairs that one of the ways joins run as its op."""
     children, i = list(module), 0
     while i < len(children):
         pair = children[i : i + 2]
@@ -41,18 +41,18 @@ def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch
 
 
 def is_chain(first: nn.Module, second: nn.Module) -> bool:
-    """Two linear layers, nothing between them, not even a bias, and narrow in the middle."""
+    """Return whether these are two linear layers, the first without bias, with a narrow intermediate."""
     both = type(first) is type(second) is nn.Linear and first.bias is None
     return both and first.out_features == second.in_features <= min(NARROW, first.in_features, second.out_features)
 
 
 def is_gate(first: nn.Module, second: nn.Module) -> bool:
-    """A linear layer and its sigmoid."""
+    """Return whether these are a linear layer and its sigmoid."""
     return type(first) is nn.Linear and type(second) is nn.Sigmoid
 
 
 def chain(first: nn.Linear, second: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-    """(x @ A) @ B + bias."""
+    """Compute (x @ A) @ B + bias."""
     from dtkernels import ops
 
     y = ops.two_mm(x, first.weight.t(), second.weight.t())
@@ -60,7 +60,7 @@ def chain(first: nn.Linear, second: nn.Linear, x: torch.Tensor) -> torch.Tensor:
 
 
 def gate(first: nn.Linear, _: nn.Sigmoid, x: torch.Tensor) -> torch.Tensor:
-    """sigmoid(x @ A + bias)."""
+    """Compute sigmoid(x @ A + bias)."""
     from dtkernels import ops
 
     return ops.gate(x, first.weight, first.bias)
@@ -77,7 +77,7 @@ def patch_gates(model: nn.Module, report: PatchReport) -> None:
 
 
 def _special(*layers: nn.Module) -> str | None:
-    """Why one of `layers`, linear ones and sigmoids, must be called itself; None if none must."""
+    """Return why one of `layers`, linear ones and sigmoids, must be called itself, or None."""
     return next((why for layer in layers if (why := _watched(layer)) is not None), None)
 
 
@@ -105,7 +105,7 @@ def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report:
 
 
 def _join(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
-    """Put a way into the module's forward, of which another op may have made one already; the way's record."""
+    """Add a way to the module's forward, which another op may have replaced already; return the way's record."""
     slot, record = slot_of(module), CallRecord()
     current = vars(module).get(slot)
     report.on_undo(partial(_leave, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
@@ -116,7 +116,7 @@ def _join(module: nn.Sequential, op: str, joins: Callable, joined: Callable, rep
 
 
 def _leave(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
-    """Take a way out again, and with the last one the forward."""
+    """Remove a way again, and the replaced forward with the last one."""
     module = ref()
     for place in ("forward", "_old_forward") if module is not None else ():
         forward = vars(module).get(place)
@@ -128,5 +128,5 @@ def _leave(ref: weakref.ref, slot: str, original: Callable | None, op: str, reco
 
 
 def _ways(forward: object) -> dict[str, Way] | None:
-    """The ways of a forward that was put here; None of another."""
+    """Return the ways of a forward that this file installed; None for any other."""
     return forward.args[0] if isinstance(forward, partial) and forward.func is sequential_forward else None

@@ -1,6 +1,6 @@
-"""The loss of causal language models: `model.loss_function` of one instance computes cross entropy by the op.
+"""Patch the loss of causal language models: `model.loss_function` of the instance computes cross entropy by the op.
 
-The op reads 16-bit logits as they are and computes in float32; transformers' own function makes a float32 copy first.
+The op reads 16-bit logits directly and computes in float32; transformers' own function makes a float32 copy first.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..patching.forward_patching import taken, unsupported, without_autocast
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 from ..patching.source_inspection import names_in
 
-_SLOT = "_loss_function"  # where transformers' property `loss_function` looks first
+_SLOT = "_loss_function"  # transformers' property `loss_function` looks here first
 
 
 def causal_loss(
@@ -32,7 +32,7 @@ def causal_loss(
     shift_labels: torch.Tensor | None = None,
     **kwargs,
 ) -> torch.Tensor:
-    """Mean cross entropy of the next token, or its sum over `num_items_in_batch`: transformers' ForCausalLMLoss.
+    """Return the mean cross entropy of the next token, or its sum over `num_items_in_batch`, like transformers' ForCausalLMLoss.
 
     logits: (..., S, V); labels: (..., S), shifted here, or shift_labels, shifted already. Returns a float32 scalar.
     """
@@ -57,12 +57,12 @@ def causal_loss(
 
 
 def patch_cross_entropy(model: nn.Module, report: PatchReport) -> None:
-    """Patch the loss function of every transformers model inside `model` whose loss is that of a causal language model."""
+    """Patch the loss function of every transformers model inside `model` that has a causal language model's loss."""
     try:
         from transformers import PreTrainedModel
         from transformers.loss.loss_utils import ForCausalLMLoss
     except ImportError:
-        return  # nothing in the model can be a transformers model, or one with a loss function of its own
+        return  # no transformers model here, or one with a loss function of its own
     for name, module in model.named_modules():
         if isinstance(module, PreTrainedModel) and "loss_function" in names_in(type(module)):
             _patch(name, module, ForCausalLMLoss, report)
@@ -75,7 +75,7 @@ def _patch(name: str, module: nn.Module, causal: Callable, report: PatchReport) 
         return
     if module.loss_function is not causal:
         return  # another loss is not this op
-    if (reason := taken(module, type(module))) is not None:  # a forward that need not call the loss function at all
+    if (reason := taken(module, type(module))) is not None:  # a replaced forward need not call the loss function at all
         report.add(name, "cross_entropy", SKIPPED, reason)
     elif report.dry_run:
         report.add(name, "cross_entropy", WOULD_PATCH)

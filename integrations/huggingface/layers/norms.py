@@ -1,6 +1,6 @@
-"""RMSNorm modules, found by what they compute, and nn.LayerNorm: one instance's `forward` is replaced by a call of the op.
+"""Patch RMSNorm modules, recognized by what they compute, and nn.LayerNorm: the instance's `forward` calls the op.
 
-Under torch.compile the module's own forward is what Inductor reads and fuses, here and in gated_mlp.py, rope.py and loss.py.
+Under torch.compile the module's own forward runs, and Inductor fuses it, here and in gated_mlp.py, rope.py and loss.py.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from ..patching.report import PatchReport
 
 
 def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int, *args, **kwargs) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; `eps` names the attribute that holds it.
+    """Compute x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; `eps` names the attribute with its value.
 
-    x: (..., C) in the dtype of the weight, as is the result. Other calls go to the module's own forward and are counted.
+    x: (..., C) in the dtype of the weight, which the result has too. Other calls take the module's own forward and are counted.
     """
     reason = _unsupported(module.weight, args, kwargs)
     record.count(reason, module.weight)
@@ -31,7 +31,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
 
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:
-    """(x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as of `rmsnorm_forward`."""
+    """Compute (x - mean) / sqrt(var + eps) * weight + bias over the last dimension; dtypes and fallbacks as in `rmsnorm_forward`."""
     reason = _not_for_the_op(module) or _unsupported(module.weight, args, kwargs)
     record.count(reason, module.weight)
     if reason is not None or torch.compiler.is_compiling():
@@ -42,7 +42,7 @@ def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs)
 
 
 def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
-    """Why the op does not take this call; None if it does."""
+    """Return why the op does not take this call, or None."""
     if len(args) != 1 or kwargs or not isinstance(args[0], torch.Tensor):
         return "arguments other than one tensor"
     x = args[0]
@@ -50,7 +50,7 @@ def _unsupported(weight: torch.Tensor, args: tuple, kwargs: dict) -> str | None:
         return reason
     if not plain(weight):
         return "a weight that is sharded or quantised"
-    if x.dtype != weight.dtype:  # which dtype comes out then differs from model to model
+    if x.dtype != weight.dtype:  # the result's dtype then differs from model to model
         return "input and weight of different dtypes"
     if in_autocast(x.device.type) and x.dtype != torch.float32:
         return "autocast of a 16-bit input"
@@ -67,7 +67,7 @@ def patch_rmsnorm(model: nn.Module, report: PatchReport) -> None:
 
 
 def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
-    """(the attribute that holds eps, what is added to the weight) of a module that is an RMSNorm; None of others."""
+    """Return (the attribute that holds eps, the number added to the weight) if a module is an RMSNorm, else None."""
     weight = module._parameters.get("weight")
     own = [key for held in (module._parameters, module._buffers, module._modules) for key, value in held.items() if value is not None]
     if weight is None or own != ["weight"] or weight.dim() != 1 or not weight.dtype.is_floating_point or not takes_one_tensor(type(module)):
@@ -78,7 +78,7 @@ def _rmsnorm_form(module: nn.Module) -> tuple[str, int] | None:
         return None
     w, x = normal(width, seed=1), rows(width)
     results = [output_of(type(module).forward, stand_in(module, {"weight": w}, training=training), x) for training in (False, True)]
-    for dtype in (torch.float16, torch.bfloat16):  # some return float32 for those, the op never does
+    for dtype in (torch.float16, torch.bfloat16):  # some return float32 for those; the op never does
         result = output_of(type(module).forward, stand_in(module, {"weight": w.to(dtype)}), x.to(dtype))
         if getattr(result, "dtype", None) != dtype:
             return None

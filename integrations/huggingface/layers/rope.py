@@ -1,7 +1,7 @@
-"""Rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
+"""Patch rotary embeddings: attention modules whose forward calls a function (q, k, cos, sin) of its modeling file.
 
-That function is a global of the file, shared by every model. So the instance gets a forward with the same code and globals that
-are the file's, but for this one name, which means the op: neither the file nor the class changes.
+That function is a global of the file, shared by every model. The instance gets a forward with the same code and the file's
+globals, except that this one name is bound to the op. Neither the file nor the class changes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _record: ContextVar[CallRecord | None] = ContextVar("record of the attention mod
 
 
 class _Globals(dict):
-    """Some names, and for all others what a file's globals say at the time."""
+    """Some names; all others are looked up in a file's globals at the time of use."""
 
     def __init__(self, own: dict, file: dict):
         super().__init__(own, __builtins__=file["__builtins__"])
@@ -35,7 +35,7 @@ class _Globals(dict):
 
 
 class Rebound:
-    """The forward of a class with `original`, the global `name`, replaced by the op; None as `function` where it cannot be."""
+    """The forward of a class with the global `name` bound to the op instead of `original`; ``function`` is the new forward."""
 
     def __init__(self, cls: type[nn.Module], name: str, original: Callable):
         self.cls, self.name, self.original = cls, name, original
@@ -47,17 +47,17 @@ class Rebound:
         self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
 
     def __reduce__(self):
-        return rebound, (self.cls,)  # functions with globals of their own are not pickled: they are made anew
+        return rebound, (self.cls,)  # functions with globals of their own cannot be pickled: they are made anew
 
     def changed(self) -> str | None:
-        """What is no longer as it was: the function that was replaced, or the class's forward; None where both are."""
+        """Return why the rebound forward is outdated: another rotary function, or another class forward. Else None."""
         if self.scope.get(self.name) is not self.original:
             return "its modeling file has another rotary function now"
         return None if self.cls.forward is self.forward else "its class has another forward now"
 
 
 def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, **kwargs):
-    """The module's own forward, with q and k rotated by the op; arguments and result as before."""
+    """Run the module's own forward with q and k rotated by the op; arguments and result as before."""
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
     if (reason := bound.changed()) is not None:
@@ -71,9 +71,9 @@ def rope_forward(record: CallRecord, module: nn.Module, bound: Rebound, *args, *
 
 
 def rotated(original: Callable, q, k=None, cos=None, sin=None, *args, **kwargs):
-    """q and k rotated by cos and sin; what the op does not take goes to the modeling file's function and is counted.
+    """Rotate q and k by cos and sin. Unsupported calls go to the modeling file's function and are counted.
 
-    Some of those functions turn q alone, which an indexer of sparse attention asks for.
+    Some of these functions rotate q alone, for the indexer of sparse attention.
     """
     reason = _unsupported(q, k, cos, sin, args, kwargs)
     if (record := _record.get()) is not None:
@@ -110,12 +110,12 @@ def patch_rope(model: nn.Module, report: PatchReport) -> None:
         if function is not None:
             bound = rebound(type(module))
             reason = _held_back(type(module), function) if bound is None else taken(module, type(module))
-            if bound is not None or reason is not None:  # a function that does something else is not this op
+            if bound is not None or reason is not None:  # a function that computes something else is not this op
                 replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
 
 
 def _rotary_name(cls: type[nn.Module]) -> str | None:
-    """The global that the forward of a class calls with (q, k, cos, sin); None where there is none."""
+    """Return the name of the global that the forward of a class calls with (q, k, cos, sin), or None."""
     forward = inspect.unwrap(cls.forward)
     if not inspect.isfunction(forward):
         return None
@@ -129,7 +129,7 @@ def _rotary_name(cls: type[nn.Module]) -> str | None:
 
 
 def rebound(cls: type[nn.Module]) -> Rebound | None:
-    """The forward of a class with its rotary function replaced; None where the function is another than the op's."""
+    """Return the forward of a class with its rotary function replaced; None if the function is not the op's."""
     name = _rotary_name(cls)
     if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return None
@@ -144,7 +144,7 @@ def _made(cls: type[nn.Module], name: str, original: Callable, forward: Callable
 
 @cache
 def _turns_halves(function: Callable) -> bool:
-    """Whether a function rotates element d of q and k with element d + D / 2, cos and sin being (B, S, D)."""
+    """Return whether a function rotates element d of q and k with element d + D / 2, where cos and sin are (B, S, D)."""
     q, k, cos, sin = normal(2, 3, 5, 8), normal(2, 1, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
     result = output_of(function, q, k, cos, sin)
     if not isinstance(result, tuple) or len(result) != 2:
@@ -155,7 +155,7 @@ def _turns_halves(function: Callable) -> bool:
 
 
 def _held_back(cls: type[nn.Module], name: str) -> str | None:
-    """Why nobody can tell what the function does, or put another in its place; None where it does something else."""
+    """Return why the function cannot be examined or replaced; None if it computes something else."""
     if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return f"{cls.__name__}.forward is wrapped by a decorator"
     if cls.forward.__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:

@@ -1,4 +1,4 @@
-"""Counts of what ran where: one CallRecord a patched module, plain data, so that deepcopy and pickle carry it along."""
+"""Count what ran where: one CallRecord for each patched module. Records are plain data, so deepcopy and pickle work."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from dtkernels.runtime.path_counters import runs_reference
 NAME = "dtkernels"  # the attention implementation's name in transformers' configs
 ATTRIBUTE = "_dtkernels_record"  # where a patched attention module keeps its record
 
-_MOST_REASONS = 20  # reasons may quote sizes; a long run of ever new sizes must not fill the memory
+_MOST_REASONS = 20  # reasons may quote sizes; many different sizes must not fill the memory
 
 
 @dataclass
 class CallRecord:
-    """What one patched module did so far.
+    """The calls of one patched module so far.
 
     calls       calls that reached the patched module, fallbacks included
-    fallbacks   reason -> how many calls went to the original path for it
-    references  calls that the op computed by its torch reference, no kernel (``DTKERNELS_FALLBACK=reference``)
+    fallbacks   reason -> number of calls that took the original path for it
+    references  calls that the op computed by its torch reference, without a kernel (``DTKERNELS_FALLBACK=reference``)
     original    the attention implementation the module had before ("sdpa", "eager", ...); None for activations
-    eager       the modeling file's own eager attention function, where there is one
-    as_measured whether calls for which the original was measured to be faster go to it; so where "auto" alone asked for the op
+    eager       the modeling file's own eager attention function, if there is one
+    as_measured whether calls for which the original was measured to be faster take it: true if only "auto" asked for the op
 
     Calls inside a torch.compile graph are not counted: a count would be a side effect that the graph has to guard.
     """
@@ -64,17 +64,17 @@ _before: dict[int, tuple[weakref.ref, str]] = {}  # id(config) -> the config, an
 
 
 def remember_before(config: object, name: str) -> None:
-    """Note the attention implementation of a config whose model is about to be patched; no attribute, which would be saved with it."""
+    """Remember the attention implementation of a config whose model is about to be patched. An attribute would be saved with the config."""
     key = id(config)
     _before[key] = weakref.ref(config, lambda _: _before.pop(key, None)), name
 
 
 def implementation_before(config: object) -> str | None:
-    """The attention implementation that a config named before its model was patched; None if it was not."""
+    """Return the attention implementation that a config named before its model was patched; None if it was not."""
     config_is, name = _before.get(id(config), (None, None))
     return name if config_is is not None and config_is() is config else None
 
 
 def record_of(module: torch.nn.Module) -> CallRecord:
-    """The record of a patched attention module, or the one shared by all modules that `apply_to` never saw."""
+    """Return the record of a patched attention module, or the one shared by all modules that `apply_to` never patched."""
     return getattr(module, ATTRIBUTE, unpatched_calls)

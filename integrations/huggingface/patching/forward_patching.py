@@ -1,6 +1,6 @@
-"""Replacing one module's `forward`: on the instance, exactly undone, beside accelerate's hooks.
+"""Replace a module's `forward` on the instance. `undo` restores it exactly, and accelerate's hooks keep working.
 
-A replacement is a functools.partial of a module-level function whose first argument is the instance's CallRecord, and no
+A replacement is a functools.partial of a module-level function whose first argument is the instance's CallRecord. It is not a
 closure: deepcopy, pickle and torch.save of a patched model keep working.
 """
 
@@ -23,19 +23,19 @@ from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CLASSES = (torch.Tensor, nn.Parameter)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-# "meta", for one, has no autocast. Asked here, because torch.compile cannot read the question.
+# "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
 _AUTOCAST = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
 
 
 def plain(x: torch.Tensor) -> bool:
-    """A dense tensor of torch's own class: no DTensor or other subclass, not sparse or nested. (Quantised ones differ in dtype.)"""
+    """Return whether this is a dense tensor of torch's own class: no DTensor or other subclass, not sparse or nested. (Quantised ones differ in dtype.)"""
     return type(x) in _CLASSES and x.layout is torch.strided and not x.is_nested
 
 
 def transformed() -> str | None:
-    """What torch does just now with every call, which the ops do not take part in; None if nothing of the kind."""
+    """Return the torch transform that is active and not supported by the ops, or None."""
     if torch.compiler.is_compiling():
-        return None  # what is compiled is traced once, and the ops with it
+        return None  # compiled code is traced once, the ops included
     if torch.jit.is_tracing():
         return "torch.jit.trace"
     if torch._C._functorch.peek_interpreter_stack() is not None:
@@ -44,7 +44,7 @@ def transformed() -> str | None:
 
 
 def unsupported(x: torch.Tensor) -> str | None:
-    """Why no kernel takes this tensor; None if one may."""
+    """Return why no kernel takes this tensor, or None."""
     if (reason := transformed()) is not None:
         return reason
     if not plain(x):
@@ -57,29 +57,29 @@ def unsupported(x: torch.Tensor) -> str | None:
 
 
 def unsupported_rows(x: torch.Tensor) -> str | None:
-    """Why no product of a kernel takes this tensor, (..., in); None if one may."""
+    """Return why no matrix product takes this tensor, (..., in), or None."""
     return unsupported(x) or ("a single vector" if x.dim() < 2 else None)
 
 
 def in_autocast(device: str) -> bool:
-    """Whether autocast is on for a kind of device."""
+    """Return whether autocast is on for a kind of device."""
     return device in _AUTOCAST and torch.is_autocast_enabled(device)
 
 
 def without_autocast(device: str) -> AbstractContextManager:
-    """A block without autocast, for inputs that were cast already."""
+    """Return a context without autocast, for inputs that are cast already."""
     return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
 
 
 def beside_its_forward(module: nn.Module) -> str | None:
-    """What happens when this instance is called, beside the forward of its class; None if nothing."""
+    """Return what calling this instance runs besides the forward of its class, or None."""
     if "forward" in vars(module) or hasattr(module, "_hf_hook"):
         return "a forward of its own"
     return "hooks" if any([getattr(module, hooks) for hooks in _HOOKS]) else None
 
 
 def simple_linear(module: nn.Module) -> str | None:
-    """Why a module is not an nn.Linear whose weight may be read past its forward; None if it is."""
+    """Return why a module is not an nn.Linear whose weight may be read without calling its forward, or None."""
     if type(module) is not nn.Linear:
         return f"{type(module).__name__} is no nn.Linear"
     if type(module).forward is not nn.Linear.forward:
@@ -92,9 +92,9 @@ def simple_linear(module: nn.Module) -> str | None:
 
 
 def as_stored(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last: bool = False) -> torch.Tensor:
-    """op(x), of x's shape, with the dimensions in the order in memory that x has: what torch computes element by element it leaves so.
+    """Return op(x), of x's shape, with x's order of dimensions in memory, as torch's elementwise ops do.
 
-    ``last``: the op is one over the last dimension, which has to stay where it is.
+    ``last``: the op works on the last dimension, which must stay last.
     """
     if torch.compiler.is_compiling() or x.is_contiguous() or 0 in x.stride():
         return op(x)
@@ -105,7 +105,7 @@ def as_stored(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last:
 
 
 def replace_forward(name: str, module: nn.Module, op: str, forward: partial, reason: str | None, report: PatchReport) -> None:
-    """Put `forward` in the place of the module's own and say so in the report; where there is a `reason`, say that instead."""
+    """Replace the module's forward and report it. If there is a `reason` not to, report that instead."""
     slot = slot_of(module)
     current = vars(module).get(slot)
     if isinstance(current, partial) and current.func is forward.func:
@@ -121,7 +121,7 @@ def replace_forward(name: str, module: nn.Module, op: str, forward: partial, rea
 
 
 def taken(module: nn.Module, cls: type) -> str | None:
-    """Why the forward that would be replaced is not the one of torch's `cls`; None if it is."""
+    """Return why the forward to be replaced is not the one of torch's `cls`, or None."""
     if type(module).forward is not cls.forward:
         return f"{type(module).__name__} has a forward of its own"
     current = vars(module).get(slot_of(module))
@@ -131,7 +131,7 @@ def taken(module: nn.Module, cls: type) -> str | None:
 
 
 def slot_of(module: nn.Module) -> str:
-    """The attribute in which a module's own forward is replaced."""
+    """Return the attribute in which a module's own forward is replaced."""
     # accelerate's hooks put their own function in `forward` and keep the real one here
     return "_old_forward" if hasattr(module, "_hf_hook") and "_old_forward" in vars(module) else "forward"
 
@@ -141,7 +141,7 @@ def _is_bound_class_forward(forward: Callable, module: nn.Module) -> bool:
 
 
 def restore(ref: weakref.ref, slot: str, original: Callable | None, forward: partial) -> None:
-    """Take `forward` out again; accelerate may have moved it between the two slots since."""
+    """Remove `forward` again. accelerate may have moved it between the two slots since."""
     module = ref()
     if module is None:
         return
@@ -152,5 +152,5 @@ def restore(ref: weakref.ref, slot: str, original: Callable | None, forward: par
             vars(module)[place] = original
         elif place == slot:
             del vars(module)[place]
-        else:  # a hook came after the patch: it expects a bound method here
+        else:  # a hook came after the patch and expects a bound method here
             vars(module)[place] = types.MethodType(type(module).forward, module)

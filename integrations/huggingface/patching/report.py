@@ -1,4 +1,4 @@
-"""PatchReport: what `apply_to` did to a model, what it left alone and why, what ran since, and the way back."""
+"""Define PatchReport: what `apply_to` patched, what it skipped and why, which calls ran since, and how to undo it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PATCHED, WOULD_PATCH, ALREADY, SKIPPED = "patched", "would patch", "already", "s
 
 @dataclass
 class Row:
-    """One module and one op: `state` is "patched", "would patch" (dry run), "already" or "skipped"; `reason` says why."""
+    """One module and one op. `state` is "patched", "would patch" (dry run), "already" or "skipped"; `reason` says why."""
 
     module: str
     op: str
@@ -29,14 +29,14 @@ class PatchReport:
 
     rows: list[Row] = field(default_factory=list)
     dry_run: bool = False
-    as_measured: frozenset[str] = frozenset()  #: the ops that "auto" alone asked for: what is measured to be faster
+    as_measured: frozenset[str] = frozenset()  #: the ops that only "auto" asked for: calls measured to be slower keep the original path
     undone: bool = False
     _undo: list[Callable[[], None]] = field(default_factory=list, repr=False)
 
     def undo(self) -> None:
         """Restore exactly what this `apply_to` changed, newest change first; a second call does nothing.
 
-        What was patched before by another `apply_to`, or set by hand since, is left as it is.
+        Modules patched by another `apply_to`, or changed by hand since, are left as they are.
         """
         while self._undo:
             self._undo.pop()()
@@ -47,7 +47,7 @@ class PatchReport:
         self.rows.append(Row(module, op, state, reason, record))
 
     def on_undo(self, restore: Callable[[], None]) -> None:
-        """Have `undo` call `restore`; the patchers hand one in before each change they make."""
+        """Have `undo` call `restore`. Patchers register one before each change."""
         self._undo.append(restore)
 
     def _in_state(self, *states: str) -> list[Row]:
@@ -55,27 +55,27 @@ class PatchReport:
 
     @property
     def patched(self) -> list[Row]:
-        """Rows patched by this call (in a dry run: those that would be)."""
+        """Return rows patched by this call (in a dry run: those that would be)."""
         return self._in_state(PATCHED, WOULD_PATCH)
 
     @property
     def already(self) -> list[Row]:
-        """Rows that an earlier `apply_to` had patched."""
+        """Return rows that an earlier `apply_to` had patched."""
         return self._in_state(ALREADY)
 
     @property
     def skipped(self) -> list[Row]:
-        """Rows that hold one of the ops and were left alone; `row.reason` says why."""
+        """Return rows that hold one of the ops and were left alone; `row.reason` says why."""
         return self._in_state(SKIPPED)
 
     @property
     def calls(self) -> Counter:
-        """op -> calls of patched modules so far, fallbacks included."""
+        """Return op -> calls of patched modules so far, fallbacks included."""
         return _sum((row.op, row.record.calls) for row in self._with_record())
 
     @property
     def paths(self) -> dict[str, Counter]:
-        """op -> calls by the path that they took: "kernel", "own path" (the module's original one) or "reference"."""
+        """Return op -> calls by path: "kernel", "own path" (the module's original one) or "reference"."""
         found: dict[str, Counter] = {}
         for row in self._with_record():
             found.setdefault(row.op, Counter()).update(row.record.paths)
@@ -83,7 +83,7 @@ class PatchReport:
 
     @property
     def fallbacks(self) -> Counter:
-        """reason -> calls that went to the original path for it so far."""
+        """Return reason -> calls that took the original path for it so far."""
         return _sum(item for row in self._with_record() for item in row.record.fallbacks.items())
 
     def _with_record(self) -> list[Row]:
@@ -107,7 +107,7 @@ def _sum(items: Iterable[tuple[str, int]]) -> Counter:
 
 
 def _groups(rows: list[Row]) -> list[list[Row]]:
-    """Rows alike but for layer numbers, together: a deep model then takes one line an op instead of one a layer."""
+    """Group rows that differ in layer numbers only: a deep model takes one line for each op instead of one for each layer."""
 
     def alike(row):
         return _pattern(row.module), row.op, row.state, row.reason
@@ -124,7 +124,7 @@ def _pattern(name: str) -> tuple[str, ...]:
 
 
 def _shared_name(names: list[str]) -> str:
-    """["a.0.b", "a.1.b", "a.2.b"] -> "a.0-2.b (x3)"."""
+    """Merge names: ["a.0.b", "a.1.b", "a.2.b"] -> "a.0-2.b (x3)"."""
     if len(names) == 1:
         return names[0] or "(the model)"
     parts = []
@@ -145,7 +145,7 @@ def _line(rows: list[Row]) -> tuple[str, ...]:
 
 
 def _path(records: list[CallRecord]) -> str:
-    """["kernel"] -> "kernel"; where calls took several paths, each with its number."""
+    """Format paths: ["kernel"] -> "kernel"; if calls took several paths, each with its count."""
     taken = _sum(item for record in records for item in record.paths.items())
     taken = [(path, n) for path, n in taken.items() if n]
     if len(taken) < 2:

@@ -1,4 +1,4 @@
-"""What the classes of a model do with attention, read from their compiled code: no list of model names anywhere."""
+"""Read from the compiled code of a model's classes how they compute attention. There is no list of model names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how every modeling file calls transfor
 
 
 def _functions(cls: type) -> Iterator[FunctionType]:
-    """The functions written in `cls` and its bases up to nn.Module, decorators taken off."""
+    """Return the functions defined in `cls` and its bases up to nn.Module, without decorators."""
     for base in cls.__mro__:
         if base.__module__.partition(".")[0] == "torch" or base is object or base.__name__ == "PreTrainedModel":
             continue
@@ -25,19 +25,19 @@ def _functions(cls: type) -> Iterator[FunctionType]:
 
 @cache
 def names_in(cls: type) -> frozenset[str]:
-    """Every name that the functions of `cls` and its bases read, globals and attributes alike."""
+    """Return every name that the functions of `cls` and its bases read, globals and attributes alike."""
     return frozenset(name for function in _functions(cls) for name in function.__code__.co_names)
 
 
 @cache
 def uses_interface(cls: type) -> bool:
-    """True for a class that calls its attention through transformers' AttentionInterface."""
+    """Return whether a class calls its attention through transformers' AttentionInterface."""
     return _INTERFACE in names_in(cls)
 
 
 @cache
 def eager_function(cls: type) -> Callable | None:
-    """The modeling file's own eager attention, as `cls` names it when it calls the interface; None if there is none."""
+    """Return the modeling file's own eager attention, as `cls` names it when it calls the interface, or None."""
     for function in _functions(cls):
         names = function.__code__.co_names
         if _INTERFACE in names:
@@ -49,7 +49,7 @@ def eager_function(cls: type) -> Callable | None:
 
 @cache
 def own_attention(cls: type) -> bool:
-    """True for a class that seems to compute attention by itself: it takes a mask and calls softmax."""
+    """Return whether a class seems to compute attention by itself: it takes a mask and calls softmax."""
     for function in _functions(cls):
         code = function.__code__
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -60,7 +60,7 @@ def own_attention(cls: type) -> bool:
 
 @cache
 def sets_its_mask(cls: type) -> bool:
-    """True where a function of the class that calls the interface gives a mask of its arguments another value first."""
+    """Return whether a function that calls the interface first reassigns a mask among its arguments."""
     for function in _functions(cls):
         code = function.__code__
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
@@ -74,7 +74,7 @@ def sets_its_mask(cls: type) -> bool:
 
 @cache
 def constructor_says(cls: type, attribute: str) -> bool:
-    """True where an `__init__` of the class sets `attribute` by itself, not to what an argument of that name says."""
+    """Return whether an `__init__` of the class sets `attribute` to a value that is not its argument of that name."""
     for function in _functions(cls):
         code = function.__code__
         if function.__name__ == "__init__" and attribute in code.co_names:
@@ -84,9 +84,9 @@ def constructor_says(cls: type, attribute: str) -> bool:
 
 @cache
 def treats_specially(cls: type) -> frozenset[str]:
-    """The attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
+    """Return the attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
 
-    Such code takes another way for every other name, "dtkernels" included.
+    Such code behaves differently for every other name, "dtkernels" included.
     """
     found = set()
     for function in _functions(cls):
@@ -100,10 +100,10 @@ def treats_specially(cls: type) -> frozenset[str]:
 
 @cache
 def gives_weights(cls: type) -> bool:
-    """True for a model whose forward puts `attentions` into its output by itself, whether or not anybody asks for them."""
+    """Return whether a model's forward puts `attentions` into its output even if nobody asks for them."""
     function, captured = cls.forward, False
     while not captured and hasattr(function, "__wrapped__"):
-        captured = function.__globals__["__name__"].endswith("output_capturing")  # hooks collect them where they are asked for
+        captured = function.__globals__["__name__"].endswith("output_capturing")  # hooks collect them on request
         function = function.__wrapped__
     code = getattr(function, "__code__", None)
     if captured or code is None:

@@ -1,4 +1,4 @@
-"""Tensors for a work, and what its kernels must compute on them."""
+"""Make input tensors for a tuning problem, and the reference results of its kernels."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dtkernels.runtime.reference.evaluator import evaluate
 from .problems import CallKind, TuningProblem, variants_of
 
 EXACT = 2**27  #: elements of the largest intermediate up to which the reference is computed in float64
-LARGEST = 2**32  #: beyond it there is no reference
+LARGEST = 2**32  #: above it there is no reference
 SCALAR = 0.125
 
 
 @dataclass
 class InputsAndReference:
-    """Arguments of the wrapper, and the right contents of every Func that a kernel may write."""
+    """Arguments of the wrapper, and the reference contents of every Func that a kernel may write."""
 
     values: tuple
     right: dict[str, torch.Tensor]
@@ -30,7 +30,7 @@ class InputsAndReference:
 
 
 def scalars_of(variant: Variant, group: CallKind, device: str) -> tuple:
-    """Numbers; one-element tensors where a gradient is asked for; whole numbers where they index."""
+    """Return scalar arguments: numbers, one-element tensors if a gradient is asked for, whole numbers if they index."""
     a = variant.algorithm
     integers = a.integer_scalars()
 
@@ -43,14 +43,14 @@ def scalars_of(variant: Variant, group: CallKind, device: str) -> tuple:
 
 
 def meta_arguments(work: TuningProblem) -> tuple:
-    """Arguments of the wrapper without storage."""
+    """Return the arguments of the wrapper without storage."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
     return (*tensors.values(), *scalars_of(variant, work.group, "meta"))
 
 
 def largest(algorithm: Algorithm, sizes: dict[str, int]) -> int:
-    """Elements of the largest Func."""
+    """Return the number of elements of the largest Func."""
     return max(_count(d.labels, sizes) for d in algorithm.definitions)
 
 
@@ -62,7 +62,7 @@ def _count(labels: tuple[str, ...], sizes: dict[str, int]) -> int:
 
 
 def elements(work: TuningProblem, name: str) -> int:
-    """Elements of an input or a Func."""
+    """Return the number of elements of an input or a Func."""
     forward, variant = variants_of(work.group)
     if name in variant.algorithm:
         return _count(variant.algorithm[name].labels, work.extents)
@@ -70,15 +70,15 @@ def elements(work: TuningProblem, name: str) -> int:
 
 
 def itemsizes(work: TuningProblem) -> dict[str, int]:
-    """Bytes an element of every buffer."""
+    """Return the element size of every buffer in bytes."""
     forward, variant = variants_of(work.group)
     tensors = meta_tensors(forward, variant, work.extents, work.group.torch_dtype)
-    alike = (*variant.outputs, *operands_only(variant.algorithm))  # what products alone take is stored as they take it
+    alike = (*variant.outputs, *operands_only(variant.algorithm))  # values that only products read are stored in their operands' dtype
     return {n: t.dtype.itemsize for n, t in tensors.items()} | dict.fromkeys(alike, work.group.itemsize)
 
 
 def make(work: TuningProblem, roots: tuple[str, ...], device: str) -> InputsAndReference:
-    """Random inputs, what the forward made of them, and the reference of ``roots``."""
+    """Make random inputs, the forward results computed from them, and the reference of ``roots``."""
     group = work.group
     forward, variant = variants_of(group)
     generator = torch.Generator(device).manual_seed(0)
@@ -94,13 +94,13 @@ def make(work: TuningProblem, roots: tuple[str, ...], device: str) -> InputsAndR
 
 
 def _reach(name: str, algorithm: Algorithm, meta: dict[str, torch.Tensor]) -> int:
-    """The shortest dimension that elements of ``name`` stand in the index of."""
+    """Return the shortest dimension that elements of ``name`` index."""
     uses = [(a, dim) for d in algorithm.definitions for a in ex.accesses(d.expr) for dim, i in enumerate(a.index) if any(x.tensor == name for x in ex.accesses(i))]
     return min(meta[a.tensor].shape[dim] for a, dim in uses)
 
 
 def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torch.Generator, device: str, below: int | None) -> torch.Tensor:
-    """Normal numbers; operands of products smaller the longer the sums they enter, so that results stay near 1. Integers ``below`` a number."""
+    """Return normal numbers, scaled down for operands of long sums so that results stay near 1; or integers ``below`` a number."""
     if below is not None:
         return torch.randint(below, meta.shape, generator=generator, device=device, dtype=meta.dtype)
     if not meta.dtype.is_floating_point:
@@ -117,7 +117,7 @@ def _random(name: str, meta: torch.Tensor, algorithm: Algorithm, generator: torc
 
 
 def _saved(group: CallKind, forward: Variant, variant: Variant, tensors: dict, scalars: dict, sizes: dict, generator: torch.Generator, device: str) -> dict:
-    """What backward reads that forward computes; gradients that arrive stay random."""
+    """Compute what backward reads from forward; incoming gradients stay random."""
     pair = forward.pair(group.wanted, group.kept)
     a = pair.forward.algorithm
     wanted = [o for o in pair.forward.outputs if o in variant.algorithm.inputs]
@@ -131,7 +131,7 @@ def _saved(group: CallKind, forward: Variant, variant: Variant, tensors: dict, s
 
 
 def reference(algorithm: Algorithm, tensors: dict, scalars: dict, funcs: tuple[str, ...], sizes: dict[str, int]) -> dict[str, torch.Tensor]:
-    """``funcs`` by eager torch in float64, in float32 where that is too large; in the dtype in which kernels are given them."""
+    """Compute ``funcs`` by eager torch in float64, or float32 if too large, from inputs in the kernels' dtype."""
     if largest(algorithm, sizes) > LARGEST:
         raise MemoryError("no reference: an intermediate has more than 2**32 elements")
     exact = largest(algorithm, sizes) <= EXACT
@@ -152,7 +152,7 @@ TOLERANCE = {torch.float32: (2e-5, 2e-4), torch.float16: (2.5e-3, 2e-2), torch.b
 
 
 def wrong(got: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> str:
-    """Why ``got`` is not what it should be; "" if it is. ``dtype`` is that of the inputs."""
+    """Return why ``got`` differs from the reference, or "". ``dtype`` is that of the inputs."""
     norm, worst = TOLERANCE[dtype]
     difference = got.float() - right.float()
     if not torch.isfinite(difference).all():

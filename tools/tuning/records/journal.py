@@ -1,9 +1,9 @@
-"""What was measured so far, line by line: a line is whole or not there, so that an end at any time loses what is in hand only.
+"""Record measurements line by line. A line is whole or absent, so an interruption at any time loses only unfinished measurements.
 
-Each line is JSON: ``["w", number, first, rest]`` and ``["p", number, first, rest]`` name works and plans, where ``["x",
-number, text]`` is the first half of several and ``["g", number, text]`` a device; ``["t", work, plan, cold, warm, device]``
-is a time in microseconds, ``["f", work, plan, why, device]`` a failure, both without a device where none took part;
-``["s", seconds]`` is time spent, ``["h", {...}]`` a header. One process writes: workers tell it what they found.
+Each line is JSON: ``["w", number, first, rest]`` and ``["p", number, first, rest]`` name problems and plans, where ``["x",
+number, text]`` is the first half of several, and ``["g", number, text]`` a device. ``["t", work, plan, cold, warm, device]``
+is a time in microseconds, ``["f", work, plan, why, device]`` a failure, both without a device if none took part.
+``["s", seconds]`` is time spent, ``["h", {...}]`` a header. Only one process writes; workers send it their results.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FORMAT = "dtkernels tuning 1"
-HALF = "\x1f"  #: between the halves of a name
+HALF = "\x1f"  #: separates the halves of a name
 
 
 class Other(ValueError):
-    """A whole journal, of something else."""
+    """Raised if the file is a complete journal of another run."""
 
 
 @dataclass(frozen=True)
 class Time:
-    """Microseconds with the cache emptied before, and with it as the run before left it; or why there are none."""
+    """Microseconds with a cold and with a warm cache, or why there are none."""
 
     cold: float = 0.0
     warm: float = 0.0
@@ -32,15 +32,15 @@ class Time:
 
     @property
     def score(self) -> float:
-        """What schedules are compared by."""
+        """Return the number by which schedules are compared."""
         return (self.cold + self.warm) / 2 if not self.failure else float("inf")
 
 
 class Journal:
-    """The journal at ``path``, read if it is there and then appended to. Raises ValueError where it is of something else."""
+    """The journal at ``path``: read if it exists, then appended to. Raises ValueError if it belongs to something else."""
 
     def __init__(self, path: Path, header: dict, about: dict | None = None):
-        """``header`` must agree with that of the file, ``about`` is kept beside it."""
+        """``header`` must equal that of the file; ``about`` is stored with it."""
         self.about = about or {}
         self.times: dict[tuple[str, str], Time] = {}  #: (work, plan) -> time
         self.seconds = 0.0
@@ -50,7 +50,7 @@ class Journal:
         path.parent.mkdir(parents=True, exist_ok=True)
         whole = self._read(path, header) if path.exists() else 0
         self._file = path.open("r+b" if path.exists() else "w+b", buffering=0)
-        self._file.truncate(whole)  # a last line that was cut short
+        self._file.truncate(whole)  # drop a last line that was cut short
         self._whole = self._file.seek(whole)
         self._full = False
         self._synced = time.monotonic()
@@ -58,7 +58,7 @@ class Journal:
             self._write(["h", {"format": FORMAT, **header, "about": self.about}])
 
     def _read(self, path: Path, header: dict) -> int:
-        """Take in every whole line; the bytes they take."""
+        """Read every whole line; return their length in bytes."""
         names: dict[tuple[str, int], str] = {}
         data = path.read_bytes()
         end = data.rfind(b"\n") + 1
@@ -91,7 +91,7 @@ class Journal:
             self.seconds += entry[1]
 
     def put(self, work: str, plan: str, found: Time, where: str = "") -> None:
-        """Keep one measurement, and the device that it was taken on."""
+        """Record one measurement and its device."""
         self.times[work, plan] = found
         names = [self._number("w", work), self._number("p", plan)]
         device = [self._number("g", where)] if where else []
@@ -100,7 +100,7 @@ class Journal:
         self._write(["f", *names, found.failure, *device] if found.failure else ["t", *names, round(found.cold, 3), round(found.warm, 3), *device])
 
     def spent(self, seconds: float) -> None:
-        """Keep that time went by."""
+        """Record elapsed time."""
         self.seconds += seconds
         self._write(["s", round(seconds, 1)])
 
@@ -115,14 +115,14 @@ class Journal:
 
     def _write(self, entry: list) -> None:
         if self._full:
-            return  # was told when it happened
+            return  # was reported when it happened
         left = line = json.dumps(entry, separators=(",", ":")).encode() + b"\n"
         try:
             while left:
                 left = left[self._file.write(left) :]
         except OSError:
             self._full = True
-            self._file.truncate(self._whole)  # a line is whole or not there
+            self._file.truncate(self._whole)  # a line is whole or absent
             raise
         self._whole += len(line)
         if time.monotonic() - self._synced > 5:
@@ -130,6 +130,6 @@ class Journal:
             self._synced = time.monotonic()
 
     def close(self) -> None:
-        """Everything on disk."""
+        """Flush everything to disk."""
         os.fsync(self._file.fileno())
         self._file.close()

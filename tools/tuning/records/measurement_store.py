@@ -1,7 +1,7 @@
-"""``measurements.safetensors``: every time of every schedule at every size, kept small: most schedules are timed at few sizes.
+"""Read and write ``measurements.safetensors``: every time of every schedule at every size, stored sparsely.
 
-Of the n-th kind of call ``group/<n>`` is JSON, deflated, that names its works and schedules; ``cold/<n>`` and ``warm/<n>`` are the
-times in microseconds, and ``places/<n>`` says where in the matrix (works, schedules), row after row, each of them stands.
+For the n-th kind of call, ``group/<n>`` is deflated JSON that names its problems and schedules. ``cold/<n>`` and ``warm/<n>`` are the
+times in microseconds; ``places/<n>`` gives each one's index in the matrix (problems, schedules), in row-major order.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dtkernels.runtime.tables.table import write_whole
 
 @dataclass
 class MeasurementMatrix:
-    """The times of one kind of call, of shape (works, schedules), NaN where there is none."""
+    """The times of one kind of call, of shape (problems, schedules); NaN if not measured."""
 
     about: dict
     cold: np.ndarray
@@ -28,13 +28,13 @@ class MeasurementMatrix:
 
     @property
     def kind(self) -> tuple:
-        """What calls it is of."""
+        """Return the kind of call."""
         a = self.about
         return (a["op"], a["direction"], a["dtype"], tuple(sorted(a["params"].items())), tuple(a["wanted"]), a["saved"], tuple(a.get("kept", ())))
 
 
 def read_matrices(path: Path) -> tuple[dict, list[MeasurementMatrix]]:
-    """(what it was measured with, the matrix of each kind of call). Raises OSError, and ValueError where the file is something else."""
+    """Return (what it was measured with, the matrix of each kind of call). Raises OSError, and ValueError if the file is malformed."""
     try:
         with safe_open(path, "numpy") as store:
             by, names = json.loads((store.metadata() or {}).get("by", "{}")), sorted((n for n in store.keys() if n.startswith("group/")), key=lambda n: int(n[6:]))
@@ -52,7 +52,7 @@ def _matrix(store, n: str) -> MeasurementMatrix:
 
 
 def joined(now: MeasurementMatrix, before: MeasurementMatrix) -> MeasurementMatrix:
-    """The times of ``now``, and of ``before``, of the same kind of call, those at sizes that ``now`` has none of."""
+    """Return the times of ``now``, plus those of ``before`` at sizes that ``now`` lacks; both of the same kind of call."""
 
     def size(work: dict) -> dict:
         return {label: extent for label, extent in work.items() if label != "held_out"}
@@ -74,7 +74,7 @@ def joined(now: MeasurementMatrix, before: MeasurementMatrix) -> MeasurementMatr
 
 
 def write_matrices(path: Path, by: dict, matrices: list[MeasurementMatrix]) -> None:
-    """Write all of them whole or not at all."""
+    """Write all of them completely or not at all."""
     tensors = {}
     for n, m in enumerate(matrices):
         places = np.flatnonzero(~np.isnan(m.cold))

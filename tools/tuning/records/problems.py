@@ -1,4 +1,4 @@
-"""What is tuned: kinds of calls (a Group), each at several sizes (a Work)."""
+"""Define what is tuned: kinds of calls (CallKind), each at several sizes (TuningProblem)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 @dataclass(frozen=True)
 class CallKind:
-    """One kind of call: what the rows of a table must agree in exactly. ``op`` is a shipped op, or the path of a spec."""
+    """One kind of call: what the rows of a table must match exactly. ``op`` is a shipped op, or the path of a spec."""
 
     op: str
     direction: str
@@ -45,7 +45,7 @@ class CallKind:
         return hash((self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept))
 
     def __hash__(self) -> int:
-        return self._hash  # what is scheduled is looked up by it thousands of times a second
+        return self._hash  # a dictionary key, looked up thousands of times a second
 
     def __reduce__(self) -> tuple:
         return CallKind, (self.op, self.direction, self.dtype, self.params, self.wanted, self.saved, self.kept)  # hashes differ between processes
@@ -59,12 +59,12 @@ class CallKind:
         return ITEMSIZE[self.dtype]
 
     def title(self) -> str:
-        """In a few words."""
+        """Return a short name."""
         words = [Path(self.op).stem, self.direction + handing(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
         return " ".join(words).lower()
 
     def text(self) -> str:
-        """As a key of the journal; changes with the algorithm."""
+        """Return the key of the journal; it changes with the algorithm."""
         kind = [self.op, self.direction, self.dtype, list(map(list, self.params)), list(self.wanted), self.saved]
         kind += [list(self.kept)] if self.kept else []
         return json.dumps([*kind, algorithm_hash(self)], separators=(",", ":"))
@@ -72,7 +72,7 @@ class CallKind:
 
 @dataclass(frozen=True)
 class TuningProblem:
-    """A group at one size of each label."""
+    """A kind of call at one size of each label."""
 
     group: CallKind
     sizes: tuple[tuple[str, int], ...]
@@ -93,7 +93,7 @@ class TuningProblem:
         return dict(self.sizes)
 
     def text(self) -> str:
-        """As a key of the journal."""
+        """Return the key of the journal."""
         return self._text
 
     @cached_property
@@ -101,12 +101,12 @@ class TuningProblem:
         return f"{self.group.text()}{HALF}{' '.join(f'{k}={v}' for k, v in self.sizes)}"
 
     def title(self) -> str:
-        """In a few words."""
+        """Return a short name."""
         return f"{self.group.title()} {' '.join(f'{k}={v}' for k, v in self.sizes)}"
 
 
 def operator_of(op: str) -> Operator:
-    """The op of that name, or of the spec at that path."""
+    """Return the op of that name, or of the spec at that path."""
     if op.endswith(SPEC_FILES):
         return _from_file(op)
     return registered(op) or shipped(op)
@@ -119,7 +119,7 @@ def _from_file(path: str) -> Operator:
 
 @lru_cache(maxsize=256)
 def variants_of(group: CallKind) -> tuple[Variant, Variant]:
-    """(forward as the caller sees it, what the group is of)."""
+    """Return (the forward variant that callers see, the variant that the group tunes)."""
     forward = operator_of(group.op).variant(group.params, frozenset(), 0)
     if not group.wanted:
         return forward, forward
@@ -129,12 +129,12 @@ def variants_of(group: CallKind) -> tuple[Variant, Variant]:
 
 @lru_cache(maxsize=256)
 def algorithm_hash(group: CallKind) -> str:
-    """Changes with what is computed; not with how it is compiled."""
+    """Hash what is computed, not how it is compiled."""
     return hashlib.sha256(str(variants_of(group)[1].algorithm).encode()).hexdigest()[:12]
 
 
 def row_of(work: TuningProblem, schedule: str, **more) -> Row:
-    """A table's row for ``work``."""
+    """Make a table's row for ``work``."""
     g = work.group
     operator = operator_of(g.op)
     return Row(operator.spec.op, g.direction, g.dtype, work.extents, schedule, spec_hash(operator.spec.algorithm), dict(g.params), g.wanted, g.saved, g.kept, **more)
@@ -144,7 +144,7 @@ def row_of(work: TuningProblem, schedule: str, **more) -> Row:
 
 
 def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
-    """``all`` that the package ships with shapes to tune on, or names and spec files separated by commas. Exits in one line."""
+    """Parse names: ``all`` shipped ops with shapes to tune on, or names and spec files separated by commas. Exits with one line on an error."""
     if asked == "all":
         return tuple(n for n in shipped_names() if shipped(n).spec.shapes)
     names = tuple(n for n in asked.split(",") if n)
@@ -161,7 +161,7 @@ def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
 
 
 def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[TuningProblem]:
-    """Every work that the shapes ask for, each once, in the order in which groups learn from one another."""
+    """Return every problem that the shapes ask for, each once, in the order in which groups learn from one another."""
     found: dict[tuple, TuningProblem] = {}
     for entry in shapes:
         for dtype in sorted(entry.dtypes, key=("bf16", "fp16", "fp32").index):
@@ -180,7 +180,7 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[CallKind]:
     for name in entry.params:
         if name not in defaults:
             raise SystemExit(f"tune: {op}: shapes name the parameter {name!r}; allowed: {', '.join(defaults) or 'none'}")
-    bind_parameters(operator_of(op).spec.algorithm, entry.params)  # refuses a number where a truth value is asked for
+    bind_parameters(operator_of(op).spec.algorithm, entry.params)  # refuses a number for a truth value
     params = tuple(sorted((k, v) for k, v in entry.params.items() if v != defaults[k]))
     plain = CallKind(op, "forward", dtype, params)
     forward = variants_of(plain)[0]
@@ -196,7 +196,7 @@ def _groups(op: str, entry: Shapes, dtype: str) -> Iterator[CallKind]:
 
 
 def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
-    """Exits in one line where an entry names a label or an input that there is not."""
+    """Exit with one line if an entry names an unknown label or input."""
     a = forward.algorithm
     for name in entry.sizes:
         if name not in a.labels:
@@ -208,7 +208,7 @@ def _check_names(op: str, entry: Shapes, forward: Variant) -> None:
 
 
 def _kept(group: CallKind, sizes: dict[str, int]) -> tuple[str, ...]:
-    """The products that forward hands to backward at these sizes."""
+    """Return the products that forward keeps for backward at these sizes."""
     plain = replace(group, direction="forward", wanted=(), saved=False, kept=())
     forward, _ = variants_of(plain)
     extents = {label: _extent(plain, label, sizes) for label in known_labels(forward.algorithm)} if forward.products else {}
@@ -216,13 +216,13 @@ def _kept(group: CallKind, sizes: dict[str, int]) -> tuple[str, ...]:
 
 
 def differentiable(variant: Variant) -> tuple[str, ...]:
-    """Inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars but for factors of products."""
+    """Return inputs and scalars that a training step usually wants gradients of: tensors of values, and scalars except factors of products."""
     a = variant.algorithm
     return tuple(value_inputs(a, list(a.inputs))) + tuple(s for s in a.scalars if s not in factors_of_products(a))
 
 
 def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
-    """The size of a label: as the shapes say it, of what a gradient renamed, or of the dimension of an input that it runs over."""
+    """Return the size of a label: from the shapes, from the label that a gradient renamed, or from the input dimension that it indexes."""
     for name in (label, label.rstrip("_"), label.rstrip("_0123456789'")):
         if name in sizes:
             return sizes[name]
@@ -236,6 +236,6 @@ def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
 
 
 def far(a: TuningProblem, b: TuningProblem) -> float:
-    """How far two works' sizes are apart, in log2."""
+    """Return the distance of two problems' sizes in log2."""
     other = b.extents
     return math.sqrt(sum(math.log2(n / other[label]) ** 2 for label, n in a.sizes if label in other))

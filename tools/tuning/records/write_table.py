@@ -1,4 +1,4 @@
-"""From what was measured to a table: rows, the matrix of all times, and how good the choice is where it was not made."""
+"""Write a table from measurements: its rows, the matrix of all times, and the regret at held-out sizes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from .problems import CallKind, TuningProblem, operator_of, row_of, variants_of
 
 @dataclass
 class Outcome:
-    """Rows, and regrets by op on sizes that were chosen for and on those that were not."""
+    """Rows, and regrets by op at sizes used for the choice and at held-out sizes."""
 
     rows: list[Row] = field(default_factory=list)
     chosen: dict[str, list[float]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Outcome:
     worst: list[tuple[float, str]] = field(default_factory=list)
 
     def text(self) -> str:
-        """The regrets, a line an op, and the sizes where the dispatched schedule loses most."""
+        """Format the regrets, one line for each op, and the sizes where the dispatched schedule loses most."""
         lines = []
         for op in sorted(self.chosen | self.held_out):
             lines.append(f"{op}: {sum(r.op == op for r in self.rows)} rows, {self.kernels.get(op, 0)} kernels")
@@ -49,12 +49,12 @@ class Outcome:
         return "\n".join(lines)
 
     def regret(self) -> Regret:
-        """On all sizes held out."""
+        """Return the regret at all held-out sizes."""
         return summary([r for found in self.held_out.values() for r in found])
 
 
 def entrants(known: SearchState, runs: dict[TuningProblem, ScheduleCandidate | None]) -> dict[TuningProblem, list[ScheduleCandidate]]:
-    """What races at each work of ``runs``: what a call would run, the best kernel by kernel, what a call runs without this run, the formula's."""
+    """Return what races at each problem of ``runs``: the dispatched schedule, the best kernel by kernel, the old table's, and the default."""
     found: dict[TuningProblem, list[ScheduleCandidate]] = {}
     for w, own in runs.items():
         best = known.composed(w)
@@ -64,14 +64,14 @@ def entrants(known: SearchState, runs: dict[TuningProblem, ScheduleCandidate | N
     return found
 
 
-Choice = dict[CallKind, dict[TuningProblem, ScheduleCandidate]]  #: the schedule of each work that is not held out
+Choice = dict[CallKind, dict[TuningProblem, ScheduleCandidate]]  #: the schedule of each problem that is not held out
 
 
 def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
-    """``chosen`` corrected by the races: whole schedules timed side by side say more than sums of kernels timed apart.
+    """Correct ``chosen`` by the races: whole schedules timed side by side are more reliable than sums of kernel times.
 
-    Of what is within ``tolerated`` of the best at a size that is taken which does for the most sizes. Sizes are left out at which the
-    formula could not be timed, or what a call takes now was not: nothing says that a new row would be better.
+    Among schedules within ``tolerated`` of the best at a size, the one that serves most sizes is taken. Sizes are left out if the
+    default schedule, or the current row, could not be timed there: nothing shows then that a new row is better.
     """
     found: Choice = {}
     for group, of_works in chosen.items():
@@ -87,7 +87,7 @@ def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choi
 
 
 def rows_of(known: SearchState, times: dict[tuple[str, str], Time], choice: dict[TuningProblem, ScheduleCandidate], by: dict, measured: bool) -> list[Row]:
-    """The rows of one group."""
+    """Return the rows of one group."""
     rows = []
     for w, made in choice.items():
         found = times.get((w.text(), made.text()))
@@ -102,8 +102,9 @@ def _row(work: TuningProblem, made: ScheduleCandidate) -> Row:
 
 
 def run_at(known: SearchState, group: CallKind, choice: dict[TuningProblem, ScheduleCandidate], rows: list[Row]) -> dict[TuningProblem, ScheduleCandidate | None]:
-    """What a call runs at each size held out: the schedule of the row that the dispatcher takes from ``rows``, those of the new table, else
-    the formula's."""
+    """Return the dispatched schedule at each held-out size: that of the row chosen from ``rows``, those of the new table, else the
+    default schedule.
+    """
     mine = {_row(w, c).schedule: c for w, c in choice.items()}
     found: dict[TuningProblem, ScheduleCandidate | None] = {}
     for w in (w for w in known.of_group[group] if w.held_out):
@@ -111,7 +112,7 @@ def run_at(known: SearchState, group: CallKind, choice: dict[TuningProblem, Sche
         if row is not None and row.schedule not in mine:
             mine[row.schedule] = made = _cut_of(row, w)  # type: ignore[assignment]
             if made is not None:
-                known.cuts[group].setdefault(made.fused, made)  # else nothing would be known of what its kernels must write
+                known.cuts[group].setdefault(made.fused, made)  # else the kernels' outputs would be unknown
         found[w] = mine[row.schedule] if row is not None else known.formula.get(w)
     return found
 
@@ -125,7 +126,7 @@ def _cut_of(row: Row, work: TuningProblem) -> ScheduleCandidate | None:
 
 
 def conclude(known: SearchState, times: dict[tuple[str, str], Time], choice: Choice, runs: dict[TuningProblem, ScheduleCandidate | None], by: dict, measured: bool) -> Outcome:
-    """Rows, and the regrets of what calls would run: ``choice`` at sizes chosen for, ``runs`` at those held out."""
+    """Return rows, and the regrets of what calls would run: ``choice`` at sizes used for the choice, ``runs`` at held-out sizes."""
     outcome = Outcome()
     for group, works in known.of_group.items():
         op = operator_of(group.op).spec.op
@@ -138,7 +139,7 @@ def conclude(known: SearchState, times: dict[tuple[str, str], Time], choice: Cho
 
 
 def _raced(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> dict[ScheduleCandidate, Time]:
-    """Whole schedules that were timed at ``work``."""
+    """Return the whole schedules that were timed at ``work``."""
     text, found = work.text(), {}
     for made in _known_cuts(known, work):
         t = times.get((text, made.text()))
@@ -148,7 +149,7 @@ def _raced(known: SearchState, times: dict[tuple[str, str], Time], work: TuningP
 
 
 def _formula_unknown(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
-    """Whether the formula's schedule could not be timed at ``work``, as a whole or kernel by kernel."""
+    """Return whether the default schedule could not be timed at ``work``, neither as a whole nor kernel by kernel."""
     formula = known.formula[work]
     whole = times.get((work.text(), formula.text()))
     kernels = [times.get((work.text(), p.text())) for p in formula.plans]
@@ -156,7 +157,7 @@ def _formula_unknown(known: SearchState, times: dict[tuple[str, str], Time], wor
 
 
 def _untimed(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
-    """Whether the row that a call takes now was not tried at ``work``, as a whole or kernel by kernel."""
+    """Return whether the current row of a call was not timed at ``work``, neither as a whole nor kernel by kernel."""
     for made in known.earlier.get(work, ())[:1]:
         return (work.text(), made.text()) not in times and any((work.text(), p.text()) not in times for p in made.plans)
     return False
@@ -167,7 +168,7 @@ def _known_cuts(known: SearchState, work: TuningProblem) -> list[ScheduleCandida
 
 
 def _judge(outcome: Outcome, op: str, work: TuningProblem, formula: ScheduleCandidate | None, runs: ScheduleCandidate | None, raced: dict[ScheduleCandidate, Time]) -> None:
-    """The regret of what a call of these sizes runs, and of the formula, among what was raced there."""
+    """Record the regret of the dispatched and of the default schedule at ``work``, relative to what was raced there."""
     if not raced:
         return
     best = min(t.score for t in raced.values())
@@ -183,15 +184,16 @@ def _judge(outcome: Outcome, op: str, work: TuningProblem, formula: ScheduleCand
 
 
 def gpu_named(about: dict) -> Gpu:
-    """The GPU of a table from what a worker says of it."""
+    """Return the GPU of a table from a worker's description."""
     bandwidth = next((t.bandwidth for t in TARGETS.values() if t.backend == "cuda" and about["name"].startswith(gpu_of(t).name)), 0.0)
     return Gpu(about["name"], about["arch"], about["multiprocessors"], bandwidth)
 
 
 def kept_rows(folder: Path, known: SearchState, rows: list[Row], whole: bool) -> dict[str, list[Row]]:
-    """By op, what stays of the table in ``folder`` beside ``rows``: rows of the current spec at other sizes.
+    """Return, by op, the rows of the table in ``folder`` that stay besides ``rows``: rows of the current spec at other sizes.
 
-    A run that was not cut short (``whole``) takes away those at sizes held out, which would judge themselves."""
+    A complete run (``whole``) removes those at held-out sizes, which would judge themselves.
+    """
     places = {_place(r) for r in rows}
     if whole:
         places |= {_place(row_of(w, "")) for w in known.works if w.held_out}
@@ -207,7 +209,7 @@ def _place(row: Row) -> tuple:
 
 
 def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[Row]]) -> list[Path]:
-    """A file an op of ``kept``: ``rows`` and what stays beside them."""
+    """Write a file for each op of ``kept``: ``rows`` and the rows that stay."""
     write_gpu(folder, gpu)
     for op, stay in kept.items():
         write_rows(folder / f"{op}.yaml", [r for r in rows if r.op == op] + stay)
@@ -215,7 +217,7 @@ def write_tables(folder: Path, gpu: Gpu, rows: list[Row], kept: dict[str, list[R
 
 
 def write_measurements(path: Path, known: SearchState, times: dict[tuple[str, str], Time], by: dict) -> None:
-    """Every time of this run, and of earlier ones those of kinds of calls and at sizes that this one did not tune."""
+    """Write every time of this run, and those of earlier runs for kinds of calls and sizes that this run did not tune."""
     works = {w.text(): (g, j) for g, of_group in known.of_group.items() for j, w in enumerate(of_group)}
     found: dict[CallKind, dict[tuple[int, str], Time]] = {g: {} for g in known.of_group}
     for (w, p), t in times.items():
@@ -233,7 +235,7 @@ def write_measurements(path: Path, known: SearchState, times: dict[tuple[str, st
 
 
 def set_aside(path: Path) -> Path:
-    """Give a file a name that nothing has yet; that name."""
+    """Rename a file to an unused name; return that name."""
     to = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".{n}.old")).exists())
     os.replace(path, to)
     return to

@@ -1,7 +1,7 @@
-"""Candidates, kernel by kernel: a Plan is how one kernel of a schedule is cut, given what is fused into what.
+"""Represent candidates kernel by kernel: a KernelCandidate schedules one kernel, given which Funcs are fused.
 
-A schedule of several kernels is the sum of its kernels' plans, so each kernel is searched by itself and the best plans
-are put together again.
+The cost of a schedule is the sum over its kernels. Each kernel is therefore searched by itself, and the best candidates are
+combined again.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from ..records.journal import HALF
 
 @dataclass(frozen=True)
 class KernelCandidate:
-    """The statements on the kernel of ``root`` where ``fused`` says what is fused."""
+    """The statements on the kernel of ``root``, given the fusion statements ``fused``."""
 
     fused: str
     root: str
     tiles: str
 
     def text(self) -> str:
-        """As a key of the journal."""
+        """Return the key of the journal."""
         return f"{self.fused}{HALF}{self.root}\n{self.tiles}"
 
     @staticmethod
     def read(text: str) -> KernelCandidate:
-        """From ``text()``."""
+        """Parse the result of ``text()``."""
         fused, _, rest = text.partition(HALF)
         root, _, tiles = rest.partition("\n")
         return KernelCandidate(fused, root, tiles)
@@ -40,7 +40,7 @@ class KernelCandidate:
 
 @dataclass(frozen=True)
 class ScheduleCandidate:
-    """A whole schedule as the plans of its kernels, in the order they run."""
+    """A whole schedule: its kernels' candidates in execution order."""
 
     plans: tuple[KernelCandidate, ...]
 
@@ -53,33 +53,33 @@ class ScheduleCandidate:
         return tuple(p.root for p in self.plans)
 
     def with_plan(self, plan: KernelCandidate) -> ScheduleCandidate:
-        """The same but for one kernel."""
+        """Return the same schedule with one kernel replaced."""
         return ScheduleCandidate(tuple(plan if p.root == plan.root else p for p in self.plans))
 
     def schedule(self, outputs: tuple[str, ...]) -> str:
-        """The DT text."""
+        """Return the DT text."""
         lines = [self.fused, *(p.tiles for p in self.plans), *(f"{o}.compile();" for o in outputs)]
         return "\n".join(line for line in lines if line)
 
     def text(self) -> str:
-        """As a key of the journal."""
+        """Return the key of the journal."""
         return f"{self.fused}{HALF}*\n" + "\n".join(p.tiles for p in self.plans)
 
 
 def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCandidate:
-    """The plans of the schedule ``text``; Funcs that it does not compile are compiled. Raises DTError where it is not legal."""
+    """Split the schedule ``text`` into kernels; Funcs that it does not compile are compiled. Raises DTError if it is not legal."""
     schedule = _uncompiled(text) + compiled(outputs)
     check_schedule(schedule, algorithm)
     hosts = _hosts(schedule)
     found_in = (k.func for k in lower(Program(algorithm, schedule)))
-    roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # a copy is its reader's, a sum its parts'
+    roots = tuple(dict.fromkeys(f for f in found_in if f in algorithm and f not in hosts))  # the reader of a copy computes it, and the parts' kernel a sum
     found = plans_of(text)
     joins = _joins(schedule)
     return ScheduleCandidate(tuple(found.get(root, KernelCandidate(joins, root, "")) for root in roots))
 
 
 def plans_of(text: str) -> dict[str, KernelCandidate]:
-    """The plan of each kernel that the schedule ``text`` speaks of, as it stands; nothing is checked."""
+    """Return the candidate of each kernel that the schedule ``text`` mentions, unchecked."""
     schedule = _uncompiled(text)
     hosts = _hosts(schedule)
 
@@ -102,7 +102,7 @@ def _uncompiled(text: str) -> Schedule:
 
 
 def _hosts(schedule: Schedule) -> dict[str, str]:
-    """Funcs that another one's kernel computes, whole or in parts, and that one."""
+    """Return each Func that another one's kernel computes, completely or in parts -> that other Func."""
     return {p.func: p.args[0] for p in schedule.primitives if p.name in ("fuse_at", "parts_at")}
 
 
@@ -110,22 +110,22 @@ def _joins(schedule: Schedule) -> str:
     return "\n".join(str(p) for p in schedule.primitives if p.name in _FUSING)
 
 
-_FUSING = ("fuse_at", "store", "parts_at")  #: what says which kernels there are
+_FUSING = ("fuse_at", "store", "parts_at")  #: the primitives that decide which kernels there are
 _LAST = ("num_warps", "num_stages")
 
 
 def _sorted(primitives: list[Primitive]) -> str:
-    """In one order, so that equal plans are equal texts."""
+    """Sort into one order, so that equal candidates have equal texts."""
     return "\n".join(map(str, sorted(primitives, key=lambda p: (p.name in _LAST, list(PRIMITIVES).index(p.name)))))
 
 
 def compiled(outputs: tuple[str, ...]) -> Schedule:
-    """The statements that ask for ``outputs``."""
+    """Return the statements that compile ``outputs``."""
     return Schedule(tuple(Primitive(o, "compile") for o in outputs))
 
 
 def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, root: str | None) -> tuple[Kernel, ...]:
-    """The kernels of one plan of a schedule, or of all. Raises DTError where they cannot be."""
+    """Return the kernels of one candidate of a schedule, or of all. Raises DTError if they cannot be lowered."""
     schedule = parse_schedule(whole.schedule(outputs))
     check_schedule(schedule, algorithm)
     program = Program(algorithm, schedule)
@@ -133,7 +133,7 @@ def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCa
 
 
 def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, sizes: dict[str, int]) -> dict[str, int]:
-    """The extents of labels that number the blocks which parts are made of."""
+    """Return the extents of labels that number the blocks of partial sums."""
     if ".parts_at(" not in whole.fused:
         return {}
     counted = prelower(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
@@ -141,7 +141,7 @@ def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleC
 
 
 def adapted(plan: KernelCandidate, into: ScheduleCandidate) -> KernelCandidate | None:
-    """The plan of another group for the same kernel of ``into``; None if that has no such kernel or is fused otherwise."""
+    """Transfer a candidate of another group to the same kernel of ``into``; None if there is none or it is fused otherwise."""
     theirs = set(plan.fused.splitlines())
     ours = set(into.fused.splitlines())
     if plan.root not in into.roots or not (theirs <= ours or ours <= theirs):

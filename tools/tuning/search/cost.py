@@ -1,4 +1,4 @@
-"""Which candidates can run at all, and in which order they are worth measuring: (traffic + 1) * waves, from the nest."""
+"""Estimate cost from the loop nest: whether a candidate fits, and its rank (traffic + 1) * waves."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dtkernels.codegen.analysis.resources import Resources, check_resources
 from dtkernels.codegen.ir.nest import Fetch, Kernel, Let, Load, Loop, Put, Statement, Store, TileDot, axes_of
 from dtkernels.codegen.target import Target
 
-OVERHEAD = 1.5e-6  #: seconds that a program takes beside moving and multiplying
-CACHED = 2.5  #: how much faster the second-level cache is than memory
-FLOPS = {2: 800e12, 4: 50e12}  #: products a second that a large GPU reaches, by bytes of an operand
+OVERHEAD = 1.5e-6  #: seconds of a program besides memory traffic and products
+CACHED = 2.5  #: bandwidth of the L2 over that of memory
+FLOPS = {2: 800e12, 4: 50e12}  #: operations per second that a large GPU reaches, by bytes of an operand
 
 
 @dataclass(frozen=True)
 class Cost:
-    """An estimate; only its order means something."""
+    """An estimate; only its order is meaningful."""
 
     seconds: float
     programs: int
@@ -23,7 +23,7 @@ class Cost:
 
 
 def cost(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], to: Target) -> Cost:
-    """Of running the kernels one after another. Raises DTError where the GPU cannot run one."""
+    """Estimate running the kernels one after another. Raises DTError if the GPU cannot run one."""
     total, programs, most = 0.0, 0, None
     for kernel in kernels:
         r = check_resources(kernel, sizes, itemsizes, to)
@@ -44,7 +44,7 @@ def cost(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str
 
 
 def blocks(kernel: Kernel, sizes: dict[str, int]) -> int:
-    """Programs of a launch, before they are held down to those that run at once."""
+    """Return the programs of a launch, before a persistent launch limits them."""
     count = 1
     for g in kernel.grid:
         count *= g.parts or -(-sizes[g.label] // g.block)
@@ -63,11 +63,11 @@ def _elements(axes, sizes: dict[str, int]) -> int:
 
 
 def _work(body: tuple[Statement, ...], trips: float, sizes: dict[str, int], itemsizes: dict[str, int]) -> tuple[float, float]:
-    """(bytes moved, products' operations) of one program."""
+    """Return (bytes moved, operations of products) of one program."""
     traffic = flops = 0.0
     for s in body:
         if isinstance(s, Loop):
-            extent = sizes.get(s.axis.label, 1)  # parts of a sum that another kernel makes, as many as that has programs
+            extent = sizes.get(s.axis.label, 1)  # parts of a sum made by another kernel, as many as its programs
             steps = max(1.0, extent / max(s.axis.tile or extent, 1)) * (0.0 if s.tail else 0.5 if s.end is not None else 1.0)
             inner = _work(s.body, trips * max(steps, 0.01), sizes, itemsizes)
             traffic, flops = traffic + inner[0], flops + inner[1]

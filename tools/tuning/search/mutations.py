@@ -1,4 +1,4 @@
-"""Steps from one plan to those next to it: a tile twice or half as large, more warps, another order of blocks, and so on."""
+"""Mutate a kernel candidate by one step: a tile of twice or half the size, more warps, another order of blocks, and so on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_WARPS, MOST_STAGES, SHORTEST_LOOP = 32, 6, 1024
 
 @dataclass(frozen=True)
 class Tiling:
-    """The statements of a plan, taken apart. ``rest`` are those that no step changes."""
+    """The statements of a candidate by kind. ``rest`` are those that no step changes."""
 
     root: str
     block: dict[str, int] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class Tiling:
 
     @staticmethod
     def of(plan: KernelCandidate) -> Tiling:
-        """Taken from the text."""
+        """Parse a candidate."""
         schedule: Schedule = parse_schedule(plan.tiles)
         known = ("block", "tensorize", "split", "map", "persistent", "descriptor", "specialize_warps", "num_warps", "num_stages")
         apart = sums_of_parts(plan)
@@ -59,7 +59,7 @@ class Tiling:
         )
 
     def text(self) -> str:
-        """The statements."""
+        """Return the statements."""
         found: list[Primitive] = []
 
         def say(name: str, args: tuple) -> None:
@@ -86,7 +86,7 @@ class Tiling:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What steps must know of the kernel: its labels, those it reduces, what it reads, the sizes."""
+    """Facts about the kernel that steps need: its labels, those it reduces, its inputs, the sizes."""
 
     algorithm: Algorithm
     members: tuple[str, ...]
@@ -98,7 +98,7 @@ class Surroundings:
 
     @staticmethod
     def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool) -> Surroundings:
-        """Of the kernel of ``plan``."""
+        """Collect them for the kernel of ``plan``."""
         fused = parse_schedule(plan.fused).fused()
         members = [plan.root]
         for m in members:
@@ -111,22 +111,22 @@ class Surroundings:
 
     @property
     def product(self) -> bool:
-        """Whether the matrix units are used."""
+        """Return whether the kernel uses tensor cores."""
         return self.products > 0
 
     def looped(self, tiling: Tiling) -> list[str]:
-        """Labels that the kernel loops over in tiles and that are no label of its output."""
+        """Return labels that the kernel loops over in tiles and that are not labels of its output."""
         own = self.algorithm[tiling.root].labels
         return [k for k, v in tiling.tile.items() if k not in own and v and self.sizes.get(k, 0) > v]
 
 
 def sums_of_parts(plan: KernelCandidate) -> set[str]:
-    """Funcs that a kernel of their own adds up from parts that this plan's kernel makes: no step changes their statements."""
+    """Return Funcs that another kernel sums from parts that this kernel makes: no step changes their statements."""
     return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
 
 
 def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandidate]:
-    """Plans one step away, the usual steps first, each once; not all of them are legal."""
+    """Return candidates one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, KernelCandidate] = {}
     for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials, _kept):
@@ -144,7 +144,7 @@ def _pow2(n: int) -> int:
 
 
 def _resized(t: Tiling, around: Surroundings, label: str, up: bool) -> Tiling | None:
-    """The tile of ``label`` one size up or down, with its block where the two are one."""
+    """Return the tile of ``label`` one size up or down, with its block if the two are equal."""
     now, size = t.tile.get(label, 1), around.sizes.get(label, 1)
     smallest = 16 if around.product and now >= 16 else 1
     if now == 0:
@@ -182,7 +182,7 @@ def _launch(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _pairs(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Steps that help together only: a larger tile with more warps, a deeper one with fewer stages, one side for the other."""
+    """Combine steps that only help together: a larger tile with more warps, a deeper one with fewer stages, one side for the other."""
     own = [label for label in t.tile if label in t.block]
     for label in own:
         if (up := _resized(t, around, label, True)) is not None and t.warps < 16:
@@ -202,7 +202,7 @@ def _pairs(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _splits(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Over how many programs a reduction is cut."""
+    """Vary the number of programs that share a reduction (split-K)."""
     for label in around.looped(t) or list(t.split):
         now = t.split.get(label, 1)
         for parts in (now * 2, now * 4, now // 2):
@@ -214,7 +214,7 @@ def _splits(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _walk(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """The order of the blocks, and whether programs walk several."""
+    """Vary the order of the blocks, and whether programs are persistent."""
     groups = [a for a in t.order if isinstance(a, Grouped)]
     for size in (4, 8, 16):
         if groups and groups[0].size != size:
@@ -238,7 +238,7 @@ def _walk(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _ahead(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Programs that stay and load their next blocks ahead, so many stages deep."""
+    """Make programs persistent and prefetch their next blocks, with this number of stages."""
     now = [p for p in t.rest if p.name == "stages"]
     others = tuple(p for p in t.rest if p.name != "stages")
     if now:
@@ -250,7 +250,7 @@ def _ahead(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """A share of the exponentials by multiply-adds, beside products that take as long as they do."""
+    """Compute a share of the exponentials by multiply-adds, next to products that take as long."""
     now = [p for p in t.rest if p.func == t.root and p.name == "approximate" and any(isinstance(a, Share) for a in p.args)]
     if now:
         yield replace(t, rest=tuple(p for p in t.rest if p not in now))
@@ -259,13 +259,13 @@ def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _sides(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
-    """The labels of rows and columns of the kernel's product: the two of the output with the largest tiles."""
+    """Return the row and column labels of the kernel's product: the two output labels with the largest tiles."""
     large = [label for label in around.algorithm[t.root].labels if t.block.get(label, 1) > 1]
     return (large[-2], large[-1]) if len(large) >= 2 else (None, None)
 
 
 def _transport(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Tensor descriptors, with and without warps of their own for the loads."""
+    """Use tensor descriptors, with and without warp specialization."""
     if not around.tma or not around.product:
         return
     if t.descriptor:
@@ -279,8 +279,9 @@ def _transport(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """A descriptor for one operand alone whose rows are no multiple of 16 elements, which pointers load by single elements; from a
-    copy where a descriptor's rows would not be aligned."""
+    """Use a descriptor for one operand whose rows are no multiple of 16 elements, which pointers load by single elements; from an
+    aligned copy if a descriptor's rows would not be aligned.
+    """
     algorithm, others = around.algorithm, tuple(p for p in t.rest if p.name != "stage")
     for tensor in (x for x in around.tensors if around.tma and around.looped(t) and x != t.root):
         labels = algorithm[tensor].labels if tensor in algorithm else algorithm.plain_labels(tensor)
@@ -294,7 +295,7 @@ def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """The blocks of the last wave in quarters, by a kernel of its own, or like the others."""
+    """Cut the blocks of the last wave into quarters, in a separate kernel, or not."""
     others = tuple(p for p in t.rest if p.name != "tail")
     if len(others) < len(t.rest):
         yield replace(t, rest=others)
@@ -306,7 +307,7 @@ def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
 
 
 def _kept(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Rows that are read again are kept in the caches until then, or are not."""
+    """Keep rows that are read again in the caches until then, or not."""
     others = tuple(p for p in t.rest if p.name != "evict")
     if len(others) < len(t.rest):
         yield replace(t, rest=others)

@@ -1,4 +1,4 @@
-"""Whole schedules against each other, in turn, at every work: what the row says, the best that tuning found, the formula's."""
+"""Race whole schedules in turn at every problem: the current row's, the best one found, and the default schedule."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Playoffs:
         self.waiting: dict[TuningProblem, list[Job]] = {}
         self.making: set[tuple] = set()
         self.again: set[TuningProblem] = set()
-        self.look: dict[TuningProblem, None] = {}  #: works whose entrants may all be made now
-        self.users: dict[tuple, list[TuningProblem]] = {}  #: what a work waits for -> those works
+        self.look: dict[TuningProblem, None] = {}  #: problems whose entrants may all be ready now
+        self.users: dict[tuple, list[TuningProblem]] = {}  #: what a problem waits for -> those problems
 
     def run(self, entrants: dict[TuningProblem, list[ScheduleCandidate]], until: Callable[[], bool]) -> Iterator[None]:
-        """Race the entrants of each work, compiling ahead; yields now and then."""
+        """Race the entrants of each problem, compiling ahead; yields now and then."""
         races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
         races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
         self.wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
@@ -106,7 +106,7 @@ class Playoffs:
 
     def _timed(self, done: Finished) -> None:
         if not isinstance(done.task, tuple):
-            return  # a late measurement of the search before
+            return  # a late measurement from the search
         work, jobs = done.task
         results = done.result or [Time(failure=done.failure)] * len(jobs)
         if done.untried or any(FORGOTTEN in found.failure for found in results):
@@ -117,7 +117,7 @@ class Playoffs:
             return
         self.raced += 1
         unfit = [j for j, found in zip(jobs, results) if "no build of" in found.failure]
-        if unfit and work not in self.again:  # compiled for other sizes: once more, for this one too
+        if unfit and work not in self.again:  # compiled for other sizes: compile again, for this one too
             self.again.add(work)
             self.making.update((j.key, work) for j in unfit)
             self.wanted += unfit

@@ -1,4 +1,4 @@
-"""Few schedules for many sizes, chosen by regret: how much slower a size runs than with the best schedule found for it."""
+"""Choose few schedules for many sizes by regret: how much slower a size runs than with its best schedule."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from ..records.problems import CallKind, TuningProblem, row_of, variants_of
 from .candidates import KernelCandidate, ScheduleCandidate
 from .search_state import Cell, SearchState
 
-TOLERATED = 1.02  #: regret that is worth no further schedule
+TOLERATED = 1.02  #: regret that justifies no further schedule
 MOST = 8  #: schedules of one kernel of one group
-UNKNOWN = 7.0  #: log regret where nothing was measured
+UNKNOWN = 7.0  #: log regret if nothing was measured
 
 
 def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, most: int = MOST) -> dict[str, str]:
-    """For each size its schedule, of as few as keep every regret under ``tolerated``; ``times``: size -> schedule -> time.
+    """Choose for each size one of few schedules that keep regrets under ``tolerated``; ``times``: size -> schedule -> time.
 
-    Greedy: the schedule that lowers the sum of log regrets most comes next. Sizes without any time are left out.
+    Greedy: each step adds the schedule that lowers the sum of log regrets most. Sizes without any time are left out.
     """
     sizes = {w: t for w, t in times.items() if t}
     plans = list(dict.fromkeys(p for t in sizes.values() for p in t))
@@ -51,12 +51,12 @@ def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, mos
 
 
 def plan_times(spots: list[Cell]) -> dict[str, dict[str, float]]:
-    """The matrix of one kernel, for ``choose``."""
+    """Return the matrix of one kernel, for ``choose``."""
     return {s.work.text(): {p.text(): t.score for p, t in s.times.items() if not t.failure} for s in spots}
 
 
 def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERATED) -> dict[TuningProblem, ScheduleCandidate]:
-    """The schedule of every work that is not held out: the way to fuse that is best there, each kernel of few plans."""
+    """Choose the schedule of every problem that is not held out: the way to fuse that is best there, with few candidates for each kernel."""
     works = [w for w in known.of_group[group] if not w.held_out and known.composed(w) is not None]
     way = {w: known.composed(w).fused for w in works}  # type: ignore[union-attr]
     chosen: dict[tuple[TuningProblem, str], KernelCandidate] = {}
@@ -76,13 +76,13 @@ def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERAT
 
 
 def dispatched(rows: list[Row], work: TuningProblem) -> Row | None:
-    """The row that a call of these sizes takes, as the dispatcher chooses; None where it takes the formula."""
+    """Return the row that the dispatcher takes for these sizes; None if it takes the default schedule."""
     wanted, pitches = row_of(work, ""), variants_of(work.group)[1].signature.pitches()
     return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, pitches=pitches) if not c.refused), None)
 
 
 def kinds(cuts: Iterable[tuple[TuningProblem, ScheduleCandidate]]) -> int:
-    """Different kernels among schedules: whole extents count once a power of two."""
+    """Count different kernels among schedules: whole extents count once for each power of two."""
     seen = set()
     for work, cut in cuts:
         for plan in cut.plans:
@@ -93,11 +93,11 @@ def kinds(cuts: Iterable[tuple[TuningProblem, ScheduleCandidate]]) -> int:
 
 @dataclass(frozen=True)
 class Regret:
-    """Of many sizes."""
+    """Regret over many sizes."""
 
     count: int
     median: float
-    most_of: float  #: that 95% stay below
+    most_of: float  #: the 95th percentile
     worst: float
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Regret:
 
 
 def summary(regrets: list[float]) -> Regret:
-    """Median, 95th percentile and maximum."""
+    """Return median, 95th percentile and maximum."""
     if not regrets:
         return Regret(0, math.nan, math.nan, math.nan)
     ordered = sorted(regrets)

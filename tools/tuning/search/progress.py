@@ -1,4 +1,4 @@
-"""A progress bar with the time that is left: tqdm's where it is installed and someone looks, else a line now and then."""
+"""Show progress and the time left: tqdm's bar if it is installed and stderr is a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EVERY = 15.0  #: seconds between lines
 
 
 class Progress:
-    """Shows how much of ``budget`` seconds is spent, ``before`` by earlier runs; this run may end ``stop_after`` seconds."""
+    """Show how much of ``budget`` seconds is spent, ``before`` by earlier runs; this run may end after ``stop_after`` seconds."""
 
     def __init__(self, budget: float, before: float = 0.0, stop_after: float | None = None):
         self.begin, self.budget, self.before = time.monotonic(), budget, before
@@ -25,7 +25,7 @@ class Progress:
                 pass
 
     def show(self, phase: str, done: int, failed: int) -> None:
-        """Say where the run stands, at most a few times a second."""
+        """Show where the run stands, at most a few times a second."""
         now = time.monotonic()
         if now - self.shown < (0.3 if self.bar is not None else EVERY):
             return
@@ -40,6 +40,6 @@ class Progress:
             print(f"tune: {phase}: {done} done, {failed} failed, {spent:.0f} s, {left} s left at most", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Leave the line."""
+        """Finish the line."""
         if self.bar is not None:
             self.bar.close()

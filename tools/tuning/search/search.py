@@ -1,7 +1,7 @@
-"""The search: every kernel at every size, a round at a time, while compilers and GPUs are kept busy.
+"""Search every kernel at every size in rounds, keeping compilers and GPUs busy.
 
-A round at a spot tries what is good nearby and the most promising neighbours of its best plans. All spots are at about
-the same round, so that the search may end at any time.
+A round at a cell tries what is good nearby, and the most promising mutations of its best candidates. All cells advance together,
+so that the search may end at any time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .candidates import KernelCandidate, ScheduleCandidate
 from .search_state import Cell, SearchState
 from .warm_start import WarmStart
 
-SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds of one task
-FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later one, from elsewhere; rounds without progress
+SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds for one task
+FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later round, from elsewhere; rounds without progress
 
 
 @dataclass(frozen=True)
 class Job:
-    """A plan to measure at a work; a whole schedule where ``root`` is None."""
+    """A candidate to measure at a problem; a whole schedule if ``root`` is None."""
 
     work: TuningProblem
     cut: ScheduleCandidate
@@ -35,7 +35,7 @@ class Job:
 
     @cached_property
     def key(self) -> tuple:
-        """What its kernels are compiled for."""
+        """Return the key of its compiled kernels."""
         return (self.work.group, self.cut.text() if self.root is None else self.plan.text())
 
     @cached_property
@@ -44,7 +44,7 @@ class Job:
 
 
 class ScheduleSearch:
-    """Owns the two crews while it runs."""
+    """Run the search; owns both worker pools meanwhile."""
 
     def __init__(self, knowledge: SearchState, journal: Journal, cpus: WorkerPool, gpus: WorkerPool, limits: dict[str, float] | None = None, earlier: WarmStart | None = None):
         self.known, self.journal, self.cpus, self.gpus = knowledge, journal, cpus, gpus
@@ -55,17 +55,17 @@ class ScheduleSearch:
         self.to_compile: list[tuple] = []
         self.ready: dict[TuningProblem, list[tuple]] = {}
         self.artefacts: dict[tuple, Artefact] = {}
-        self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: what waits for an artefact
-        self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of what it has
-        self.at: dict[int, TuningProblem] = {}  #: the work that a GPU worker was last at
+        self.jobs_of: dict[tuple, list[tuple[tuple, Job]]] = {}  #: jobs that wait for an artefact
+        self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of the artefacts it has
+        self.at: dict[int, TuningProblem] = {}  #: the last problem of each GPU worker
         self.measured = self.failed = 0
-        self.seeding: dict[CallKind, int] = {}  #: works of a group whose schedules are not known yet
-        self.rebuilt: set[tuple] = set()  #: (key, work) of what was compiled for that work alone
+        self.seeding: dict[CallKind, int] = {}  #: problems of a group whose schedules are not known yet
+        self.rebuilt: set[tuple] = set()  #: (key, problem) compiled for that problem alone
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
     def explore(self, until: Callable[[], bool], now: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Search until ``until()`` or until nothing is left to try, to the end of seeding at least unless ``now()``; yields now and then."""
+        """Search until ``until()`` or until nothing is left; seeding always finishes unless ``now()``. Yields now and then."""
         for i, work in enumerate(self.known.works):
             self.seeding[work.group] = self.seeding.get(work.group, 0) + 1
             follows = self.known.follows(work.group)
@@ -73,11 +73,11 @@ class ScheduleSearch:
         yield from self._run(lambda: now() or until() and not self.unseeded(), begun=until)
 
     def unseeded(self) -> int:
-        """Works whose schedules are not known yet: without them nothing can be said of what was measured."""
+        """Return problems whose schedules are not known yet; without them measurements cannot be evaluated."""
         return sum(self.seeding.values())
 
     def fill(self, until: Callable[[], bool]) -> Iterator[None]:
-        """Measure the best plan of every work at the works near it."""
+        """Measure the best candidate of every problem at the problems near it."""
         for (work, fused, root), spot in list(self.known.spots.items()):
             for other in self.known.near(work)[: 0 if self.known.follows(work.group) else 4]:
                 there = self.known.spots.get((other, fused, root))
@@ -88,7 +88,7 @@ class ScheduleSearch:
         yield from self._run(until, think=False)
 
     def _run(self, until: Callable[[], bool], think: bool = True, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
-        """Until ``until()``; once ``begun()`` nothing is measured any more and what remains is thought about."""
+        """Run until ``until()``; once ``begun()``, finish what is being generated but measure nothing more."""
         self.thinking = think
         while not until():
             self._feed(measuring=not begun())
@@ -102,7 +102,7 @@ class ScheduleSearch:
         self._stop()
 
     def _stop(self) -> None:
-        """Let go of what was not begun; wait for what is in hand."""
+        """Drop what has not started; wait for running tasks."""
         self.to_think.clear()
         self.to_compile.clear()
         self.ready.clear()
@@ -124,12 +124,12 @@ class ScheduleSearch:
             heaps = [h for h in (self.to_think, self.to_compile) if h and (h is self.to_think or backlog < 2000 and measuring)]
             if not heaps:
                 break
-            heap = min(heaps, key=lambda h: h[0][0][0])  # a round at a time; what makes candidates before what compiles them
+            heap = min(heaps, key=lambda h: h[0][0][0])  # a round at a time; generating candidates comes before compiling them
             priority, _, task = heapq.heappop(heap)
             if heap is self.to_think:
                 self.cpus.send(worker, task, task if task[0] == "seeds" else task[:-1], SEED_LIMIT)
             else:
-                job, _ = task  # for its own sizes; others that wait for the plan are compiled for where this build is not theirs
+                job, _ = task  # for its own sizes; waiting jobs that this build does not fit compile again
                 self.cpus.send(worker, ("compile", *task), ("compile", job.work.group, job.cut, job.root, (job.work,)), self.limits["compile"])
         for worker in self.gpus.idle() if measuring else ():
             if (found := self._next(worker)) is None:
@@ -137,7 +137,7 @@ class ScheduleSearch:
             self._measure(worker, found)
 
     def _next(self, worker: int) -> Job | None:
-        """The most wanted measurement; among equals one on the tensors that the worker has at hand."""
+        """Return the most urgent measurement; among equals, one whose tensors the worker has."""
         seeding = {g for g, count in self.seeding.items() if count}
         tops = [(heap[0][:2], w) for w, heap in self.ready.items() if not seeding or w.group not in seeding]  # hundreds, at each measurement
         if not tops:
@@ -198,7 +198,7 @@ class ScheduleSearch:
                 heapq.heappush(self.ready.setdefault(other.work, []), (priority, next(self.order), other))
 
     def _add(self, key: tuple, new: Artefact) -> None:
-        """Keep an artefact, with what was built for other works before."""
+        """Keep an artefact, together with builds for other problems."""
         old = self.artefacts.get(key)
         if old is not None:
             names = {e.name for e in new.entries}
@@ -218,7 +218,7 @@ class ScheduleSearch:
             heapq.heappush(self.ready.setdefault(job.work, []), ((0,), next(self.order), job))
             return
         if done.failure and "no build of" in done.failure:
-            again = (job.key, job.work)  # what was compiled for another work is not what a call of these sizes runs
+            again = (job.key, job.work)  # a call of these sizes would not run a build for another problem
             if again not in self.rebuilt:
                 self.rebuilt.add(again)
                 self._compile((0,), job, again)
@@ -239,7 +239,7 @@ class ScheduleSearch:
     # -- what to try ----------------------------------------------------------------------------------------------------
 
     def _seeded(self, work: TuningProblem, seeds: Seeds) -> None:
-        """The formula's plans and those of earlier rows first, then the families' best estimates."""
+        """Request the default schedule's candidates and those of earlier rows first, then the families' best estimates."""
         self.earlier.illegal.update(seeds.illegal)
         for spot in self.known.seeded(work, seeds):
             starts = [*([seeds.cuts[spot.fused]] if spot.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == spot.fused)]
@@ -266,7 +266,7 @@ class ScheduleSearch:
                 self._compile(priority, job)
 
     def _compile(self, priority: tuple, job: Job, awaited: tuple = ()) -> None:
-        """Once for all that wait for a plan, or for those that wait for ``awaited``."""
+        """Compile once for all jobs that wait for a candidate, or for those that wait for ``awaited``."""
         waiting = self.jobs_of.setdefault(awaited or job.key, [])
         waiting.append((priority, job))
         if len(waiting) == 1:
@@ -276,7 +276,7 @@ class ScheduleSearch:
         heapq.heappush(self.to_think, (priority, next(self.order), task))
 
     def _advance(self, spot: Cell) -> None:
-        """The next round of a spot that has nothing in hand."""
+        """Start the next round of a cell without running tasks."""
         if spot.over or spot.expanding or self.known.follows(spot.work.group):
             return
         best = spot.fastest()

@@ -1,4 +1,4 @@
-"""What is known of each kernel at each size, and what to try next there."""
+"""Store the results of each kernel at each size, and suggest what to try next."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..records.problems import CallKind, TuningProblem, far
 from ..workers.compile_worker import Seeds
 from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut
 
-NEAR = 3.0  #: works further apart than this, in log2 of sizes, do not learn from one another
-LAGGING = 1.35  #: ways to fuse that take so many times as long as the best are given up
+NEAR = 3.0  #: problems further apart than this, in log2 of sizes, do not learn from one another
+LAGGING = 1.35  #: ways to fuse that take this many times as long as the best are given up
 
 
 @dataclass
 class Cell:
-    """One kernel of one way to fuse, at one work."""
+    """One kernel of one way to fuse, at one problem."""
 
     work: TuningProblem
     fused: str
@@ -25,24 +25,24 @@ class Cell:
     times: dict[KernelCandidate, Time] = field(default_factory=dict)
     waiting: set[KernelCandidate] = field(default_factory=set)
     level: int = 0
-    last: float = float("inf")  #: the best time when neighbours were last asked for
+    last: float = float("inf")  #: the best time when mutations were last requested
     stale: int = 0  #: rounds without progress
     expanding: bool = False
     over: bool = False
-    reserve: list[KernelCandidate] = field(default_factory=list)  #: of the families, not asked for yet
+    reserve: list[KernelCandidate] = field(default_factory=list)  #: candidates of the families, not requested yet
 
     def best(self, count: int = 1) -> list[KernelCandidate]:
-        """The fastest plans, fastest first."""
+        """Return the fastest candidates, fastest first."""
         good = sorted((t.score, i, p) for i, (p, t) in enumerate(self.times.items()) if not t.failure)
         return [p for _, _, p in good[:count]]
 
     def fastest(self) -> float:
-        """The best time so far."""
+        """Return the best time so far."""
         return min((t.score for t in self.times.values()), default=float("inf"))
 
 
 class SearchState:
-    """All spots of all groups."""
+    """All cells of all groups."""
 
     def __init__(self, works: list[TuningProblem], journal: Journal):
         self.works, self.journal = works, journal
@@ -51,8 +51,8 @@ class SearchState:
             self.of_group.setdefault(w.group, []).append(w)
         self.cuts: dict[CallKind, dict[str, ScheduleCandidate]] = {}
         self.formula: dict[TuningProblem, ScheduleCandidate] = {}
-        self.earlier: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: of a table's rows, what a call takes now first
-        self.raced: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: whole schedules that were to be timed against each other
+        self.earlier: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: schedules of a table's rows; the current one of a call first
+        self.raced: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: whole schedules that compete in races
         self.spots: dict[tuple[TuningProblem, str, str], Cell] = {}
         self._past: dict[str, list[tuple[str, Time]]] = {}
         for (work, plan), t in journal.times.items():
@@ -61,7 +61,7 @@ class SearchState:
         self._near: dict[TuningProblem, list[TuningProblem]] = {}
 
     def seeded(self, work: TuningProblem, seeds: Seeds) -> list[Cell]:
-        """Take in the schedules to start from; the spots they make."""
+        """Add the schedules to start from; return their cells."""
         cuts = self.cuts.setdefault(work.group, {})
         ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
         for fused, made in ways.items():
@@ -70,7 +70,7 @@ class SearchState:
         return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
 
     def _measured_before(self, work: TuningProblem, known: dict[str, ScheduleCandidate]) -> dict[str, ScheduleCandidate]:
-        """Ways to fuse beside those ``known`` that the journal has a plan of for every kernel."""
+        """Return ways to fuse, besides ``known``, for which the journal has a candidate of every kernel."""
         from ..records.problems import variants_of
 
         found: dict[str, dict[str, KernelCandidate]] = {}
@@ -101,7 +101,7 @@ class SearchState:
         return self.spots[key]
 
     def funcs(self, group: CallKind) -> tuple[str, ...]:
-        """Funcs that kernels of the group write, whichever way is fused; those that no cut so far writes are left out."""
+        """Return Funcs that kernels of the group write under any way to fuse, without those that none has written so far."""
         from ..records.problems import variants_of
 
         _, variant = variants_of(group)
@@ -110,29 +110,29 @@ class SearchState:
         return tuple(d.name for d in variant.algorithm.definitions if d.name in found)
 
     def near(self, work: TuningProblem) -> list[TuningProblem]:
-        """Works of the group by distance, the nearest first, without itself."""
+        """Return the other problems of the group, nearest first."""
         if work not in self._near:
             others = sorted((far(work, w), i, w) for i, w in enumerate(self.of_group[work.group]) if w != work)
             self._near[work] = [w for d, _, w in others if d <= NEAR]
         return self._near[work]
 
     def follows(self, group: CallKind) -> bool:
-        """Whether another group is so like this one that its best plans are tried here in place of a search."""
+        """Return whether a similar group's best candidates replace a search here."""
         return any((o.dtype, group.dtype) == ("bf16", "fp16") or o.saved < group.saved for o in self._related[group])
 
     def lagging(self, spot: Cell) -> bool:
-        """Whether its way to fuse takes far longer than another."""
+        """Return whether a cell's way to fuse takes far longer than another."""
         ways = {f: self.total(spot.work, f) for f in self.cuts[spot.work.group]}
         return ways[spot.fused] > LAGGING * min(ways.values())
 
     def total(self, work: TuningProblem, fused: str) -> float:
-        """The time of the best plans together; infinite while a kernel has none."""
+        """Return the total time of the best candidates; infinite while a kernel has none."""
         cut = self.cuts[work.group][fused]
         times = [s.fastest() if (s := self.spots.get((work, fused, r))) else float("inf") for r in cut.roots]
-        return sum(times) + 1.0 * (len(times) - 1)  # a kernel more is a launch more
+        return sum(times) + 1.0 * (len(times) - 1)  # each further kernel is a further launch
 
     def composed(self, work: TuningProblem) -> ScheduleCandidate | None:
-        """The fastest schedule known, kernel by kernel; None where some kernel has no good plan."""
+        """Return the fastest known schedule, kernel by kernel; None if some kernel has no good candidate."""
         best: tuple[float, ScheduleCandidate] | None = None
         for fused, whole in self.cuts.get(work.group, {}).items():
             total = self.total(work, fused)
@@ -143,7 +143,7 @@ class SearchState:
         return best[1] if best else None
 
     def suggestions(self, spot: Cell, most: int) -> list[KernelCandidate]:
-        """What is good nearby and in related groups, and not tried here."""
+        """Return candidates that are good nearby and in related groups, and not tried here."""
         found: list[KernelCandidate] = []
         here = self.cuts[spot.work.group][spot.fused]
         for group in self._related[spot.work.group]:
@@ -160,7 +160,7 @@ class SearchState:
 
 
 def _related(group: CallKind, groups: dict[CallKind, list[TuningProblem]]) -> list[CallKind]:
-    """Groups of the same op and direction that differ in one thing: dtype, parameters, or whether results are saved."""
+    """Return groups of the same op and direction that differ in one thing: dtype, parameters, or whether results are saved."""
     found = []
     for other in groups:
         if other != group and (other.op, other.direction) == (group.op, group.direction):

@@ -1,4 +1,4 @@
-"""What a table already holds, as candidates: its rows are tried again, so that no tuning loses what an earlier one, or a hand, found."""
+"""Use an existing table's rows as candidates, so that tuning never loses an earlier or handwritten schedule."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from dtkernels.runtime.tables.table import Row, TableError, read_rows
 
 from ..records.problems import TuningProblem, operator_of, row_of, variants_of
 
-NEAREST = 3  #: different schedules of the rows nearest to a size, that of the size itself among them
+NEAREST = 3  #: different schedules of the rows nearest to a size, its own row included
 TWIN = {"bf16": "fp16", "fp16": "bf16"}
-_DTYPE = 6  #: its place in a row's key
+_DTYPE = 6  #: index in a row's key
 
 
 class WarmStart:
-    """The rows of the table in ``folder`` for the ops of ``works``; none where there is no table. Raises TableError where one is damaged."""
+    """The rows of the table in ``folder`` for the ops of ``works``; none without a table. Raises TableError if one is damaged."""
 
     def __init__(self, folder: Path | None, works: list[TuningProblem]):
         self.folder, self.stale = folder, 0
         self.by_key: dict[tuple, list[Row]] = {}
-        self.illegal: Counter[str] = Counter()  #: schedules that cannot be made any more, and at how many sizes
+        self.illegal: Counter[str] = Counter()  #: schedule that is no longer legal -> at how many sizes
         for op in dict.fromkeys(w.group.op for w in works) if folder is not None else ():
             spec = operator_of(op).spec
             for row in rows_in(folder / f"{spec.op}.yaml"):  # type: ignore[operator]
@@ -32,7 +32,7 @@ class WarmStart:
                     self.stale += 1
 
     def schedules(self, work: TuningProblem) -> tuple[str, ...]:
-        """What is to be tried at ``work``: what a call of these sizes takes now, then the nearest others, then the 16-bit twin's."""
+        """Return schedules to try at ``work``: the current row's, the nearest others, then those of the 16-bit twin."""
         key = row_of(work, "").key
         found = list(dict.fromkeys(r.schedule for r in self._usable(key, work)))[:NEAREST]
         if key[_DTYPE] in TWIN:
@@ -46,7 +46,7 @@ class WarmStart:
         return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, pitches=pitches) if not c.refused]
 
     def text(self) -> str:
-        """One line: how many rows there are, and what was left out."""
+        """Report in one line how many rows there are, and what was left out."""
         count = sum(map(len, self.by_key.values()))
         left = [f"{self.stale} of another version of their spec left out"] if self.stale else []
         left += [f"{len(self.illegal)} schedules not legal at {sum(self.illegal.values())} sizes left out"] if self.illegal else []
@@ -54,7 +54,7 @@ class WarmStart:
 
 
 def rows_in(path: Path) -> tuple[Row, ...]:
-    """The rows of a file; none where there is none. Raises TableError where it is damaged."""
+    """Return the rows of a file; none if it does not exist. Raises TableError if it is damaged."""
     try:
         return read_rows(path.read_text(), str(path))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What a GPU worker does: check a candidate's numbers, then time it, with the second-level cache emptied and without."""
+"""Run GPU workers: check a candidate's results, then time it with a cold and with a warm L2."""
 
 from __future__ import annotations
 
@@ -24,17 +24,18 @@ from ..records.problems import TuningProblem
 from .compile_worker import Artefact, Refused
 from .worker_pool import FORGOTTEN, Fatal
 
-KEPT = 24 << 30  #: bytes of tensors of earlier works that stay
+KEPT = 24 << 30  #: bytes of earlier problems' tensors that stay
 SHORT = 60.0  #: microseconds below which a kernel is also timed by graph replay
-SLOW = 2.0  #: a candidate that takes so many times as long as the best is timed a few times only
+SLOW = 2.0  #: a candidate this many times slower than the best is timed a few times only
 AHEAD = 350_000  #: cycles, 200 microseconds, in which the host launches what is timed
-AGAIN = 3  #: runs after a slow first one: that of a few microseconds often takes tens
+AGAIN = 3  #: runs after a slow first one: a kernel of a few microseconds often takes tens at first
 _RAW = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
 
 
 def build_for(launch: RecordedLaunch, entries: list[StoredKernel]) -> StoredKernel | None:
-    """The build that a call of these sizes gets: the narrowest. One of another work that merely fits may take several times as
-    long, since it knows less of the sizes."""
+    """Return the build that a call of these sizes gets, the most specific one. A build for another problem that merely fits may be
+    several times slower, because it assumes less about the sizes.
+    """
     narrow = narrowest(launch.names, launch.args, launch.constants, {})
     told = {n: v for n, v in narrow.constants.items() if n.startswith("EVEN_") or n == "INDEX"}
     for e in entries:
@@ -45,7 +46,7 @@ def build_for(launch: RecordedLaunch, entries: list[StoredKernel]) -> StoredKern
 
 
 class Kernels:
-    """Launches that can be repeated: what a wrapper asked for, on its own tensors."""
+    """Repeatable launches of a wrapper, on its own tensors."""
 
     def __init__(self, launches: list[RecordedLaunch], entries: list[StoredKernel], codes: dict[str, bytes], device: int):
         self.device, self.kept, self.calls = device, [], []
@@ -90,20 +91,20 @@ class Kernels:
 
 @dataclass
 class Timer:
-    """Times by CUDA events and by graph replay."""
+    """Time with CUDA events and with graph replay."""
 
-    flush: torch.Tensor  #: larger than the second-level cache; written between runs
+    flush: torch.Tensor  #: larger than the L2; written between runs
 
     def once(self, run: Callable[[], None]) -> float:
-        """One run, cache emptied, in microseconds."""
+        """Return the microseconds of one run with a cold cache."""
         return self.cold(run, 1)
 
     def cold(self, run: Callable[[], None], count: int) -> float:
-        """The median of ``count`` runs, the cache emptied before each."""
+        """Return the median of ``count`` runs, each with a cold cache."""
         pairs = []
         for _ in range(count):
             self.flush.zero_()
-            torch.cuda._sleep(AHEAD)  # else a host that compiles meanwhile is waited for, and its time counted
+            torch.cuda._sleep(AHEAD)  # else a host busy with compiling would be waited for, and its time counted
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             begin.record()
             run()
@@ -113,7 +114,7 @@ class Timer:
         return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
 
     def warm(self, run: Callable[[], None], each: int = 10, count: int = 3) -> float:
-        """One run among ``each`` that a captured graph replays; the median of ``count`` replays."""
+        """Return the time of one run among ``each`` in a captured graph; the median of ``count`` replays."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             for _ in range(each):
@@ -123,7 +124,7 @@ class Timer:
 
 
 class GpuWorker:
-    """Runs in a worker process that has one GPU."""
+    """Handle tasks in a worker process that has one GPU."""
 
     def __init__(self, index: int):
         self.device = index
@@ -153,7 +154,7 @@ class GpuWorker:
             raise
 
     def measure(self, work: TuningProblem, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, _candidate: tuple = ()) -> Time:
-        """The time of a plan; a failure where its numbers are wrong."""
+        """Time a candidate; a failure if its results are wrong."""
         kernels, why = self._ready(work, funcs, self._artefact(key, artefact))
         if why:
             return Time(failure=why)
@@ -166,7 +167,7 @@ class GpuWorker:
         return Time(cold, self.timer.warm(kernels) if cold < SHORT else cold)
 
     def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple[tuple[object, Artefact | None, tuple], ...], rounds: int) -> list[Time]:
-        """Whole schedules, timed in turn, so that none meets a faster clock or an emptier machine than the others."""
+        """Time whole schedules in turn, so that none meets a higher clock or an emptier machine than the others."""
         running: list[Kernels | None] = []
         times: list[Time] = []
         for key, artefact, _ in entrants:
@@ -189,7 +190,7 @@ class GpuWorker:
         return times
 
     def about(self) -> dict:
-        """What machine this is."""
+        """Describe this machine."""
         import triton
 
         p = torch.cuda.get_device_properties(self.device)
@@ -221,7 +222,7 @@ class GpuWorker:
         return self.known[key]
 
     def _ready(self, work: TuningProblem, funcs: tuple[str, ...], artefact: Artefact) -> tuple[Kernels, str]:
-        """The kernels on this work's tensors, run once; and what is wrong with their numbers."""
+        """Bind the kernels to this problem's tensors and run them once; return them and what is wrong with their results."""
         known = self._data(work, funcs)
         notes = record(artefact.host, known.values)
         mine = [launch for launch in notes.launches if launch.kernel in artefact.kernels]
@@ -231,7 +232,7 @@ class GpuWorker:
         for name, tensor in buffers.items():
             if name in artefact.writes:
                 tensor.fill_(float("nan"))
-            if name in known.right:  # aligned rows are longer than what they hold
+            if name in known.right:  # aligned rows are longer than their contents
                 buffers[name] = tensor = tensor[tuple(slice(n) for n in known.right[name].shape)]
             if name in known.right and name not in artefact.writes:
                 tensor.copy_(known.right[name])
@@ -244,7 +245,7 @@ class GpuWorker:
 
 
 def _driver_version() -> str:
-    """As nvidia-smi says it; else the CUDA version that the driver is of."""
+    """Return the driver version from nvidia-smi, else the driver's CUDA version."""
     try:
         command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
         return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
@@ -255,5 +256,5 @@ def _driver_version() -> str:
 
 
 def make_gpu_worker(index: int) -> GpuWorker:
-    """For a worker process: of the GPUs that it sees, which CUDA_VISIBLE_DEVICES says, the one with its number; Ray shows each worker one."""
+    """Make the handler of a worker process for the GPU of this number among those in CUDA_VISIBLE_DEVICES; Ray shows each worker one."""
     return GpuWorker(index if torch.cuda.device_count() > 1 else 0)

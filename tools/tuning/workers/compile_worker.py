@@ -1,4 +1,4 @@
-"""What the CPU workers do: make seeds, look for neighbours, compile. One handler, so that any worker does any of it."""
+"""Run CPU workers: make seeds, generate mutations, compile. One handler, so that any worker can do any of these."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels
 from ..search.cost import cost
 from ..search.mutations import Surroundings, neighbours, sums_of_parts
 
-WORSE = 3.0  #: neighbours estimated to take so many times as long as their parent are not looked at
+WORSE = 3.0  #: mutations estimated to be this many times slower than their parent are dropped
 
 
 class Refused(Exception):
@@ -34,28 +34,28 @@ class Refused(Exception):
 
 @dataclass
 class Artefact:
-    """The compiled kernels of one plan, or of a whole schedule: what a launch needs, without Triton."""
+    """The compiled kernels of one candidate, or of a whole schedule: all that a launch needs, without Triton."""
 
     host: str
     kernels: tuple[str, ...]
-    writes: tuple[str, ...]  #: Funcs
+    writes: tuple[str, ...]  #: the Funcs it writes
     entries: list[StoredKernel] = field(default_factory=list)
     codes: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass
 class Seeds:
-    """Where a search starts: ways to fuse with a schedule of each, and plans with what they are estimated to take."""
+    """Where a search starts: ways to fuse with a schedule of each, and candidates with their estimates."""
 
     formula: ScheduleCandidate
     cuts: dict[str, ScheduleCandidate] = field(default_factory=dict)  #: by what is fused
     plans: dict[KernelCandidate, float | None] = field(default_factory=dict)  #: None for one that does not fit
     earlier: list[ScheduleCandidate] = field(default_factory=list)  #: schedules of a table's rows
-    illegal: list[str] = field(default_factory=list)  #: those that cannot be made here
+    illegal: list[str] = field(default_factory=list)  #: those that are not legal here
 
 
 class CpuWorker:
-    """Runs in a worker process."""
+    """Handle tasks in a worker process."""
 
     def __init__(self, to: Target, compiling: bool = True):
         self.to, self.compiling = to, compiling
@@ -65,7 +65,7 @@ class CpuWorker:
         return getattr(self, kind)(*rest)
 
     def seeds(self, work: TuningProblem, families: bool = True, earlier: tuple[str, ...] = ()) -> Seeds:
-        """The formula's schedules, those of the spec's families where asked for, and ``earlier`` ones."""
+        """Return the default schedules, those of the spec's families if asked for, and ``earlier`` ones."""
         _, variant = variants_of(work.group)
         algorithm, outputs = variant.algorithm, variant.outputs
         found: Seeds | None = None
@@ -86,7 +86,7 @@ class CpuWorker:
         return found
 
     def _earlier(self, work: TuningProblem, text: str, found: Seeds) -> None:
-        """Add a row's schedule, whatever is estimated of it: it was fast at some size."""
+        """Add a row's schedule whatever its estimate: it was fast at some size."""
         _, variant = variants_of(work.group)
         try:
             made = cut(variant.algorithm, variant.outputs, text)
@@ -99,7 +99,7 @@ class CpuWorker:
         found.earlier.append(made)
 
     def _family(self, work: TuningProblem, text: str, found: Seeds) -> None:
-        """Add the plans of one schedule of a family, where they are legal."""
+        """Add the candidates of one schedule of a family that are legal."""
         _, variant = variants_of(work.group)
         plans = plans_of(text)
         fused = next(iter(plans.values())).fused if plans else ""
@@ -110,17 +110,17 @@ class CpuWorker:
                 return
             costs = {p: self._cost(work, made, p.root) for p in made.plans}
             if not {*made.roots} <= plans.keys() or None in costs.values() or self._wasteful(work, made, costs, found):
-                return  # a kernel of which nothing is said, none that fits, or far slower
+                return  # a kernel without statements, one that does not fit, or a far slower one
             found.cuts[fused] = made
         cut_there = {line.split(".")[0] for p in plans.values() for line in p.tiles.splitlines()}
         if not cut_there <= {*found.cuts[fused].roots, *(f for p in plans.values() for f in sums_of_parts(p))}:
-            return  # it speaks of a kernel that is fused into another here
+            return  # it schedules a kernel that is fused into another here
         for root, plan in plans.items():
             if plan not in found.plans and root in found.cuts[fused].roots:
                 found.plans[plan] = self._cost(work, found.cuts[fused].with_plan(plan), root)
 
     def _wasteful(self, work: TuningProblem, made: ScheduleCandidate, costs: dict[KernelCandidate, float | None], first: Seeds) -> bool:
-        """Whether a way to fuse is not worth a try: it stores a Func far larger than what the op reads and writes, or seems far slower."""
+        """Return whether a way to fuse is hopeless: it stores a Func far larger than the op's inputs and outputs, or seems far slower."""
         _, variant = variants_of(work.group)
         most = max(inputs_and_reference.elements(work, n) for n in (*variant.algorithm.inputs, *variant.outputs))
         if any(inputs_and_reference.elements(work, r) > 2 * most for r in made.roots if r not in variant.outputs):
@@ -129,7 +129,7 @@ class CpuWorker:
         return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
 
     def expand(self, work: TuningProblem, whole: ScheduleCandidate, plans: tuple[KernelCandidate, ...], tried: frozenset[KernelCandidate], most: int) -> list[tuple[float, KernelCandidate]]:
-        """Neighbours of ``plans`` that fit and that are not ``tried``, the most promising first."""
+        """Return mutations of ``plans`` that fit and were not ``tried``, the most promising first."""
         _, variant = variants_of(work.group)
         found: dict[KernelCandidate, float] = {}
         for plan in plans:
@@ -153,16 +153,16 @@ class CpuWorker:
             return None
 
     def compile(self, group: CallKind, whole: ScheduleCandidate, root: str | None, works: tuple[TuningProblem, ...]) -> Artefact:
-        """The kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
+        """Compile the kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
         _, variant = variants_of(group)
         outputs = variant.outputs
         kernels = kernels_of(variant.algorithm, outputs, whole, root)
         every = [one for k in kernels for one in (k, *k.tail)]
-        names = tuple(f"{k.name}{form}_kernel" for k in every for form in ("", "_descriptor", INFIX))  # whichever the wrapper launches
+        names = tuple(f"{k.name}{form}_kernel" for k in every for form in ("", "_descriptor", INFIX))  # every kernel the wrapper may launch
         writes = tuple(dict.fromkeys(w for k in kernels for w in k.writes if w in variant.algorithm))
         if not self.compiling:
             return Artefact("", names, writes)
-        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call", self.to)  # as a call prints it: Gluon where that is chosen
+        source = emit(scheduled(variant.algorithm, whole.schedule(outputs)), "call", self.to)  # emitted as for a call: Gluon if that is chosen
         artefact = Artefact(host_text(source), names, writes)
         module = load_module(source, "tuned")
         for launch, build in self._builds(module, works, names):
@@ -175,7 +175,7 @@ class CpuWorker:
         return artefact
 
     def _builds(self, module, works: Iterable[TuningProblem], names: tuple[str, ...]) -> Iterator[tuple]:
-        """The narrowest build of each launch that any of the works asks for, each once."""
+        """Return the most specific build of each launch of these problems, each once."""
         seen = set()
         for work in works:
             for launch in record_launches(module, "call", inputs_and_reference.meta_arguments(work)):
@@ -189,15 +189,16 @@ class CpuWorker:
 
 
 def family_texts(group: CallKind) -> Iterator[str]:
-    """Schedules of the spec's families for this kind of call."""
+    """Return the schedules of the spec's families for this kind of call."""
     for family in operator_of(group.op).spec.schedules:
         if family.direction == group.direction and group.dtype in family.dtypes:
             yield from family.texts()
 
 
 def completed(text: str, formula: ScheduleCandidate, outputs: tuple[str, ...]) -> str:
-    """A family's schedule with what the formula says of the rest: where nothing is said to be fused all of that, and the
-    kernels that the family does not speak of; else of outputs that the family does not know, such as those saved for backward."""
+    """Complete a family's schedule from the default one. If it fuses nothing, take all fusion and the kernels that it does not
+    mention; else only outputs that the family does not know, such as those saved for backward.
+    """
     said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}
     if ".fuse_at(" not in text:
         kept = (line for p in formula.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
@@ -206,5 +207,5 @@ def completed(text: str, formula: ScheduleCandidate, outputs: tuple[str, ...]) -
 
 
 def make_cpu_worker(index: int, to: Target, compiling: bool = True) -> CpuWorker:
-    """For a worker process."""
+    """Make the handler of a worker process."""
     return CpuWorker(to, compiling)

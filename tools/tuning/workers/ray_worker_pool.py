@@ -1,4 +1,4 @@
-"""The same crew on the hosts of a Ray cluster; ray is an optional extra."""
+"""Run the worker pool on the hosts of a Ray cluster; ray is an optional extra."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ SOURCES = (str(Path(__file__).resolve().parents[2]), str(Path(__file__).resolve(
 
 
 class RayWorkerPool:
-    """As ``Crew``, with one actor a worker. ``gpus`` is how many GPUs each takes, ``cpus`` how many cores."""
+    """Like ``WorkerPool``, with one actor for each worker. Each takes ``gpus`` GPUs and ``cpus`` cores."""
 
     def __init__(self, address: str, count: int | None, gpus: float, cpus: float, make: Callable, *args):
         self.ray, self.mine = _ray(address)
-        self.packed = pickle.dumps((make, args))  # read by the actor once it knows where the sources are
+        self.packed = pickle.dumps((make, args))  # unpickled by the actor once it knows where the sources are
         kind, each = ("GPU", gpus) if gpus else ("CPU", cpus)
         most = int(self.ray.cluster_resources().get(kind, 0) / each)
         count = count or (most if gpus else max(1, most - 1))
@@ -28,9 +28,9 @@ class RayWorkerPool:
             raise SystemExit(f"tune: {count or 'no'} workers of {each:g} {kind} each; the Ray cluster at {address} has room for {most}")
         self.actor = self.ray.remote(num_gpus=gpus, num_cpus=cpus, max_restarts=0)(_Actor)
         self.lives, self.stillborn = [0] * count, 0
-        self.where: dict[int, str] = {}  #: of workers that are there
+        self.where: dict[int, str] = {}  #: devices of workers that have started
         self.starting: dict = {}  #: reference -> worker
-        self.running: dict[int, tuple] = {}  #: worker -> (reference, task, how long it may take, when it is too late)
+        self.running: dict[int, tuple] = {}  #: worker -> (reference, task, time allowed, deadline)
         self.members = [self._start(i) for i in range(count)]
 
     def _start(self, index: int):
@@ -39,20 +39,20 @@ class RayWorkerPool:
         return member
 
     def idle(self) -> list[int]:
-        """Workers without a task."""
+        """Return workers without a task."""
         return [i for i in range(len(self.members)) if i not in self.running]
 
     def busy(self) -> int:
-        """How many work."""
+        """Return how many are busy."""
         return len(self.running)
 
     def send(self, index: int, task: object, message: object, seconds: float) -> None:
-        """Give worker ``index`` a message; ``task`` comes back with the result. After ``seconds`` the worker is ended."""
-        limit = time.monotonic() + (seconds if index in self.where else START)  # the time counts from when it is there
+        """Send a message to worker ``index``; ``task`` comes back with the result. After ``seconds`` the worker is ended."""
+        limit = time.monotonic() + (seconds if index in self.where else START)  # the time counts from the worker's start
         self.running[index] = (self.members[index].run.remote(message), task, seconds, limit)
 
     def poll(self, seconds: float) -> list[Finished]:
-        """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
+        """Return what finished, failed or timed out; waits up to ``seconds`` if there is nothing."""
         if not self.running:
             time.sleep(min(seconds, 0.05))
             return []
@@ -67,7 +67,7 @@ class RayWorkerPool:
         return found + [self._replace(i, "took too long" if i in self.where else "the worker does not start") for i in late]
 
     def _begun(self, index: int, reference) -> None:
-        """A worker is there, or is not: that is told by its first task."""
+        """Handle the start of a worker. A failure is reported by its first task."""
         try:
             where, _ = self.ray.get(reference)
         except self.ray.exceptions.RayError:
@@ -101,7 +101,7 @@ class RayWorkerPool:
         return Finished(task, index, failure=why, lost=True, untried=not where, where=where)
 
     def close(self) -> None:
-        """End every worker, and the cluster where it was made for them."""
+        """End every worker, and the cluster if it was started for them."""
         for member in self.members:
             self.ray.kill(member)
         self._leave()
@@ -112,14 +112,14 @@ class RayWorkerPool:
 
 
 def _ray(address: str) -> tuple:
-    """(ray, connected to the cluster at ``address``; whether that was done here). Exits in one line where it cannot be."""
+    """Return (ray, connected to the cluster at ``address``; whether the cluster was started here). Exits with one line if that fails."""
     try:
         import ray
     except ImportError:
         raise SystemExit("tune: --ray needs ray; pip install 'dtkernels[ray]'") from None
     if ray.is_initialized():
         return ray, False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own reports to nobody
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own sends no usage statistics
     try:
         ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
     except Exception as error:  # unreachable, of another version, no address: Ray has an exception for each
@@ -133,9 +133,9 @@ class _Actor:
         self.handler, self.problem = None, ""
 
     def begin(self) -> tuple[str, str]:
-        """Make the handler. Returns (its device, "") or ("", what is wrong), which is told when a message comes too."""
+        """Make the handler. Returns (its device, "") or ("", the error), which is reported with the first message."""
         try:
-            sys.path[:0] = [p for p in self.sources if p not in sys.path]  # the sources that the tuner runs, not what is installed
+            sys.path[:0] = [p for p in self.sources if p not in sys.path]  # the sources of the running tuner, not the installed ones
             _show_own_gpus()
             make, args = pickle.loads(self.packed)
             self.handler = make(self.index, *args)
@@ -145,12 +145,12 @@ class _Actor:
             return "", self.problem
 
     def run(self, message: object) -> tuple:
-        """What the handler says to ``message``."""
+        """Return the handler's result for ``message``."""
         return (None, self.problem, True) if self.handler is None else answer(self.handler, message)
 
 
 def _show_own_gpus() -> None:
-    """Hide the GPUs of other workers, also where Ray was told not to."""
+    """Hide the GPUs of other workers, even if Ray was told not to."""
     import ray
 
     own = ray.get_runtime_context().get_accelerator_ids().get("GPU", [])

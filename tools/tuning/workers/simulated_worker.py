@@ -1,4 +1,4 @@
-"""A timer that needs no GPU: the estimate, a little different for each candidate. For ``--dry-run`` and for tests."""
+"""Simulate a GPU worker for ``--dry-run`` and tests: the estimate, slightly different for each candidate."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .compile_worker import Artefact, Refused
 
 
 class SimulatedGpu:
-    """Takes the tasks of a GpuWorker. ``pause`` is how long each measurement takes, in seconds."""
+    """Handle the tasks of a GpuWorker. ``pause`` is the duration of each measurement in seconds."""
 
     def __init__(self, to: Target, pause: float = 0.0, index: int = 0):
         self.to, self.pause, self.where = to, pause, f"stand-in {index}"
@@ -29,7 +29,7 @@ class SimulatedGpu:
         return getattr(self, kind)(*rest)
 
     def measure(self, work: TuningProblem, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, candidate: tuple[ScheduleCandidate, str | None]) -> Time:
-        """The estimate of a plan."""
+        """Return the estimate of a candidate."""
         whole, root = candidate
         _, variant = variants_of(work.group)
         extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
@@ -41,7 +41,7 @@ class SimulatedGpu:
         return Time(found.seconds * 1e6 * factor, found.seconds * 1e6 * factor)
 
     def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:
-        """The estimates of whole schedules: the sums of their kernels'."""
+        """Return the estimates of whole schedules: the sums over their kernels."""
         found = []
         for key, artefact, (whole, _) in entrants:
             times = [self.measure(work, funcs, key, artefact, 0.0, (whole, root)) for root in whole.roots]
@@ -49,20 +49,20 @@ class SimulatedGpu:
         return found
 
     def about(self) -> dict:
-        """The GPU that is pretended."""
+        """Describe the simulated GPU."""
         return {"name": f"NVIDIA {self.to.name.upper()}", "arch": self.to.arch, "multiprocessors": self.to.multiprocessors,
                 "torch": "none", "triton": "none", "driver": "none", "memory": 1 << 37}  # fmt: skip
 
 
 class FaultySimulatedGpu(SimulatedGpu):
-    """For tests: fails, dies and hangs, once each; ``folder`` remembers what is done with."""
+    """For tests: fail, die and hang, once each; ``folder`` records what has happened."""
 
     def __init__(self, to: Target, pause: float, folder: str):
         super().__init__(to, pause)
         self.folder = Path(folder)
 
     def measure(self, work, funcs, key, artefact, best, candidate):
-        """As the stand-in, with trouble."""
+        """Like SimulatedGpu, with trouble."""
         for trouble in ("fail", "die", "hang"):
             mark = self.folder / trouble
             if not mark.exists():
@@ -76,10 +76,10 @@ class FaultySimulatedGpu(SimulatedGpu):
 
 
 def make_simulated_gpu(index: int, to: Target, pause: float = 0.0) -> SimulatedGpu:
-    """For a worker process."""
+    """Make the handler of a worker process."""
     return SimulatedGpu(to, pause, index)
 
 
 def make_faulty_simulated_gpu(index: int, to: Target, pause: float, folder: str) -> SimulatedGpu:
-    """For a worker process that is to misbehave."""
+    """Make the handler of a misbehaving worker process."""
     return FaultySimulatedGpu(to, pause, folder)

@@ -1,4 +1,4 @@
-"""Workers in processes of their own, each at one task at a time: one that hangs is ended, one that dies is replaced."""
+"""Run workers in processes of their own, one task at a time. A hanging worker is ended, a dead one replaced."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from multiprocessing.connection import Connection, wait
 
 READY = "ready"
 START = 180.0  #: seconds that a worker may take to start
-FORGOTTEN = "what was sent once is not kept any more"  #: what a handler answers that wants it again
+FORGOTTEN = "what was sent once is not kept any more"  #: a handler's answer that asks for something to be sent again
 
 
 class Fatal(Exception):
-    """Raised by a handler after which its process is of no use, such as a GPU in an error state."""
+    """Raised by a handler whose process is unusable afterwards, for example with a GPU in an error state."""
 
 
 @dataclass
 class Finished:
-    """What became of a task: its result, or why there is none."""
+    """The outcome of a task: its result, or why there is none."""
 
     task: object
     worker: int
     result: object = None
     failure: str = ""
     lost: bool = False  #: the worker's process is gone, with what it remembered
-    untried: bool = False  #: no worker looked at it: the failure is the worker's, not the task's
-    where: str = ""  #: the device of the worker, as its handler says
+    untried: bool = False  #: no worker tried it: the failure is the worker's, not the task's
+    where: str = ""  #: the device of the worker, as its handler reports it
 
 
 @dataclass
@@ -52,9 +52,9 @@ class WorkerPool:
 
     def __init__(self, count: int, make: Callable, *args):
         self.make, self.args = make, args
-        self.stillborn = 0  #: workers in a row that did not start
+        self.stillborn = 0  #: consecutive workers that did not start
         self.context = multiprocessing.get_context("spawn")
-        self.lives = [0] * count  #: processes that each worker has used up: one that is replaced remembers nothing
+        self.lives = [0] * count  #: processes that each worker has used; a replacement remembers nothing
         self.members = [self._start(i) for i in range(count)]
 
     def _start(self, index: int) -> _Member:
@@ -66,25 +66,25 @@ class WorkerPool:
         return _Member(process, ours)
 
     def idle(self) -> list[int]:
-        """Workers without a task."""
+        """Return workers without a task."""
         return [i for i, m in enumerate(self.members) if not m.busy]
 
     def busy(self) -> int:
-        """How many work."""
+        """Return how many are busy."""
         return sum(m.busy for m in self.members)
 
     def send(self, index: int, task: object, message: object, seconds: float) -> None:
-        """Give worker ``index`` a message; ``task`` comes back with the result. After ``seconds`` the worker is ended."""
+        """Send a message to worker ``index``; ``task`` comes back with the result. After ``seconds`` the worker is ended."""
         m = self.members[index]
         m.task, m.busy, m.allowed = task, True, seconds
         m.limit = time.monotonic() + (seconds if m.ready else START)  # the time counts from when it is ready
         try:
             m.pipe.send(message)
         except (BrokenPipeError, OSError):
-            m.limit, m.unheard = 0.0, True  # it died while idle: noticed by the next poll
+            m.limit, m.unheard = 0.0, True  # it died while idle; the next poll notices
 
     def poll(self, seconds: float) -> list[Finished]:
-        """What finished, failed or ran out of time; waits up to ``seconds`` where nothing did."""
+        """Return what finished, failed or timed out; waits up to ``seconds`` if there is nothing."""
         found: list[Finished] = []
         pipes = {m.pipe: i for i, m in enumerate(self.members)}
         for pipe in wait(list(pipes), timeout=seconds if self.busy() else min(seconds, 0.05)):
@@ -133,8 +133,8 @@ class WorkerPool:
 
 @contextlib.contextmanager
 def _undisturbed() -> Iterator[None]:
-    """Ctrl-C waits, and what is started here never hears of it: it is for the process that decides."""
-    resource_tracker.ensure_running()  # which would let signals through again
+    """Defer Ctrl-C, and hide it from processes started here: only the main process handles it."""
+    resource_tracker.ensure_running()  # it would unblock the signals again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -151,29 +151,29 @@ def _end(process: multiprocessing.process.BaseProcess) -> None:
 
 
 def answer(handler: Callable, message: object) -> tuple[object, str, bool]:
-    """(result, failure, whether the process is of no more use)"""
+    """Return (result, failure, whether the process is unusable from now on)."""
     try:
         return handler(message), "", False
     except Fatal as error:
         return None, line_of(error), True
-    except Exception as error:  # whatever a compiler or a kernel raises is this candidate's failure
+    except Exception as error:  # any error of a compiler or a kernel is this candidate's failure
         return None, f"{type(error).__name__}: {line_of(error)}", False
 
 
 def line_of(error: BaseException) -> str:
-    """What it says, in one line."""
+    """Return an error's message in one line."""
     return " ".join(str(error).split())[:200]
 
 
 def where_of(handler: Callable, index: int) -> str:
-    """What the handler calls its device; the worker's number where it has none."""
+    """Return the device that the handler reports; without one, the worker's number."""
     return getattr(handler, "where", f"worker {index}")
 
 
 def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _die_with_parent()
-    nowhere = os.open(os.devnull, os.O_WRONLY)  # compilers that give up print pages
+    nowhere = os.open(os.devnull, os.O_WRONLY)  # failing compilers print pages
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
     try:
@@ -194,7 +194,7 @@ def _serve(pipe: Connection, make: Callable, index: int, args: tuple) -> None:
 
 
 def _die_with_parent() -> None:
-    """Nothing is left running where the parent is killed."""
+    """End this process when its parent is killed."""
     try:
         import ctypes
 
