@@ -7,7 +7,7 @@ call of that kind. Reshaping is not repeated: a view has the same pointer, so th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -55,7 +55,7 @@ class CallCache:
     """The kinds of calls of one op that are known. ``precise``: the setting of float32 products is part of a kind."""
 
     def __init__(self, precise: bool):
-        self.known: dict[tuple, CachedCall] = {}
+        self.known: dict[tuple | None, CachedCall] = {}  #: nothing is known by None
         self.last = CachedCall(never_matches, never_matches)
         self.fronts: tuple[Front, ...] = ()  #: the latest ones
         self.named: dict[tuple, Front] = {}  #: all, by what tells most of them apart
@@ -65,7 +65,8 @@ class CallCache:
         """What decides how a call runs, but for its contents; None for calls that are not learned."""
         if _autocast() or _modes() or _tracing() or forward_ad._current_level >= 0:
             return None
-        grad, parts = False, []
+        grad = False
+        parts: list[Any] = []
         try:
             for v in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(v)
@@ -142,6 +143,16 @@ class Front:
     """
 
     __slots__ = ("count", "settings", "types", "same", "wants", "tf32", "order", "numbers", "launches", "run")
+    count: int
+    settings: tuple
+    types: tuple[type, ...]
+    same: Callable[..., bool]
+    wants: bool  #: whether a tensor asks for a gradient
+    tf32: bool | None  #: as it was set; None where nothing hangs on it
+    order: list[int]
+    numbers: tuple
+    launches: Callable[[tuple[int, ...] | None], Callable]
+    run: Callable[[tuple], Any]
 
     def shaped(self, shape: tuple[int, ...] | None) -> Callable[[tuple], object]:
         """``run`` with a result in another shape of as many elements; None for its own."""

@@ -129,7 +129,7 @@ def _text(tile: Tile) -> str:
     """``tile`` as text that does not tell in which order numbers are multiplied."""
     match tile:
         case Op("*", _):
-            factors = [tile]
+            factors: list[Tile] = [tile]
             while products := [f for f in factors if isinstance(f, Op) and f.fn == "*"]:
                 factors = [f for f in factors if f not in products] + [a for f in products for a in f.args]
             return f"({' * '.join(sorted(map(_text, factors)))})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.nest import Assign, Axis, Kernel, Let, Local, Loop, Statement, Tile
+from ...ir.nest import Assign, Axis, FetchLet, Kernel, Let, Local, Loop, Statement, Tile
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a thread that computes, that loads
 HALF = frozenset({64, 128})  #: rows of a consumer
@@ -28,15 +28,21 @@ class Product:
     rows: Axis
     columns: Axis
 
+    @property
+    def loaded_left(self) -> Local:
+        """The left operand of a fresh or direct product, which is a loaded tile."""
+        assert isinstance(self.left, Local)
+        return self.left
+
 
 @dataclass(frozen=True)
 class LoopStep:
     """The body of one loop, sorted: ``work`` on registers; ``moves``, what accumulators become before the chained products."""
 
     loop: Loop
-    fetches: tuple[Let, ...]
+    fetches: tuple[FetchLet, ...]
     fresh: tuple[Product, ...]
-    work: tuple[Statement, ...]
+    work: tuple[Let | Assign, ...]
     moves: tuple[Assign, ...]
     chained: tuple[Product, ...]
     direct: tuple[Product, ...]
@@ -47,7 +53,7 @@ class Ring:
     """Tiles that are loaded, waited for and given back together; ``late`` where a chained product reads them."""
 
     name: str
-    tiles: tuple[Let, ...]
+    tiles: tuple[FetchLet, ...]
     fresh: bool
     late: bool
 
@@ -60,7 +66,7 @@ class WarpSpecializedKernel:
     rows: Axis
     consumers: int
     before: tuple[Statement, ...]
-    resident: tuple[Let, ...]
+    resident: tuple[FetchLet, ...]
     steps: tuple[LoopStep, ...]
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
@@ -77,7 +83,7 @@ class WarpSpecializedKernel:
         return self.steps[-1]
 
 
-def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, Let]]:
+def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, FetchLet]]:
     """Every tile that goes through a ring, with its ring."""
     for ring in p.rings:
         for tile in ring.tiles:
