@@ -176,7 +176,8 @@ def table(figures: list[Figure]) -> str:
 
 def summary(figures: list[Figure]) -> str:
     """Compare ours with the best peer at each shape, with the geometric mean for each op."""
-    lines, ratios = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'ours us':>9}{'best peer':>22}{'peer/ours':>10}{'of limit':>9}{'error/eager':>12}"], {}
+    lines = [f"{'op':14}{'shape':28}{'dtype':9}{'way':9}{'ours us':>9}{'best peer':>22}{'peer/ours':>10}{'of limit':>9}{'error/eager':>12}"]
+    ratios: dict[tuple[str, str], list[float]] = {}
     for group in grouped(figures).values():
         ours = next((f for f in group if f.who == "dtkernels"), None)
         rest = [f for f in group if f.who not in ("dtkernels", *peer_module.REFERENCES) and not math.isnan(f.microseconds)]
@@ -187,7 +188,7 @@ def summary(figures: list[Figure]) -> str:
         eager = next((f for f in rest if f.who == "eager" and f.error), None)
         ratio = best.microseconds / ours.microseconds
         ratios.setdefault((ours.op, ours.direction), []).append(ratio)
-        error = f"{ours.error / eager.error:.2f}" if eager and ours.error is not None else ""
+        error = f"{ours.error / eager.error:.2f}" if eager and eager.error and ours.error is not None else ""
         lines.append(f"{ours.op:14}{ours.shape:28}{ours.dtype:9}{ours.direction:9}{ours.microseconds:9.1f}{f'{best.who} {best.microseconds:.1f}':>22}{ratio:10.2f}"
                      f"{ours.fraction:9.2f}{error:>12}")  # fmt: skip
     lines += [f"{op:14}{'geometric mean':28}{'':9}{way:9}{'':31}{math.exp(statistics.fmean(map(math.log, r))):10.2f}" for (op, way), r in ratios.items()]

@@ -29,6 +29,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     from common.require_packages import needs
@@ -172,7 +173,7 @@ def measure(options, name: str, work: str, length: int) -> list[Figure]:
     """Measure every variant of one line, in turn."""
     batch = max(1, options.tokens // length)
     figures = [Figure(name, work, length, batch, variant, None, None, "") for variant in options.variants]
-    truth: dict[str, object] = {}
+    truth: dict[str, Any] = {}
     for turn in range(options.rounds):
         for figure in reversed(figures) if turn % 2 else figures:
             try:
@@ -219,7 +220,7 @@ def liger(model) -> Iterator[None]:
 
 
 @contextmanager
-def running(options, figure: Figure) -> Iterator[tuple[Callable[[], torch.Tensor], object]]:
+def running(options, figure: Figure) -> Iterator[tuple[Callable[[], Any], Any]]:
     """Make a model, patch it, and yield (the work, our report)."""
     compiled = figure.variant.endswith("+compile")
     model = build(figure.model, figure.length, options.device, torch.bfloat16 if options.device == "cuda" else torch.float32)
@@ -263,7 +264,7 @@ def grown_alone(options, figure: Figure) -> float:
     return float(done.stdout.split()[-1])
 
 
-def _one(options, figure: Figure, truth: dict[str, object]) -> None:
+def _one(options, figure: Figure, truth: dict[str, Any]) -> None:
     if options.device == "cpu" and options.memory and figure.peak_gib is None and Path("/proc/self/status").exists():
         figure.peak_gib = grown_alone(options, figure)
     with running(options, figure) as (run, report):
@@ -321,10 +322,10 @@ def line(f: Figure) -> str:
 
 def table(figures: list[Figure]) -> list[str]:
     """Format all figures; each is compared with the first variant of its line, in time and memory."""
-    rows = [("model", "work", "S", "B", "variant", "ms", "x first", "peak MiB", "x first", "agreement", "own path")]
-    first = figures[0] if figures else None
+    rows: list[tuple[str, ...]] = [("model", "work", "S", "B", "variant", "ms", "x first", "peak MiB", "x first", "agreement", "own path")]
+    first: Figure | None = None
     for f in figures:
-        if (f.model, f.work, f.length) != (first.model, first.work, first.length):
+        if first is None or (f.model, f.work, f.length) != (first.model, first.work, first.length):
             first = f
         times = [_text(f.milliseconds, "{:.1f}"), _times(f.milliseconds, first.milliseconds)]
         memory = [_text(f.peak_gib and f.peak_gib * 1024, "{:.0f}"), _times(f.peak_gib, first.peak_gib)]

@@ -197,7 +197,8 @@ def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[St
 
 def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
     """Find rows whose stored kernel was emitted for another row. Every row is emitted, none is compiled."""
-    wrong, texts = [], {}
+    wrong: list[str] = []
+    texts: dict[tuple[str, str], tuple[str | None, str]] = {}  #: (GPU, kernel) -> (its text, the row it was seen in)
     for s, (host, kernels) in zip(rows, emitted(rows, jobs)):
         if strange := list(foreign(s, host, kernels)):
             wrong += strange

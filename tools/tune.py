@@ -25,6 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -179,7 +180,8 @@ class Run:
 
     def _gpu_crew(self, pretended: Target):
         args = self.args
-        make, rest = make_gpu_worker, ()
+        make: Callable = make_gpu_worker
+        rest: tuple = ()
         if args.dry_run or args.write_only:
             make, rest = make_simulated_gpu, (pretended, args.pause)
         if args.troubled:
@@ -206,7 +208,7 @@ class Run:
             for done in self.gpus.poll(1.0):
                 if done.failure:
                     raise SystemExit(f"tune: GPU worker {done.worker} does not start: {done.failure}")
-                abouts[done.worker] = done.result  # type: ignore[assignment]
+                abouts[done.worker] = done.result
         names = dict.fromkeys(f"{a['name']} ({a['multiprocessors']} multiprocessors, torch {a['torch']})" for _, a in sorted(abouts.items()))
         if len(names) > 1:
             raise SystemExit(f"tune: workers differ: {', '.join(names)}; tune one kind at a time, with CUDA_VISIBLE_DEVICES or --workers")

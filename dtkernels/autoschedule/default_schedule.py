@@ -190,8 +190,8 @@ class _Fusion:
                 hosts[d.name] = {root}
                 found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
             elif not place and storing and (root := self._feeds(d.name, roots)):
-                hosts[d.name], shared = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
-                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, shared[-1]))]
+                hosts[d.name], common = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
+                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, common[-1]))]
             elif place:
                 found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts)))
         return (*reversed(found), *self._stored({p.func for p in found}))
@@ -300,7 +300,8 @@ class _Fusion:
             return False
         nodes = [n for d in self.algorithm.definitions for n in d.expr.walk()]
         tests = [n.children() for n in nodes if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
-        return any(func in {a.tensor for a in sides} for sides in tests if all(isinstance(side, ex.Access) for side in sides))
+        tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
+        return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
     def _recomputed(self, func: str) -> bool:
         """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""

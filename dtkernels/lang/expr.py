@@ -30,10 +30,13 @@ PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5
 NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
 
 
-@cache
-def field_names(kind: type) -> tuple[str, ...]:
+def _field_names(kind: type) -> tuple[str, ...]:
     """Return the names of a dataclass's fields; cached, unlike ``dataclasses.fields``."""
     return tuple(f.name for f in fields(kind))
+
+
+#: ``_field_names``, remembered: ``fields`` makes its list anew each time
+field_names: Callable[[type], tuple[str, ...]] = cache(_field_names)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Expr:
     @cached_property
     def _children(self) -> tuple[Expr, ...]:
         found: list[Expr] = []
-        for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
+        for name in field_names(type(self)):
             value = getattr(self, name)
             if isinstance(value, Expr):
                 found.append(value)
@@ -79,14 +82,14 @@ class Expr:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields alone, without cached values."""
-        return {name: getattr(self, name) for name in field_names(type(self))}  # type: ignore[arg-type]
+        return {name: getattr(self, name) for name in field_names(type(self))}
 
     def rebuild(self, change: Callable[[Expr], Expr]) -> Expr:
         """Apply ``change`` to each direct child. Returns the same object, with its caches, where no child changes."""
         if not self._children:
             return self
         new: dict[str, Any] = {}
-        for name in field_names(type(self)):  # type: ignore[arg-type]  # a class is hashable
+        for name in field_names(type(self)):
             value = getattr(self, name)
             if isinstance(value, Expr):
                 if (changed := change(value)) is not value:

@@ -77,7 +77,7 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
     a = variant.algorithm
     nodes = [n for d in a.definitions for n in d.expr.walk()]
     values = {*value_inputs(a, list(a.inputs)), *(n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access))}
-    saved = {}
+    saved: dict[str, torch.dtype] = {}
     for pair in forward.pairs():
         saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
     found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
@@ -129,7 +129,8 @@ class PreviousBuild:
     """Reuse the kernels of an earlier store: a kernel that would be compiled from the same IR is taken from there."""
 
     def __init__(self, store: KernelStore | None = None):
-        self.store, self.found = store, {}
+        self.store = store
+        self.found: dict[str, list[StoredKernel]] = {}
         for entry in (store.entry(name) for name in store.names()) if store else ():
             self.found.setdefault(_kind(entry), []).append(entry)
 
@@ -143,7 +144,7 @@ class PreviousBuild:
         real = {k: "ieee" if v == ANY_PRECISION else v for k, v in build.constants.items()}
         ir = ir_of(launch.kernel, build.types, real, build.multiples, launch.options, target) if alike else ""
         entry = next((e for e in alike if e.ir == ir), None)
-        return (entry, self.store.code(entry.code)) if entry else None
+        return (entry, self.store.code(entry.code)) if entry and self.store else None
 
 
 def _kind(entry: StoredKernel) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
@@ -91,8 +91,9 @@ def without_kernels(device: str) -> str | None:
     return f"no kernel runs on {'a CPU' if device == 'cpu' else device}"
 
 
-for _function in (_why_unable, without_kernels):  # torch.compiler.assume_constant_result, without importing it
-    _function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+_function: Any
+for _function in (_why_unable, without_kernels):  # torch.compiler.assume_constant_result, without its import
+    _function._dynamo_marked_constant = True
 
 
 #: held while a kernel is imported, and while the interpreter runs one: the interpreter patches triton.language for all threads

@@ -54,7 +54,7 @@ def _liger(work: Workload) -> Callable | None:
         from liger_kernel.transformers import functional as liger
     except ImportError as problem:
         raise Missing(f"liger-kernel is not installed ({problem})") from None
-    forms = {
+    forms: dict[str, Callable] = {
         "softmax": lambda x: liger.liger_softmax(x),
         "dyt": lambda x, a, w, b: liger.liger_dyt(x, a, w, b),
         "rmsnorm": lambda x, w: liger.liger_rms_norm(x, w, 1e-6),

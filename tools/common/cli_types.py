@@ -61,7 +61,7 @@ def read_figures(path: Path, about: Iterable[str] = ()) -> dict:
     return data
 
 
-_FIGURE = {"op": str, "shape": str, "dtype": str, "who": str, "microseconds": (int, float, type(None))}
+_FIGURE: dict[str, type | tuple[type, ...]] = {"op": str, "shape": str, "dtype": str, "who": str, "microseconds": (int, float, type(None))}
 
 
 def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:

@@ -7,7 +7,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 
 import torch
@@ -143,13 +143,17 @@ def copy_time(moved: int) -> float:
     return gpu_time(replay)
 
 
+def _product(a: torch.Tensor, b: torch.Tensor) -> Callable[[], torch.Tensor]:
+    return lambda: a @ b
+
+
 @lru_cache(maxsize=4)
 def product_rate(dtype: torch.dtype) -> float:
     """Return the operations per second of torch's largest products on this GPU."""
     best = 0.0
     for n in (4096, 8192):
         a, b = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
-        replay, _ = captured(lambda a=a, b=b: lambda: a @ b)
+        replay, _ = captured(partial(_product, a, b))
         best = max(best, 2.0 * n**3 / (gpu_time(replay) * 1e-6))
     return best
 

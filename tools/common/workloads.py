@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -46,9 +47,9 @@ def _name(dtype: torch.dtype) -> str:
 def row_op(op: str, rows: int, columns: int, dtype: torch.dtype = torch.bfloat16) -> Workload:
     """Return relu, softmax or dyt on (rows, columns)."""
     shapes = [(rows, columns)] + ([(1,), (columns,), (columns,)] if op == "dyt" else [])
-    eager = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, a, w, b: torch.tanh(a * x) * w + b}[op]
+    forms: dict[str, Call] = {"relu": torch.relu, "softmax": lambda x: torch.softmax(x, -1), "dyt": lambda x, a, w, b: torch.tanh(a * x) * w + b}
     tensor = rows * columns * dtype.itemsize
-    return Workload(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), eager, (0, 0), (2 * tensor, 3 * tensor),
+    return Workload(op, f"{rows}x{columns}", _name(dtype), _random(*shapes, dtype=dtype), getattr(dtkernels.ops, op), forms[op], (0, 0), (2 * tensor, 3 * tensor),
                 tuple(range(len(shapes))))  # fmt: skip
 
 
@@ -213,13 +214,14 @@ _ATTENTION = re.compile(r"B(\d+)H(\d+)(?:/(\d+))?(?:M(\d+))?S(\d+)D(\d+)( causal
 def at(op: str, shape: str, dtype: torch.dtype) -> Workload:
     """Return the workload of ``op`` at a shape written as the table prints it. Raises ValueError with one line."""
     numbers = tuple(int(n) for n in re.findall(r"\d+", shape)) if _PLAIN.fullmatch(shape) else ()
-    makers = {"mmsigmoid": (mmsigmoid, 3), "two_mm": (two_mm, 4), "cross_entropy": (cross_entropy, 2)}
-    makers |= {o: (lambda *n, o=o, dtype=dtype: row_op(o, *n, dtype), 2) for o in ("relu", "softmax", "dyt")}
-    makers |= {o: (lambda *n, o=o, dtype=dtype: norm(o, *n, dtype), 2) for o in ("rmsnorm", "layernorm")}
-    makers |= {o: (lambda *n, o=o, dtype=dtype: gated(o, *n, dtype), 2) for o in ("swiglu", "geglu")}
+    makers: dict[str, tuple[Callable[..., Workload], int]] = {"mmsigmoid": (mmsigmoid, 3), "two_mm": (two_mm, 4), "cross_entropy": (cross_entropy, 2)}
+    makers |= {o: (partial(row_op, o), 2) for o in ("relu", "softmax", "dyt")}
+    makers |= {o: (partial(norm, o), 2) for o in ("rmsnorm", "layernorm")}
+    makers |= {o: (partial(gated, o), 2) for o in ("swiglu", "geglu")}
     found = _ATTENTION.fullmatch(shape)
     if op in ("attention", "rope") and found:
-        b, h, g, m, s, d = (int(n) if n else None for n in found.groups()[:6])
+        b, h, s, d = (int(found[i]) for i in (1, 2, 5, 6))
+        g, m = (int(found[i]) if found[i] else None for i in (3, 4))
         if 0 in (b, h, g, m, s, d) or h % (g or h):
             raise ValueError(f"no workload {op} {shape!r}: sizes are 1 or more, and heads of queries a multiple of those of keys")
         return attention(b, h, s, d, bool(found[7]), g, m, dtype) if op == "attention" else rope(b, h, s, d, g, dtype)

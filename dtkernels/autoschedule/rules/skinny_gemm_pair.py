@@ -87,7 +87,7 @@ def _shared(shape: SchedulingProblem, func: str, host: str) -> Pass | None:
     labels = algorithm[host].labels
     narrow = min(labels, key=lambda x: sizes[x])
     wide = next(x for x in labels if x != narrow)
-    large = func if summed == narrow else next((s.tensor for s in (other.left, other.right) if s in (own.left, own.right)), func)  # type: ignore[union-attr]
+    large = func if summed == narrow else next((s.tensor for s in (other.left, other.right) if isinstance(s, ex.Access) and s in (own.left, own.right)), func)
     if (
         not {own.left, own.right} & {other.left, other.right}
         or shape.last_label(large) != wide

@@ -19,4 +19,4 @@ def links(kernels: Sequence[Kernel]) -> dict[str, Link]:
     needs = [any(set(k.reads) & set(before.writes) for before in kernels[:i]) for i, k in enumerate(kernels)]
     waits = [needed and k.num_warps > 1 for k, needed in zip(kernels, needs)]  # too early, it would keep programs of its predecessor out
     releases = ["stores" if waiting else "first" for waiting in waits[1:]] + [""]
-    return {k.name: Link(*link) for k, *link in zip(kernels, needs, releases)}
+    return {k.name: Link(needed, release) for k, needed, release in zip(kernels, needs, releases)}

@@ -69,11 +69,11 @@ class Operands:
         made = Operands(algorithm, uniform)
         buffers = typed_buffers(algorithm)
         if uniform:
-            made.held = {t: None for t in product_inputs(algorithm)} | {t: None for t in operands_only(algorithm)}
+            made.held = dict.fromkeys((*product_inputs(algorithm), *operands_only(algorithm)))
             made.held |= {f: t for f, t in buffers.items() if t.fixed}
         else:
             plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and len(found) == 1}
-            made.held = {t: found for t, found in plain.items() if not found.fixed} | buffers
+            made.held = {**{t: found for t, found in plain.items() if not found.fixed}, **buffers}
             made.loose = frozenset(t for t in taken if t in algorithm.inputs and t not in made.held)
         return made
 

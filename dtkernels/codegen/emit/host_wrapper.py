@@ -156,7 +156,7 @@ class Wrapper:
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
         """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
         return (
-            next((w.labels for w in kernel.workspaces if w.name == buffer), None)
+            next(w.labels for w in kernel.workspaces if w.name == buffer)
             if buffer not in self.algorithm
             else self.algorithm[buffer].labels
         )

@@ -11,7 +11,7 @@ def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statem
     """Replace the axis ``old`` by ``new`` throughout the body."""
 
     def in_tile(tile: Tile) -> Tile:
-        changes = {}
+        changes: dict[str, Axis | tuple[Axis, ...]] = {}
         if isinstance(tile, (Position, Start, Step)) and tile.axis == old:
             changes["axis"] = new
         if isinstance(tile, (Local, Guard, TileReduce, TileDot)) and old in tile.axes:

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TypeGuard
 
 from .tile import (  # noqa: F401 (the grammar is one: its expressions are imported from here)
     WHOLE,
@@ -121,6 +122,32 @@ class Put(Statement):
     origin: str = ""
 
 
+#: Statements that have a value. ``isinstance`` takes the alias.
+Valued = Let | Assign | Store | Put
+
+
+class LoadLet(Let):
+    """A ``Let`` whose value is a Load, for type checkers: ``is_load`` tells it, nothing makes one."""
+
+    value: Load
+
+
+class FetchLet(Let):
+    """A ``Let`` whose value is a Fetch, for type checkers: ``is_fetch`` tells it, nothing makes one."""
+
+    value: Fetch
+
+
+def is_load(s: Statement) -> TypeGuard[LoadLet]:
+    """Whether ``s`` names what a Load reads."""
+    return isinstance(s, Let) and isinstance(s.value, Load)
+
+
+def is_fetch(s: Statement) -> TypeGuard[FetchLet]:
+    """Whether ``s`` names what a Fetch reads."""
+    return isinstance(s, Let) and isinstance(s.value, Fetch)
+
+
 @dataclass(frozen=True)
 class InteriorOrEdge(Statement):
     """Two versions of the rest of the body: for a block inside its extent along ``axis``, and for one that passes it."""
@@ -219,7 +246,7 @@ def statements(body: tuple[Statement, ...]) -> Iterator[Statement]:
 
 def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
     """Yield every tile expression of the body except indices."""
-    return (s.value for s in statements(body) if isinstance(s, (Let, Assign, Store, Put)))
+    return (s.value for s in statements(body) if isinstance(s, Valued))
 
 
 def any_product(body: tuple[Statement, ...]) -> bool:
@@ -239,7 +266,7 @@ def map_values(body: tuple[Statement, ...], change: Callable[[Tile], Tile]) -> t
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=map_values(s.body, change))
-        return replace(s, value=change(s.value)) if isinstance(s, (Let, Assign, Store, Put)) else s
+        return replace(s, value=change(s.value)) if isinstance(s, Valued) else s
 
     return tuple(one(s) for s in body)
 

@@ -59,7 +59,7 @@ class Tile:
         return (self, *(node for child in self._children for node in child._nodes))
 
     def rebuild(self, change: Callable[[Tile], Tile]) -> Tile:
-        new = {}
+        new: dict[str, Tile | tuple] = {}
         for name in field_names(type(self)):
             value = getattr(self, name)
             if isinstance(value, Tile):

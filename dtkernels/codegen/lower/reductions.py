@@ -84,7 +84,7 @@ class Reducer:
 
     def reductions(self, d: Definition, env: dict[str, Tile], scope: Scope) -> dict[ex.Expr, Tile]:
         """Return the value of each reduction in ``d``; loops are emitted into ``scope``."""
-        groups: dict[tuple[str, ...], list[ex.Expr]] = {}
+        groups: dict[tuple[str, ...], list[ex.Reduce | ex.Dot]] = {}
         for node in _outermost(d.expr):
             groups.setdefault(node.labels, []).append(node)
         results: dict[ex.Expr, Tile] = {}
@@ -106,12 +106,12 @@ class Reducer:
     # -- at once --------------------------------------------------------------------------------------------------
 
     def _at_once(
-        self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Expr], env: dict[str, Tile], scope: Scope
+        self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Reduce | ex.Dot], env: dict[str, Tile], scope: Scope
     ) -> dict[ex.Expr, Tile]:
         env = {**env, **{a.label: Position(a) for a in axes}}
         for axis in axes:
             self.l.place(d.name, axis.label, env, scope)
-        found = {}
+        found: dict[ex.Expr, Tile] = {}
         for node in nodes:
             terms = self._terms(node, env, scope, axes)
             found[node] = terms if isinstance(terms, TileDot) else reduced(self.kind(d, node), terms, axes)
@@ -148,7 +148,7 @@ class Reducer:
         ordered = tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked)))
         scopes, axes = self._open(d, ordered, env, scope)
         inner = scopes[-1]
-        bound = {a.label: Position(a) for a in axes}
+        bound: dict[str, Tile] = {a.label: Position(a) for a in axes}
         step = _Step(self, members, axes, scope, inner, bound)
         for member in members:
             step.accumulate(member)
@@ -168,7 +168,8 @@ class Reducer:
 
     def _open(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
         """Open a scope for each loop, outermost first; also return the axes of all labels (whole ones have no loop)."""
-        scopes, axes = [], []
+        scopes: list[Scope] = []
+        axes: list[Axis] = []
         for label in labels:
             tile = self.l.tile_size(d.name, label)
             if tile == WHOLE:
@@ -363,7 +364,7 @@ def rescale(before: Tile, after: Tile, times: Fraction) -> Tile:
     return Op("exp", (difference,))
 
 
-def _outermost(expr: ex.Expr) -> list[ex.Expr]:
+def _outermost(expr: ex.Expr) -> list[ex.Reduce | ex.Dot]:
     """Return the reductions in ``expr`` that are not inside another one."""
     if isinstance(expr, (ex.Reduce, ex.Dot)):
         return [expr]

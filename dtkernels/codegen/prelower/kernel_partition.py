@@ -41,7 +41,9 @@ def _read_from(program: Program, root: str) -> set[str]:
     """Return the hosts of the Funcs that the kernel of ``root`` reads from memory."""
     algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), stored_funcs(program), program.outputs()
     written = {f for f in (*stored, *outputs) if host(f, fused) == root}
-    todo, seen, found = [root, *written], set(), set()
+    todo = [root, *written]
+    seen: set[str] = set()
+    found: set[str] = set()
     while todo:
         func = todo.pop()
         for tensor in {a.tensor for a in ex.accesses(algorithm[func].expr)} - seen:

@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..ir.nest import Accumulator, Assign, Axis, Guard, Index, Let, Local, Loop, Position, Put, Start, Statement, Store, Tile, statements
+from ..ir.nest import (
+    Accumulator,
+    Assign,
+    Axis,
+    Guard,
+    Index,
+    Let,
+    Local,
+    Loop,
+    Position,
+    Put,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    Valued,
+    statements,
+)
 
 
 def tiles_of(s: Statement) -> tuple[Tile, ...]:
     """Return the tile expressions of one statement: its value and its index."""
-    own = (s.value,) if isinstance(s, (Let, Assign, Store, Put)) else ()
+    own = (s.value,) if isinstance(s, Valued) else ()
     return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())
 
 

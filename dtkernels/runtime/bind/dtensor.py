@@ -118,7 +118,7 @@ def _best(tensors: dict, labels: dict, cuttable: tuple[str, ...], axis: int, par
         place = t.placements[axis]
         if place.is_shard() and (label := labels[n][place.dim]) in cuttable:
             weights[label] = weights.get(label, 0) + t.numel()
-    for label in sorted(weights, key=weights.get, reverse=True):
+    for label in sorted(weights, key=weights.__getitem__, reverse=True):
         sizes = [t.shape[labels[n].index(label)] for n, t in tensors.items() if label in labels[n]]
         if all(s % parts == 0 or s == 1 for s in sizes):
             return label

@@ -14,7 +14,7 @@ gets new entries, ``<op>_2``: code compiled with the old op still means the old 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -218,8 +218,9 @@ def _casting(name: str, entry: str, device: str):
 
 def cast_to(value: object, dtype: torch.dtype | None) -> object:
     """Cast a float32, float16 or bfloat16 tensor to ``dtype``; return anything else, or without a dtype, unchanged."""
-    plain = dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16)
-    return value if plain else value.to(dtype)
+    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return value
+    return value.to(dtype)
 
 
 def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -242,7 +243,7 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
 def recorded(operator: Operator, args: tuple, kwargs: dict):
     """Run a call that is differentiable through the inner entries."""
     name, call = operator.entry, operator.bind(args, kwargs)
-    values = {**call.fitted.tensors, **call.scalars}
+    values: dict[str, Any] = {**call.fitted.tensors, **call.scalars}
     numbers = tuple(n for n, v in values.items() if not isinstance(v, torch.Tensor))
     every = torch._C._are_functorch_transforms_active()  # each level of functional transforms may ask for other gradients
     wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
@@ -276,7 +277,7 @@ def _resolve_pair(name: str, kind: str):
 def _split_values(variant: Variant, values: list[torch.Tensor], numbers: dict[str, object], named: tuple[str, ...]) -> tuple[dict, dict]:
     """Return the tensors and the scalars of a variant by name."""
     a = variant.signature
-    given = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
+    given: dict[str, object] = dict(zip([n for n in (*a.inputs, *a.scalars) if n not in named], values))
     given |= {n: numbers[f"{n}_number"] for n in named if n in a.scalars}
     return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
 

@@ -60,7 +60,8 @@ class Operator:
         self._names = self.outline.inputs + self.outline.scalars
         self._variants: dict[tuple, Variant] = {}
         self._quick = CallCache(self.outline.products)
-        self._asking, self._asked = threading.Lock(), None
+        self._asking = threading.Lock()
+        self._asked: int | None = None  #: the thread whose arguments are asked for
         self.entry = library_ops.enter(self)
 
     @cached_property

@@ -127,10 +127,10 @@ class Variant:
         forward, kept = self, known.products
         if known.outputs != self.outputs:
             subject = replace(self.subject, saved=True, wanted=wanted, kept=kept)
-            forward = Variant(lambda: derived().forward, known.outputs, subject, known.forward and Facts(known.forward))
+            forward = Variant(lambda: derived().forward, known.outputs, subject, Facts(known.forward) if known.forward is not None else None)
             forward.written = self.written
         subject = replace(self.subject, direction="backward", wanted=wanted, kept=kept)
-        backward = Variant(lambda: derived().backward, tuple(known.grads.values()), subject, known.backward and Facts(known.backward))
+        backward = Variant(lambda: derived().backward, tuple(known.grads.values()), subject, Facts(known.backward) if known.backward is not None else None)
         return DifferentiablePair(known, self.outputs, forward, backward, (*self.signature.inputs, *self.signature.scalars))
 
     def _derived(self, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Gradient:

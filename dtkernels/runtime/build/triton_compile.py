@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from types import ModuleType
+from typing import Protocol
 
 import torch
 
@@ -21,11 +22,21 @@ POINTERS = {
 }  # fmt: skip
 
 
+class JitFunction(Protocol):
+    """What is asked of a kernel as ``triton.jit`` or ``gluon.jit`` gives it."""
+
+    __name__: str
+    arg_names: list[str]
+    src: str
+
+    def is_gluon(self) -> bool: ...
+
+
 @dataclass
 class KernelLaunch:
     """One kernel launch that a wrapper requested."""
 
-    kernel: object
+    kernel: JitFunction
     grid: tuple[int, ...]
     args: tuple
     constants: dict[str, object]
@@ -86,7 +97,7 @@ def plain_types(launch: KernelLaunch) -> dict[str, str]:
     return types | dict.fromkeys(launch.constants, "constexpr")
 
 
-def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target):
+def compile_kernel(kernel: JitFunction, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target):
     """Compile one kernel to machine code. ``multiples`` holds the known divisors of parameters, powers of two up to 16."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -95,7 +106,7 @@ def compile_kernel(kernel, types: dict[str, str], constants: dict[str, object], 
     return triton.compile(source, target=GPUTarget(target.backend, target.arch, target.warp_size), options={**options, "enable_fp_fusion": True})
 
 
-def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:
+def ir_of(kernel: JitFunction, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int], options: dict[str, object], target: Target) -> str:
     """Return ``StoredKernel.ir`` of what ``compile_kernel`` would give, without lowering, which can take minutes."""
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
@@ -113,7 +124,7 @@ def ir_of(kernel, types: dict[str, str], constants: dict[str, object], multiples
     return _ir({"ttir": stages["ttir"](module, dict(vars(parsed))) if "ttir" in stages else module})
 
 
-def _source(kernel, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int]):
+def _source(kernel: JitFunction, types: dict[str, str], constants: dict[str, object], multiples: dict[str, int]):
     """Build the source object that Triton compiles."""
     names = kernel.arg_names
     attributes = {(names.index(n),): [["tt.divisibility", step]] for n, step in multiples.items()}
@@ -121,7 +132,7 @@ def _source(kernel, types: dict[str, str], constants: dict[str, object], multipl
     return _source_class(kernel)(fn=kernel, signature=signature, constexprs={(names.index(k),): v for k, v in constants.items()}, attrs=attributes)
 
 
-def _source_class(kernel):
+def _source_class(kernel: JitFunction):
     """Return Triton's source class for a kernel in Triton or in Gluon."""
     if kernel.is_gluon():
         from triton.experimental.gluon._runtime import GluonASTSource

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -82,7 +82,7 @@ class AutogradCall:
         after = len(self.kept) + self.public
         #: for each value of backward its place among saved tensors, then gradients, then numbers
         self.order = [
-            len(self.kept) + g if i is None else self.kept.index(i) if i in self.kept else after + self.numbers.index(i)
+            len(self.kept) + cast(int, g) if i is None else self.kept.index(i) if i in self.kept else after + self.numbers.index(i)
             for i, g in zip(self.sources, self.arriving)
         ]
 
@@ -132,7 +132,7 @@ class AutogradCall:
         for value, name, source, arriving in zip(values, (*self.inputs, *self.scalars), self.sources, self.arriving):
             view = value
             if isinstance(value, torch.Tensor) and (arriving is not None or source is not None and source >= len(self.names)):
-                place = arriving if arriving is not None else source - len(self.names)
+                place = arriving if arriving is not None else cast(int, source) - len(self.names)
                 view = value.reshape(self.fitted_results[place]) if place < self.public else value
             elif name in self.views:
                 strides, shape, fitted_strides = self.views[name]
@@ -161,10 +161,10 @@ class AutogradCall:
             return None if any([t.data_ptr() & 15 for t in given[:count]]) else run(given)
 
         alike = never_matches if self.precise or any(t.data_ptr() & 15 for t in tensors) else guards_for(tensors)
-        alone = one is not None and wanted == [0]
+        alone = one if wanted == [0] else None
         if len(self.backwards) >= REMEMBERED:
             self.backwards.clear()
-        self.backwards[key] = self.latest = Backward(alike, one if alone else in_line, one if alone else run)
+        self.backwards[key] = self.latest = Backward(alike, alone or in_line, alone or run)
 
 
 def _function(call: AutogradCall) -> Callable:
@@ -198,6 +198,6 @@ def _function(call: AutogradCall) -> Callable:
         return without_derivative(call.op, found, tensors) if _grad_enabled() else found
 
     own = {"forward": staticmethod(forward_one if only_result else forward), "backward": staticmethod(backward)}
-    kind = type(call.op, (torch.autograd.Function,), own)
-    kind._backward_cls.apply = backward  # type: ignore[attr-defined]  # the engine calls this; torch's version looks up ``backward`` each time
+    kind: Any = type(call.op, (torch.autograd.Function,), own)
+    kind._backward_cls.apply = backward  # the engine calls this; torch's version looks up ``backward`` each time
     return super(torch.autograd.Function, kind).apply  # Function.apply checks for functional transforms, whose tensors never reach this path

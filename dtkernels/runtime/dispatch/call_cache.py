@@ -7,7 +7,7 @@ a view has the same pointer, so the kernels take the tensors as given.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -56,7 +56,7 @@ class CallCache:
     """Cache the calls of one op. ``precise``: the setting of float32 products (TF32) is part of the key."""
 
     def __init__(self, precise: bool):
-        self.known: dict[tuple, CachedCall] = {}
+        self.known: dict[tuple | None, CachedCall] = {}  #: nothing is known by None
         self.last = CachedCall(never_matches, never_matches)
         self.fronts: tuple[Front, ...] = ()  #: the most recent ones
         self.named: dict[tuple, Front] = {}  #: all, by a cheap key
@@ -66,7 +66,8 @@ class CallCache:
         """Return everything that decides how a call runs except the contents of tensors; None for calls that are not cached."""
         if _autocast() or _modes() or _tracing() or forward_ad._current_level >= 0:
             return None
-        grad, parts = False, []
+        grad = False
+        parts: list[Any] = []
         try:
             for v in (*args, *kwargs.values()) if kwargs else args:
                 kind = type(v)
@@ -143,6 +144,16 @@ class Front:
     """
 
     __slots__ = ("count", "settings", "types", "same", "wants", "tf32", "order", "numbers", "launches", "run")
+    count: int
+    settings: tuple
+    types: tuple[type, ...]
+    same: Callable[..., bool]
+    wants: bool  #: whether a tensor asks for a gradient
+    tf32: bool | None  #: as it was set; None where nothing hangs on it
+    order: list[int]
+    numbers: tuple
+    launches: Callable[[tuple[int, ...] | None], Callable]
+    run: Callable[[tuple], Any]
 
     def shaped(self, shape: tuple[int, ...] | None) -> Callable[[tuple], object]:
         """Return ``run`` with the result in another shape of as many elements; None for its own shape."""

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from ...lang.schedule import Program
 
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
-_NEVER = object()
 TEMPLATES = 16  #: per kind of call; they differ in the divisibility of sizes
 REMEMBERED = 1024  #: routes per dispatcher, of about 16 KiB each; the oldest is evicted
 
@@ -51,7 +50,7 @@ class Route:
 
 def call_key(values: tuple, precision: bool) -> tuple:
     """Return everything that the kernels of a call depend on except the contents of tensors."""
-    parts = []
+    parts: list[object] = []
     for v in values:
         if isinstance(v, torch.Tensor):
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
@@ -191,15 +190,15 @@ class Dispatcher:
         """Trace the wrapper symbolically and keep a template, from the second call of a kind on."""
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
-        if (known := self._templates.get(kind, _NEVER)) is _NEVER:
+        if kind not in self._templates:
             if len(self._templates) >= REMEMBERED:
                 self._templates.clear()
             self._templates[kind] = []
-        elif known is not None and len(known) < TEMPLATES and traceable(values):
+        elif (known := self._templates[kind]) is not None and len(known) < TEMPLATES and traceable(values):
             (tape, stands), allocating = stand_ins(values), Allocating()
             try:
                 notes = record(host, stands, None, allocating)
-                notes.allocated = allocating.allocated
+                notes.allocated = cast("list[torch.Tensor]", allocating.allocated)  # ``Shaped`` stands in for one
                 kernels = self._fitting(notes.launches, entries, store, values[0].device, False)
                 if kernels is not None:
                     known.append(LaunchTemplate(tape, BoundLaunch(notes, stands, self._places(tensors, scalars), kernels, values[0].device)))

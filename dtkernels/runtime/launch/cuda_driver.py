@@ -22,7 +22,8 @@ class DriverError(RuntimeError):
 class LaunchConfig(ctypes.Structure):
     """CUlaunchConfig."""
 
-    _fields_ = [(n, ctypes.c_uint) for n in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")] + [
+    _fields_ = [
+        *((n, ctypes.c_uint) for n in ("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z", "shared")),
         ("stream", ctypes.c_void_p),
         ("attributes", ctypes.c_void_p),
         ("attribute_count", ctypes.c_uint),

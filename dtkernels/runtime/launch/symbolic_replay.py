@@ -77,7 +77,7 @@ class Number:
     def __init__(self, tape: Tape, name: str, value: int):
         self.tape, self.name, self.value = tape, name, value
 
-    @property
+    @property  # type: ignore[misc]  # isinstance asks for it
     def __class__(self):
         return int
 
@@ -131,7 +131,7 @@ class Shaped:
     def __init__(self, shape: tuple, strides: tuple, dtype: torch.dtype, device: torch.device):
         self.shape, self._strides, self.dtype, self.device = shape, strides, dtype, device
 
-    @property
+    @property  # type: ignore[misc]  # isinstance asks for it
     def __class__(self):
         return torch.Tensor
 

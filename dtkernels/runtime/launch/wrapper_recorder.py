@@ -11,6 +11,7 @@ import builtins
 import types
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import Any, cast
 
 import torch
 
@@ -31,7 +32,7 @@ class RecordedLaunch:
     args: tuple
     constants: dict[str, object]
     options: dict[str, object] = field(default_factory=dict)
-    compiled: object = None  #: Triton's compiled kernel, where Triton launched it
+    compiled: Any = None  #: Triton's compiled kernel, where Triton launched it
 
 
 @dataclass
@@ -123,7 +124,7 @@ _ALLOWED = (
 @lru_cache(maxsize=256)
 def _compiled(host: str) -> tuple[types.CodeType, tuple[types.FunctionType, ...]]:
     """Return (the code of a host text without the ready helpers, those helpers)."""
-    found = []
+    found: list[types.FunctionType] = []
     for text, function in _ready().items():
         if f"\n{text}" in host:
             host, found = host.replace(text, ""), [*found, function]
@@ -133,7 +134,7 @@ def _compiled(host: str) -> tuple[types.CodeType, tuple[types.FunctionType, ...]
 @cache
 def _ready() -> dict[str, types.FunctionType]:
     """Map the printed texts of the precompiled helpers, without their docstrings, to the functions."""
-    texts = {f: SUPPORT[f.__name__].strip().split("\n") for f in READY}
+    texts = {f: SUPPORT[f.__name__].strip().split("\n") for f in cast("tuple[types.FunctionType, ...]", READY)}
     return {"\n".join([head, *rest, ""]): f for f, (head, _, *rest) in texts.items()}
 
 
@@ -149,7 +150,7 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
             raise ImportError(f"a host text imports torch and triton; found {name}")
         return known[name]
 
-    space = {"__builtins__": {**{n: getattr(builtins, n) for n in _ALLOWED}, "__import__": find}, "__name__": "dtkernels_host"}
+    space: dict[str, Any] = {"__builtins__": {**{n: getattr(builtins, n) for n in _ALLOWED}, "__import__": find}, "__name__": "dtkernels_host"}
     code, ready = _compiled(host)
     space |= {f.__name__: types.FunctionType(f.__code__, space) for f in ready}
     exec(code, space)  # emitted by the compiler; texts from a store are verified by their checksum

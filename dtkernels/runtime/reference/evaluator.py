@@ -7,6 +7,7 @@ float64 inputs in float64, so that the same code is the oracle of the tests.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,11 +17,11 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..signature.signature import promoted, size_sources
 
-_UNARY = {
+_UNARY: dict[str, Callable[..., torch.Tensor]] = {
     "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
     "abs": torch.abs, "erf": torch.erf, "floor": torch.floor, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
 }  # fmt: skip
-_BINARY = {
+_BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.true_divide, "<": torch.lt, "<=": torch.le, ">": torch.gt,
     ">=": torch.ge, "==": torch.eq, "!=": torch.ne, "maximum": torch.maximum, "minimum": torch.minimum,
 }  # fmt: skip

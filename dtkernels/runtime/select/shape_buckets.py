@@ -53,11 +53,14 @@ class ScheduleCache:
 
     def __init__(self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset()):
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
-        self._of_row, self._by_formula, self._fits = (lru_cache(REMEMBERED)(f) for f in (self._read, self._ask, self._checked))
+        self._of_row = lru_cache(REMEMBERED)(self._read)
+        self._by_formula = lru_cache(REMEMBERED)(self._ask)
+        self._fits = lru_cache(REMEMBERED)(self._checked)
 
     def plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the nearest row that fits, else of the default schedule."""
         for candidate in choice.usable:
+            found: Program | Exception
             try:
                 found = self._of_row(candidate.row.schedule, _powers(choice.sizes), itemsize, target)
             except Exception as error:  # a faulty row must not end the call

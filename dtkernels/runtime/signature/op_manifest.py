@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .signature import Halves, Signature
 
@@ -132,7 +132,7 @@ def read_manifest(spec: Path) -> OpManifest | None:
         data = json.loads(head + end)
         if data.pop("file") != hashlib.sha256(spec.read_bytes()).hexdigest():
             return None
-        plain = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+        plain: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
         return OpManifest(**{**plain, "params": tuple(tuple(p) for p in data["params"]), "lines": tuple(lines)})
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -217,9 +217,9 @@ def _flow(value: object) -> str:
         return "{" + ", ".join(f"{_flow(k)}: {_flow(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ", ".join(map(_flow, value)) + "]"
-    bare = isinstance(value, str) and re.fullmatch(r"[a-zA-Z_]\w*( \w+)*", value) and value.lower() not in ("yes", "no", "on", "off", "true", "false", "null")
-    if bare:
-        return value
+    words = value if isinstance(value, str) and re.fullmatch(r"[a-zA-Z_]\w*( \w+)*", value) else ""
+    if words and words.lower() not in ("yes", "no", "on", "off", "true", "false", "null"):
+        return words
     quoted = json.dumps(value, ensure_ascii=False)
     return "".join(c if " " <= c <= "~" else f"\\U{ord(c):08X}" for c in quoted)
 

@@ -75,7 +75,8 @@ def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choi
     """
     found: Choice = {}
     for group, of_works in chosen.items():
-        cuts, raced = {}, {}
+        cuts: dict[str, ScheduleCandidate] = {}
+        raced: dict[str, dict[str, float]] = {}
         for w, made in of_works.items():
             if not _formula_unknown(known, times, w) and not _untimed(known, times, w):
                 here = _raced(known, times, w)

@@ -90,7 +90,8 @@ def plans_of(text: str) -> dict[str, KernelCandidate]:
             seen.add(func)
         return func
 
-    joins, by_root = _joins(schedule), {}
+    joins = _joins(schedule)
+    by_root: dict[str, list[Primitive]] = {}
     for p in schedule.primitives:
         if p.name not in _FUSING:
             by_root.setdefault(root_of(p.func), []).append(p)

@@ -36,7 +36,8 @@ class Playoffs:
         races = {w: [self._job(w, c) for c in dict.fromkeys(cuts)] for w, cuts in entrants.items()}
         races = {w: jobs for w, jobs in races.items() if any((w.text(), j.cut.text()) not in self.journal.times for j in jobs)}
         self.wanted = list({job.key: job for jobs in races.values() for job in jobs if job.key not in self.artefacts}.values())[::-1]
-        ready, self.waiting, self.look = [], dict(races), dict.fromkeys(races)
+        ready: list[tuple[TuningProblem, list]] = []
+        self.waiting, self.look = dict(races), dict.fromkeys(races)
         self.users = {}
         for w, jobs in races.items():
             for job in jobs:
@@ -58,8 +59,8 @@ class Playoffs:
             for done in self.gpus.poll(0.05):
                 self._timed(done)
             for done in self.cpus.poll(0.01):
-                if done.task[0] == "compile" and isinstance(done.task[1], Job):  # type: ignore[index]
-                    self._compiled(done.task[1], done)  # type: ignore[index]
+                if done.task[0] == "compile" and isinstance(done.task[1], Job):
+                    self._compiled(done.task[1], done)
             yield
         while self.gpus.busy():
             for done in self.gpus.poll(0.2):
@@ -84,7 +85,7 @@ class Playoffs:
                 others = (j for jobs in self.waiting.values() for j in jobs if j.key == job.key and (j.key, j.work) not in self.failed)
                 self.wanted += list(others)[:1]
             return
-        new: Artefact = done.result  # type: ignore[assignment]
+        new: Artefact = done.result
         if (old := self.artefacts.get(job.key)) is not None:
             new.entries += [e for e in old.entries if e.name not in {n.name for n in new.entries}]
             new.codes |= old.codes

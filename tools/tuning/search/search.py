@@ -166,7 +166,7 @@ class ScheduleSearch:
     # -- results ------------------------------------------------------------------------------------------------------
 
     def _computed(self, done: Finished) -> None:
-        kind, *rest = done.task  # type: ignore[misc]
+        kind, *rest = done.task
         if done.untried:
             heap, task = (self.to_compile, tuple(rest)) if kind == "compile" else (self.to_think, done.task)
             heapq.heappush(heap, ((0,), next(self.order), task))
@@ -176,11 +176,11 @@ class ScheduleSearch:
                 self.failed += 1
                 print(f"tune: {rest[0].title()}: no schedules: {done.failure}")
             else:
-                self._seeded(rest[0], done.result)  # type: ignore[arg-type]
+                self._seeded(rest[0], done.result)
         elif kind == "expand":
             spot: Cell = rest[-1]
             spot.expanding = False
-            self._request(spot, [p for _, p in done.result or ()], (spot.level,))  # type: ignore[union-attr]
+            self._request(spot, [p for _, p in done.result or ()], (spot.level,))
             if not spot.waiting:
                 spot.over = True
         else:
@@ -193,7 +193,7 @@ class ScheduleSearch:
                     else:
                         self._record(other, Time(failure=done.failure))
                 return
-            self._add(job.key, done.result)  # type: ignore[arg-type]
+            self._add(job.key, done.result)
             for priority, other in waiting:
                 heapq.heappush(self.ready.setdefault(other.work, []), (priority, next(self.order), other))
 
@@ -209,7 +209,7 @@ class ScheduleSearch:
             sent.discard(key)
 
     def _timed(self, done: Finished) -> None:
-        job: Job = done.task  # type: ignore[assignment]
+        job: Job = done.task
         if done.lost:
             self.at.pop(done.worker, None)
         if done.untried or FORGOTTEN in done.failure:
@@ -223,7 +223,7 @@ class ScheduleSearch:
                 self.rebuilt.add(again)
                 self._compile((0,), job, again)
                 return
-        self._record(job, Time(failure=done.failure) if done.failure else done.result, done.where)  # type: ignore[arg-type]
+        self._record(job, Time(failure=done.failure) if done.failure else done.result, done.where)
 
     def _record(self, job: Job, found: Time, where: str = "") -> None:
         self.measured += 1

@@ -9,6 +9,7 @@ import subprocess
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -49,19 +50,22 @@ class Kernels:
     """Repeatable launches of a wrapper, on its own tensors."""
 
     def __init__(self, launches: list[RecordedLaunch], entries: list[StoredKernel], codes: dict[str, bytes], device: int):
-        self.device, self.kept, self.calls = device, [], []
+        self.device = device
+        self.kept: list[object] = []  #: what must live as long as the launches
+        self.calls: list[tuple] = []
         self.launch = driver().launch
         for launch in launches:
             entry = build_for(launch, entries)
             if entry is None:
                 raise Refused(f"no build of {launch.kernel} for this call")
-            if entry.shared > torch.cuda.get_device_properties(device).shared_memory_per_block_optin:
+            if entry.shared > torch.cuda.get_device_properties(device).shared_memory_per_block_optin:  # type: ignore[attr-defined]  # not in torch's stubs
                 raise Refused(f"{launch.kernel} takes {entry.shared} bytes of shared memory")
             function = driver().function(device, entry.code, lambda e=entry: codes[e.code], entry.kernel, entry.shared)
             self.calls.append(self._call(launch, entry, function))
 
     def _call(self, launch: RecordedLaunch, entry: StoredKernel, function) -> tuple:
-        given, slots = dict(zip(launch.names, launch.args)), []
+        given: dict[str, Any] = dict(zip(launch.names, launch.args))
+        slots: list[Any] = []
         for name, kind in entry.types.items():
             if kind != "constexpr":
                 value = given[name]

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .worker_pool import START, Finished, answer, line_of, where_of
 
@@ -121,7 +122,7 @@ def _ray(address: str) -> tuple:
         return ray, False
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a cluster of our own sends no usage statistics
     try:
-        ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)
+        ray.init(address=address, log_to_driver=False, logging_level="error", include_dashboard=False)  # type: ignore[arg-type]  # a name does too, as logging takes it
     except Exception as error:  # unreachable, of another version, no address: Ray has an exception for each
         raise SystemExit(f"tune: no Ray cluster at {address!r}: {line_of(error)}; allowed: local, auto, HOST:PORT") from None
     return ray, True
@@ -130,7 +131,8 @@ def _ray(address: str) -> tuple:
 class _Actor:
     def __init__(self, packed: bytes, index: int, sources: tuple[str, ...]):
         self.packed, self.index, self.sources = packed, index, sources
-        self.handler, self.problem = None, ""
+        self.handler: Any = None
+        self.problem = ""
 
     def begin(self) -> tuple[str, str]:
         """Make the handler. Returns (its device, "") or ("", the error), which is reported with the first message."""

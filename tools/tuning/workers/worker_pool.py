@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from typing import Any
 
 READY = "ready"
 START = 180.0  #: seconds that a worker may take to start
@@ -25,9 +26,9 @@ class Fatal(Exception):
 class Finished:
     """The outcome of a task: its result, or why there is none."""
 
-    task: object
+    task: Any
     worker: int
-    result: object = None
+    result: Any = None
     failure: str = ""
     lost: bool = False  #: the worker's process is gone, with what it remembered
     untried: bool = False  #: no worker tried it: the failure is the worker's, not the task's

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...ir.nest import Accumulator, Axis, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
+from ...ir.nest import Accumulator, Assign, Axis, FetchLet, Index, Let, Load, Position, Put, Statement, Store, Tile, mask_axes
 from ...ir.value_type import never_negative
 from ...transforms.warp_specialize.plan import LoopStep, Product, Ring, WarpSpecializedKernel
 from ..triton.memory import LINE
@@ -33,7 +33,7 @@ class Consumer:
     def __init__(self, printer: GluonPrinter):
         self.k = printer
         self.p: WarpSpecializedKernel = printer.plan
-        self.local: dict[str, Let] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
+        self.local: dict[str, FetchLet] = {t.name: t for t in (*self.p.resident, *(t for ring in self.p.rings for t in ring.tiles))}
         self.home: dict[str, Ring] = {t.name: ring for ring in self.p.rings for t in ring.tiles}
         self.begin, self.end = "0", "0"
 
@@ -79,8 +79,10 @@ class Consumer:
                 value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
                 shape = ", ".join(k.length(a) for a in axes)
                 k.line(depth, f"{name} = gl.full([{shape}], {value}, gl.float32, {k.expr.layout(axes)})" if axes else f"{name} = {value}")
-            case _:
+            case Let() | Assign():
                 k.line(depth, f"{s.name} = {k.expr.text(s.value, s.axes)}")
+            case _:
+                raise AssertionError(f"a {type(s).__name__.lower()} in a consumer")
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         k, rows = self.k, axis == self.p.rows
@@ -139,7 +141,7 @@ class Consumer:
     def _wg(self) -> str:
         return "WG" if self.p.consumers > 1 else "0"
 
-    def _own(self, tile: Let) -> str:
+    def _own(self, tile: FetchLet) -> str:
         """Which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
 
@@ -180,7 +182,7 @@ class Consumer:
         """Start the fresh products of the tile in ``slot``."""
         self._await([r for r in self.p.rings if r.fresh], slot, it, depth)
         for q in self.p.last.fresh:
-            self._multiply(q, self._view(q.left.name, (q.rows, *q.axes), slot), slot, "", depth)
+            self._multiply(q, self._view(q.loaded_left.name, (q.rows, *q.axes), slot), slot, "", depth)
 
     def _fresh_done(self, slot: str, outstanding: int, depth: int) -> None:
         """Wait for the fresh products; what nothing else reads is given back."""
@@ -259,7 +261,7 @@ class Consumer:
         """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
         for i, step in enumerate(self.p.steps):
             word = (
-                "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.expr.text(step.loop.end, ())}:"
+                "else:" if step is self.p.last else f"{'elif' if i else 'if'} {self.k.counter()} < {self.k.bound(step.loop.end)}:"
             )
             if len(self.p.steps) > 1:
                 self.k.line(depth, word)
@@ -291,13 +293,13 @@ class Consumer:
         names = [q.name for q in p.last.direct]
         made = ", ".join(f"{n}_made" for n in names)
         for step in p.steps:
-            begin = self.begin if step is p.steps[0] else k.expr.text(step.loop.begin, ())
-            end = self.end if step is p.last else k.expr.text(step.loop.end, ())
+            begin = self.begin if step is p.steps[0] else k.bound(step.loop.begin)
+            end = self.end if step is p.last else k.bound(step.loop.end)
             k.line(depth, f"for {k.counter()} in range({begin}, {end}, {k.tile(step.loop.axis)}):")
             k.line(depth + 1, "slot = it % STAGES")
             self._await(list(p.rings), "slot", "it", depth + 1)
             for q in step.direct:
-                left = self._view(q.left.name, (q.rows, *q.axes), "slot")
+                left = self._view(q.loaded_left.name, (q.rows, *q.axes), "slot")
                 self._multiply(q, left, "slot", q.name, depth + 1)
             k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
             self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")

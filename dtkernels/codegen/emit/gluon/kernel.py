@@ -9,7 +9,7 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, Index, Let, Local, Position, Put, Tile
+from ...ir.nest import Axis, Fetch, FetchLet, Index, Let, Local, Position, Put, Tile
 from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, ring_tiles
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
@@ -27,6 +27,8 @@ def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Ope
 
 class GluonPrinter(_KernelPrinter):
     """State of printing one kernel: the names of Triton's text, and those of tiles, rings and barriers."""
+
+    expr: GluonExpressions
 
     def __init__(self, plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands):
         super().__init__(plan.kernel, algorithm, operands)
@@ -90,7 +92,7 @@ class GluonPrinter(_KernelPrinter):
             texts.append(text if text == "0" else f"gl.cast({text}, gl.int32)")
         return f"[{', '.join(texts)}]"
 
-    def shared(self, tile: Let) -> str:
+    def shared(self, tile: FetchLet) -> str:
         """``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
         return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
 
@@ -165,8 +167,9 @@ class GluonPrinter(_KernelPrinter):
         return [layout, head + rest] if len(head + rest) <= LINE else [layout, head.rstrip(), f"        {rest}"]
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
-        if axis or isinstance(start, Position):
-            return self.size((axis or start.axis).label)
+        axis = axis or (start.axis if isinstance(start, Position) else None)
+        if axis:
+            return self.size(axis.label)
         self.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
 
@@ -245,7 +248,7 @@ class GluonPrinter(_KernelPrinter):
                     todo.append(values[n.name])
         return found
 
-    def _bring(self, tile: Let, depth: int) -> None:
+    def _bring(self, tile: FetchLet, depth: int) -> None:
         """A tile that stays for the whole block, when the last block's is free."""
         desc = self.descriptor(tile.value)
         for w in range(int(self.shared(tile) or 1)):
@@ -285,6 +288,11 @@ class GluonPrinter(_KernelPrinter):
 
     def counter(self) -> str:
         return f"{self.plan.last.loop.axis.name}_start"
+
+    def bound(self, tile: Tile | None) -> str:
+        """Where one of several loops begins or ends; ``legality`` sees to it that each meets the next."""
+        assert tile is not None
+        return self.expr.text(tile, ())
 
     def bounds_of_all(self) -> tuple[str, str]:
         """Where the walk of all loops begins and ends."""

@@ -4,13 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import TypeGuard
 
 from ....algebra.operand_types import OperandType
 from ....lang.expr import COMPARISONS, DTYPES
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import preferred_dim_order
-from ...ir.nest import Axis, Const, Guard, Load, Local, Op, Position, Scalar, ScaleFactor, Size, Start, Step, Tile, TileDot, TileReduce
+from ...ir.nest import (
+    Axis,
+    Const,
+    Fetch,
+    Guard,
+    Load,
+    Local,
+    Op,
+    Position,
+    Scalar,
+    ScaleFactor,
+    Size,
+    Start,
+    Step,
+    Tile,
+    TileDot,
+    TileReduce,
+)
 from ...ir.value_type import is_boolean, is_integer, never_negative
 from . import exp2_emulation
 
@@ -88,7 +106,7 @@ def nan_min(a, b):
 class ExpressionPrinter:
     """Prints the tiles of one kernel; ``raw`` are locals that hold a buffer's own dtype."""
 
-    def __init__(self, raw: frozenset[str], loads: dict[str, Load], operands: Operands,
+    def __init__(self, raw: frozenset[str], loads: dict[str, Load | Fetch], operands: Operands,
                  start_of: Callable[[Axis], str], step_of: Callable[[Axis], str], size_of: Callable[[str], str],
                  approximate: tuple[str, ...] = ()):  # fmt: skip
         self.approximate = approximate
@@ -125,7 +143,12 @@ class ExpressionPrinter:
             case TileDot():
                 return self._dot(tile, order), _ATOM
         own = tuple(a for a in order if a in nest.axes_of(tile))
-        text, strength = self._guard(tile, own) if isinstance(tile, Guard) else self._op(tile, own)
+        if isinstance(tile, Guard):
+            text, strength = self._guard(tile, own)
+        elif isinstance(tile, Op):
+            text, strength = self._op(tile, own)
+        else:
+            raise AssertionError(f"{type(tile).__name__} in an expression")
         if own == order or not own:
             return text, strength
         return self.arrange(f"({text})" if strength < _ATOM else text, own, order), _ATOM
@@ -234,13 +257,13 @@ class ExpressionPrinter:
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
         """An operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
         if self._as_it_is(tile, kind):
-            return self.arrange(tile.name, tile.axes, order)  # type: ignore[attr-defined]
-        dtype = f"{other.name}.dtype" if self._as_it_is(other, kind) else self._type(kind)  # type: ignore[attr-defined]
+            return self.arrange(tile.name, tile.axes, order)
+        dtype = f"{other.name}.dtype" if self._as_it_is(other, kind) else self._type(kind)
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
             return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
-    def _as_it_is(self, tile: Tile, kind: OperandType | None) -> bool:
+    def _as_it_is(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
         return isinstance(tile, Local) and tile.name in self.loads and self.operands.as_it_is(self.loads[tile.name].buffer, kind)
 
     def _type(self, kind: OperandType | None) -> str:

@@ -118,7 +118,7 @@ def _longer_later(kernel: Kernel) -> set[str]:
     """
     loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and s.reduces and s.end is not None]
     values = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let)}
-    return _blocks_in([s.end for s in loops[-1:]], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)
+    return _blocks_in([s.end for s in loops[-1:] if s.end], values) - _blocks_in([s.begin for s in loops[:1] if s.begin], values)
 
 
 def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:

@@ -34,7 +34,10 @@ from ...ir.nest import (
     Store,
     Tile,
     TileDot,
+    Valued,
     any_product,
+    is_fetch,
+    is_load,
     mask_axes,
     statements,
     values,
@@ -107,7 +110,7 @@ class _KernelPrinter:
         self.spaces = {w.name for w in kernel.workspaces}
         self.starts = {s.axis: s.start for s in statements(kernel.body) if isinstance(s, Index)}
         self.masked = self._masked_axes()
-        loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
+        loads: dict[str, Load | Fetch] = {s.name: s.value for s in statements(kernel.body) if is_load(s) or is_fetch(s)}
         self.upcast = self._arithmetic_only(loads)
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = outgrown(self._nodes(), self.integers)
@@ -331,12 +334,12 @@ class _KernelPrinter:
     def _before(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
         axis = loop.axis
-        loads = [s for s in loop.body if isinstance(s, Let) and _hoisted_from(s) == axis]
+        loads = [s for s in loop.body if is_load(s) and s.value.hoisted_from == axis]
         for s in loads:
             tile = self.name_value(f"{axis.name}_tile", f"tl.arange(0, {self.tile(axis)}).to(INDEX)", depth)
-            offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)  # type: ignore[union-attr]
-            at = self.name_value(f"{s.name}_at", offsets, depth)  # type: ignore[union-attr]
-            self.steady[id(s.value)] = self.memory.steady_pointer(s.value, axis, at)  # type: ignore[union-attr]
+            offsets = self.memory.steady_offsets(s.value, s.axes, axis, tile)
+            at = self.name_value(f"{s.name}_at", offsets, depth)
+            self.steady[id(s.value)] = self.memory.steady_pointer(s.value, axis, at)
 
     def name_value(self, wish: str, value: str, depth: int) -> str:
         """The name of a value that is computed here, unless it is known already; another value never gets that name."""
@@ -371,8 +374,8 @@ class _KernelPrinter:
     def _nodes(self, steady: bool = True) -> Iterator[Tile]:
         """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
         for s in statements(self.kernel.body):
-            if not steady and (axis := _hoisted_from(s)):
-                yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())  # type: ignore[attr-defined]
+            if not steady and is_load(s) and (axis := s.value.hoisted_from):
+                yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
                 continue
             roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
             for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
@@ -391,21 +394,16 @@ class _KernelPrinter:
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 
-    def _arithmetic_only(self, loads: dict[str, Load]) -> frozenset[str]:
+    def _arithmetic_only(self, loads: dict[str, Load | Fetch]) -> frozenset[str]:
         """Loads widened to float32 at once: all but those that a matrix product takes as they are, or converts itself."""
         operands = set()
         for s in statements(self.kernel.body):
-            for n in s.value.walk() if isinstance(s, (Let, Assign, Store, Put)) else ():
+            for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
         kept = self.operands.held.keys() | self.operands.loose
         widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
-
-
-def _hoisted_from(s: Statement) -> Axis | None:
-    """The axis of the loop before which the offsets of the load ``s`` are computed."""
-    return s.value.hoisted_from if isinstance(s, Let) and isinstance(s.value, Load) else None
 
 
 def _sunk_scales(body: tuple[Statement, ...]) -> Iterator[str]:

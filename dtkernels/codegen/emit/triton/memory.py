@@ -94,8 +94,9 @@ class MemoryPrinter:
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
-        if axis or isinstance(start, Position):
-            return self.k.size((axis or start.axis).label)  # type: ignore[union-attr]
+        axis = axis or (start.axis if isinstance(start, Position) else None)
+        if axis:
+            return self.k.size(axis.label)
         self.k.bounds[(buffer, dim)] = None
         return f"{buffer}_size_{dim}"
 

@@ -79,7 +79,7 @@ def _replacing(node: Tile, local: Local) -> Callable[[Tile], Tile]:
 def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[Statement, ...]:
     """Replace each subexpression that an earlier statement has named by that name."""
     done: dict[Tile, Local] = {}
-    result = []
+    result: list[Statement] = []
     for s in body:
         if isinstance(s, (Let, Assign, Store)):
             is_source = isinstance(s, Let) and s.value in known and known[s.value].name == s.name

@@ -19,9 +19,26 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from typing import TypeGuard
 
 from ...ir import nest
-from ...ir.nest import Assign, Const, Kernel, Let, Local, Loop, Op, Position, Put, Statement, Store, Tile, axes_of, map_values, statements
+from ...ir.nest import (
+    Const,
+    Kernel,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Put,
+    Statement,
+    Store,
+    Tile,
+    Valued,
+    axes_of,
+    map_values,
+    statements,
+)
 from ...lower.schedule_options import KernelOptions
 
 LOG2_E = Const(math.log2(math.e))
@@ -43,7 +60,8 @@ def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> tuple[Statement, ...]:
     """Rewrite one straight-line run of statements; ``single`` are the names of values that are used once."""
-    factors = {s.name: s.value for s in body if isinstance(s, Let) and s.name in single and _factored(s.value)}
+    lets = [(s.name, s.value) for s in body if isinstance(s, Let) and s.name in single]
+    factors = {name: value for name, value in lets if _factored(value)}
     bare: dict[str, Local] = {}
 
     def scaled(tile: Tile) -> Tile:
@@ -52,7 +70,7 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
             bare[tile.name] = Local(f"{tile.name}_unscaled", tile.axes)
             return Op("*", (Op("*", (factor, LOG2_E)), bare[tile.name]))
         if _factored(tile):
-            factor, rest = tile.args  # type: ignore[attr-defined]
+            factor, rest = tile.args
             return Op("*", (Op("*", (factor, LOG2_E)), rest))
         return Op("*", (tile, LOG2_E))
 
@@ -83,7 +101,7 @@ def _is_shift(tile: Tile) -> bool:
     return False
 
 
-def _factored(tile: Tile) -> bool:
+def _factored(tile: Tile) -> TypeGuard[Op]:
     """Match a scalar times a tile."""
     return (
         isinstance(tile, Op) and tile.fn == "*" and not axes_of(tile.args[0]) and bool(axes_of(tile.args[1])) and not _reads(tile.args[0])
@@ -95,5 +113,5 @@ def _reads(tile: Tile) -> bool:
 
 
 def _tiles(s: Statement) -> tuple[Tile, ...]:
-    own = (s.value,) if isinstance(s, (Let, Assign, Store, Put)) else ()
+    own = (s.value,) if isinstance(s, Valued) else ()
     return own + (s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())

@@ -100,11 +100,11 @@ def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str
         case Const(value):
             return None if isinstance(value, bool) else float(value)
         case Local(name, _):
-            value = lets.get(name)
-            if isinstance(value, Load):
-                masked = axis in mask_axes(value.index)
-                return (0.0 if value.checked else loads[name]) if masked else None
-            return _outside(value, axis, lets, loads) if value is not None else None
+            named = lets.get(name)
+            if isinstance(named, Load):
+                masked = axis in mask_axes(named.index)
+                return (0.0 if named.checked else loads[name]) if masked else None
+            return _outside(named, axis, lets, loads) if named is not None else None
         case Guard(arg, axes, neutral):
             return neutral if axis in axes else _outside(arg, axis, lets, loads)
         case Op("+" | "-" as fn, (a, b)) if (left := _outside(a, axis, lets, loads)) is not None and math.isinf(left):

@@ -112,6 +112,7 @@ class _Cut:
         if upper or self.axis.exact:
             before = self._masked(begin, Op("min", (full, end)))
             return [*self.bounds, before, self._unmasked(full, partial), *([self._masked(partial, end)] if upper else [])]
+        assert begin is not None  # as there is a lower bound
         before = self._exact(begin, Op("min", (full, last)))
         return [*self.bounds, before, self._unmasked(full, partial), self._tail(_most([begin, last]), end)]
 

@@ -14,8 +14,9 @@ After::
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
-from ...ir.nest import Kernel, Let, Load, Loop, Statement, statements
+from ...ir.nest import Kernel, LoadLet, Loop, Statement, is_load, statements
 from ...lower.schedule_options import KernelOptions
 
 
@@ -39,8 +40,8 @@ def with_rereads_kept(body: tuple[Statement, ...], buffer: str) -> tuple[Stateme
 def _marked(s: Statement, buffer: str, policy: str) -> Statement:
     if isinstance(s, Loop):
         return replace(s, body=tuple(_marked(x, buffer, policy) for x in s.body))
-    return replace(s, value=replace(s.value, evict=policy)) if _loads(s, buffer) else s  # type: ignore[attr-defined, type-var]
+    return replace(s, value=replace(s.value, evict=policy)) if _loads(s, buffer) else s
 
 
-def _loads(s: Statement, buffer: str) -> bool:
-    return isinstance(s, Let) and isinstance(s.value, Load) and s.value.buffer == buffer
+def _loads(s: Statement, buffer: str) -> TypeGuard[LoadLet]:
+    return is_load(s) and s.value.buffer == buffer

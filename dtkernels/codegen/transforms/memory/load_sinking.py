@@ -20,8 +20,9 @@ which the compiler cannot know.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeGuard
 
-from ...ir.nest import Guard, Let, Load, Local, Loop, Statement, Tile, TileDot, values
+from ...ir.nest import Guard, Let, LoadLet, Local, Loop, Statement, Tile, TileDot, is_load, values
 from ...lower.reduction_terms import MIN_DOT
 
 
@@ -29,15 +30,15 @@ def sink_loads(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Stateme
     """Return the statements before a split-K loop, and the loop, with the operands that only its products read loaded inside."""
     if loop.axis.scalar:
         return before, loop
-    moved = [s for s in before if _small(s) and _taken_by_products(s.name, before, loop)]  # type: ignore[attr-defined]
-    again = tuple(replace(s, value=replace(s.value, sunk_into=loop.axis)) for s in moved)  # type: ignore[attr-defined]
+    moved = [s for s in before if _small(s) and _taken_by_products(s.name, before, loop)]
+    again = tuple(replace(s, value=replace(s.value, sunk_into=loop.axis)) for s in moved)
     at = next((i for i, s in enumerate(loop.body) if isinstance(s, Let)), 0)
     return tuple(s for s in before if s not in moved), replace(loop, body=(*loop.body[:at], *again, *loop.body[at:]))
 
 
-def _small(s: Statement) -> bool:
+def _small(s: Statement) -> TypeGuard[LoadLet]:
     """Return whether ``s`` loads a tile of a few rows."""
-    return isinstance(s, Let) and isinstance(s.value, Load) and not s.value.checked and any(1 < a.tile <= MIN_DOT for a in s.axes)
+    return is_load(s) and not s.value.checked and any(1 < a.tile <= MIN_DOT for a in s.axes)
 
 
 def _taken_by_products(name: str, before: tuple[Statement, ...], loop: Loop) -> bool:

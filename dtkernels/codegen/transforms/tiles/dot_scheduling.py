@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Kernel, Let, Local, Loop, Put, Statement, Store, TileDot
+from ...ir.nest import Accumulator, Assign, Kernel, Let, Local, Loop, Statement, TileDot, Valued
 from ...lower.schedule_options import KernelOptions
 
 
@@ -51,7 +51,7 @@ def _reordered(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     for s in reversed(body):
         if isinstance(s, Assign) and _product(s):
             at = order.index(s)
-            behind = next((i for i in reversed(range(at + 1, len(order))) if isinstance(order[i], Let) and _product(order[i])), at)
+            behind = next((i for i, other in reversed([*enumerate(order)][at + 1 :]) if isinstance(other, Let) and _product(other)), at)
             if all(_independent(s, other) for other in order[at + 1 : behind + 1]):
                 order.insert(behind, order.pop(at))
     return tuple(order)
@@ -65,10 +65,10 @@ def _independent(s: Assign, other: Statement) -> bool:
     """Return whether ``s`` may move behind ``other``: neither reads or changes what the other changes."""
     if isinstance(other, (Loop, Accumulator)):
         return False
-    if isinstance(other, (Let, Assign, Store, Put)) and s.name in _names(other):
+    if isinstance(other, Valued) and s.name in _names(other):
         return False
     return not (isinstance(other, Assign) and (other.name == s.name or other.name in _names(s)))
 
 
-def _names(s: Let | Assign | Store | Put) -> set[str]:
+def _names(s: Valued) -> set[str]:
     return {n.name for n in s.value.walk() if isinstance(n, Local)}

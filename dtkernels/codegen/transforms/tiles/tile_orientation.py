@@ -19,7 +19,6 @@ from collections import Counter
 from dataclasses import replace
 
 from ...ir.nest import (
-    Assign,
     Axis,
     Fetch,
     Kernel,
@@ -27,11 +26,10 @@ from ...ir.nest import (
     Load,
     Local,
     Loop,
-    Put,
     Statement,
-    Store,
     Tile,
     TileDot,
+    Valued,
     axes_of,
     map_values,
     statements,
@@ -46,12 +44,12 @@ def orient_tiles(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Give the computed two-dimensional tiles of ``body`` the orientation that most products take."""
-    lets = {
+    lets: set[tuple[str, tuple[Axis, ...]]] = {
         (s.name, s.axes) for s in statements(body) if isinstance(s, Let) and len(s.axes) == 2 and not isinstance(s.value, (Load, Fetch))
     }
     votes: Counter[tuple[Axis, ...]] = Counter()
     for s in statements(body):
-        if isinstance(s, (Let, Assign, Store, Put)):
+        if isinstance(s, Valued):
             votes.update(_wanted(s.value, s.axes, lets))
     turned = frozenset(key for key in lets if votes[key[1][::-1]] > votes[key[1]])
     return _turn(body, turned) if turned else body

@@ -132,7 +132,7 @@ def _text(tile: Tile) -> str:
     """Print ``tile`` independently of the order of factors in a product."""
     match tile:
         case Op("*", _):
-            factors = [tile]
+            factors: list[Tile] = [tile]
             while products := [f for f in factors if isinstance(f, Op) and f.fn == "*"]:
                 factors = [f for f in factors if f not in products] + [a for f in products for a in f.args]
             return f"({' * '.join(sorted(map(_text, factors)))})"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ...ir.nest import Assign, Axis, Kernel, Let, Local, Loop, Statement, Tile
+from ...ir.nest import Assign, Axis, FetchLet, Kernel, Let, Local, Loop, Statement, Tile
 
 REGISTERS = {1: (240, 24), 2: (240, 24), 4: (120, 24)}  #: consumers -> registers of a consumer thread, of a producer thread
 HALF = frozenset({64, 128})  #: rows that one consumer may have
@@ -28,6 +28,12 @@ class Product:
     rows: Axis
     columns: Axis
 
+    @property
+    def loaded_left(self) -> Local:
+        """The left operand of a fresh or direct product, which is a loaded tile."""
+        assert isinstance(self.left, Local)
+        return self.left
+
 
 @dataclass(frozen=True)
 class LoopStep:
@@ -37,9 +43,9 @@ class LoopStep:
     """
 
     loop: Loop
-    fetches: tuple[Let, ...]
+    fetches: tuple[FetchLet, ...]
     fresh: tuple[Product, ...]
-    work: tuple[Statement, ...]
+    work: tuple[Let | Assign, ...]
     moves: tuple[Assign, ...]
     chained: tuple[Product, ...]
     direct: tuple[Product, ...]
@@ -50,7 +56,7 @@ class Ring:
     """Tiles of one ring buffer, loaded, waited for and released together; ``late`` where a chained product reads them."""
 
     name: str
-    tiles: tuple[Let, ...]
+    tiles: tuple[FetchLet, ...]
     fresh: bool
     late: bool
 
@@ -63,7 +69,7 @@ class WarpSpecializedKernel:
     rows: Axis
     consumers: int
     before: tuple[Statement, ...]
-    resident: tuple[Let, ...]
+    resident: tuple[FetchLet, ...]
     steps: tuple[LoopStep, ...]
     rings: tuple[Ring, ...]
     after: tuple[Statement, ...]
@@ -80,7 +86,7 @@ class WarpSpecializedKernel:
         return self.steps[-1]
 
 
-def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, Let]]:
+def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, FetchLet]]:
     """Yield every tile that goes through a ring, with its ring."""
     for ring in p.rings:
         for tile in ring.tiles:

@@ -21,6 +21,7 @@ from ...ir.nest import (
     Assign,
     Axis,
     Fetch,
+    FetchLet,
     Index,
     Kernel,
     Let,
@@ -31,7 +32,9 @@ from ...ir.nest import (
     Tile,
     TileDot,
     TileReduce,
+    Valued,
     axes_of,
+    is_fetch,
     statements,
 )
 from .legality import check_plan, check_step, in_work, runs_behind
@@ -58,7 +61,7 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
     if any(axes_of(s.value) for s in kernel.body[first:last] if isinstance(s, Let)):
         raise Refused("tiles are computed between the loops")
     steps = tuple(_step(s, rows) for s in kernel.body if isinstance(s, Loop))
-    resident = tuple(s for s in before if isinstance(s, Let) and isinstance(s.value, Fetch))
+    resident = tuple(s for s in before if is_fetch(s))
     behind = runs_behind(steps[-1], consumers, rows.tile // consumers)
     found = WarpSpecializedKernel(
         kernel,
@@ -128,11 +131,11 @@ def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
     def one(s: Statement) -> Statement:
         if isinstance(s, Loop):
             return replace(s, body=tuple(one(x) for x in s.body))
-        if isinstance(s, (Let, Accumulator, Assign)) and not (isinstance(s, Let) and isinstance(s.value, Fetch)):
+        if isinstance(s, (Let, Accumulator, Assign)) and not is_fetch(s):
             s = replace(s, axes=order(s.axes))
-        return replace(s, value=s.value.transform(in_tile)) if hasattr(s, "value") else s
+        return replace(s, value=s.value.transform(in_tile)) if isinstance(s, Valued) else s
 
-    loaded = {s.name for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, Fetch)}
+    loaded = {s.name for s in statements(kernel.body) if is_fetch(s)}
     return replace(kernel, body=tuple(one(s) for s in kernel.body))
 
 
@@ -140,10 +143,10 @@ def _rows_first(kernel: Kernel, rows: Axis) -> Kernel:
 
 
 def _step(loop: Loop, rows: Axis) -> LoopStep:
-    fetches = tuple(s for s in loop.body if isinstance(s, Let) and isinstance(s.value, Fetch))
+    fetches = tuple(s for s in loop.body if is_fetch(s))
     computed = {s.name for s in loop.body if isinstance(s, Let) and s not in fetches}
     fresh: list[Product] = []
-    work: list[Statement] = []
+    work: list[Let | Assign] = []
     moves: list[Assign] = []
     chained: list[Product] = []
     direct: list[Product] = []
@@ -152,7 +155,7 @@ def _step(loop: Loop, rows: Axis) -> LoopStep:
             case Index() | Let(_, Fetch()):
                 continue
             case Assign(name, axes, Op("+", (older, TileDot() as dot))):
-                product = _product(name, dot, axes, rows)
+                product = _product(name, dot, rows)
                 if isinstance(product.left, Local) and product.left.name not in computed:
                     direct.append(product)
                 else:
@@ -174,10 +177,9 @@ def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]
     def one(node: Tile) -> Tile:
         if not isinstance(node, TileDot):
             return node
-        columns = next((a for a in axes_of(node) if a != rows), None)
         known = next((p for p in fresh if (p.left, p.right) in ((node.left, node.right), (node.right, node.left))), None)
         if known is None:
-            known = _product(s.name, node, (rows, columns), rows)
+            known = _product(s.name, node, rows)
             if not isinstance(known.left, Local) or known.left.name in computed:
                 raise Refused(f"{s.name} is a product of what is computed and no accumulator")
             known = replace(known, name=f"{known.left.name}_{known.right.name}_product")
@@ -187,7 +189,7 @@ def _hoist(s: Let | Assign, rows: Axis, computed: set[str], fresh: list[Product]
     return s.value.transform(one)
 
 
-def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Product:
+def _product(name: str, dot: TileDot, rows: Axis) -> Product:
     """Return the product with the operand that has the rows on the left."""
     left, right = (dot.left, dot.right) if rows in axes_of(dot.left) else (dot.right, dot.left)
     if len(dot.axes) != 1 or len(axes_of(left)) != 2 or len(axes_of(right)) != 2:
@@ -199,7 +201,7 @@ def _product(name: str, dot: TileDot, axes: tuple[Axis, ...], rows: Axis) -> Pro
 
 def _rings(step: LoopStep) -> tuple[Ring, ...]:
     """Group fetched tiles into rings: tiles that the same products read share one."""
-    found: dict[tuple[frozenset[int], bool], list[Let]] = {}
+    found: dict[tuple[frozenset[int], bool], list[FetchLet]] = {}
     products = (*step.fresh, *step.chained, *step.direct)
     for s in step.fetches:
         uses = frozenset(
