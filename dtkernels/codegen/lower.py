@@ -122,7 +122,7 @@ class _Lowering:
         return frozenset(loads | {s.buffer for s in nest.statements(body) if isinstance(s, Store)})
 
     def _kernel(self, name: str, body: tuple[Statement, ...], spaces: tuple[Workspace, ...], writes: tuple[str, ...]) -> Kernel:
-        body, reads, scalars = finish(body, self.options.descriptors(), self.options.exponentials())
+        body, reads, scalars = finish(body, self.options.descriptors(), self.options.exponentials(), self.algorithm.integral)
         blocked = {s.axis.label: s for s in nest.statements(body) if isinstance(s, Index) and s.start.startswith("block")}
         whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
         grid = tuple(GridLabel(x, whole.get(x) or self.blocks[x]) for x in self.algorithm[self.root].labels if x in blocked)

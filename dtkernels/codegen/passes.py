@@ -41,11 +41,14 @@ _COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigm
 
 
 def finish(
-    body: tuple[Statement, ...], zero_outside: tuple[str, ...] = (), exponentials: tuple[int, int] | None = None
+    body: tuple[Statement, ...],
+    zero_outside: tuple[str, ...] = (),
+    exponentials: tuple[int, int] | None = None,
+    integral: frozenset[str] = frozenset(),
 ) -> tuple[tuple[Statement, ...], frozenset[str], frozenset[str]]:
     """(cleaned body, buffers read, scalars read). Buffers in ``zero_outside`` can give nothing but 0 outside their extents; of
-    ``exponentials`` so many are worked out by polynomials."""
-    body = drop_guards(body, zero_outside)
+    ``exponentials`` so many are worked out by polynomials. Buffers in ``integral`` hold no -inf."""
+    body = drop_guards(body, frozenset(zero_outside) | integral)
     body = shared(put_off(orient(scale_last(base_two(cut_ranges(share(body)))))), exponentials)
     body = apart(body)
     body = body if zero_outside else hold(body)  # a box has the dimensions of its buffer, in their order
@@ -59,12 +62,12 @@ def finish(
 # -- guards -----------------------------------------------------------------------------------------------------------
 
 
-def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
+def drop_guards(body: tuple[Statement, ...], zero_outside: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
     """Remove guards that the value loads give outside the extents makes needless, choosing 0 or -inf for each load."""
     buffers = {s.name: s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
-    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not load.whole and not load.shift]:
+    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not (load.whole or load.shift or load.checked)]:
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -33,6 +34,7 @@ class CompiledProgram:
         self.outputs = program.outputs()
         self._module: ModuleType | None = None
         self._fit: Fit | None = None
+        self._integral: dict[frozenset[str], ModuleType] = {}  #: inputs that hold integers -> the file for such calls
 
     @property
     def module(self) -> ModuleType:
@@ -62,7 +64,7 @@ class CompiledProgram:
         self._check_kinds(name, args, kwargs)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
-        run = getattr(self.module, name, None)
+        run = getattr(self._module_for(args, kwargs), name, None)
         if run is None:
             root, together = host(name, self.prepared.schedule.fused()), self._fit.together(name)
             where = root if root in together else together[0]
@@ -80,6 +82,18 @@ class CompiledProgram:
             said = str(error).strip().splitlines() or ["no message"]
             line = next((text for text in said if "fatal" in text), said[-1])  # ptxas's own, of which Triton prints much more
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
+
+    def _module_for(self, args: tuple, kwargs: dict) -> ModuleType:
+        """The imported file, or, where inputs hold integers that its kernels fill with -inf outside their tiles, one that does not."""
+        assert self._fit is not None
+        integral = frozenset(n for n, t in self._fit.tensors(args, kwargs).items() if not t.is_floating_point())
+        if not integral:
+            return self.module
+        if integral not in self._integral:
+            algorithm = replace(self.prepared.algorithm, integral=integral)
+            source = emit(replace(self.prepared, algorithm=algorithm))
+            self._integral[integral] = self.module if source == self.source else load_module(source, self.outputs[0])
+        return self._integral[integral]
 
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
@@ -134,7 +148,7 @@ class Fit:
         """What the wrapper that computes ``name`` returns."""
         return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
 
-    def _tensors(self, args: tuple, kwargs: dict) -> dict:
+    def tensors(self, args: tuple, kwargs: dict) -> dict:
         import torch
 
         given = dict(zip(self.inputs, args)) | kwargs
@@ -142,7 +156,7 @@ class Fit:
 
     def check(self, args: tuple, kwargs: dict) -> None:
         """Raise DTError, one line, where a kernel takes more than the GPU that holds these tensors has."""
-        tensors = self._tensors(args, kwargs)
+        tensors = self.tensors(args, kwargs)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from .operator import device_target
@@ -152,7 +166,7 @@ class Fit:
 
     def written(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise DTError where nobody writes what ``name`` needs: its kernel has no programs here, or it is stored in a loop of no steps."""
-        tensors = self._tensors(args, kwargs)
+        tensors = self.tensors(args, kwargs)
         if all(t.numel() for t in tensors.values()) and all(tensor or size for _, tensor, size in self.algorithm.extents):
             return
         needed = self.algorithm.needed_by(self.together(name))
