@@ -41,6 +41,8 @@ class Algorithm:
     extents: tuple[tuple[str, str, int], ...] = ()
     #: (input, the forward's inputs behind it): inputs of a derived backward that are computed values, see algebra/operand_types.py
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
+    #: inputs that hold integers or truth values in the calls that kernels are made for; masked loads never fill them with -inf
+    integral: frozenset[str] = field(default=frozenset(), repr=False)
     #: labels that the spec's schedules or sizes mention; renaming keeps them
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents

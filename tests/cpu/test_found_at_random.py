@@ -105,3 +105,20 @@ def test_an_input_that_only_tells_an_extent_keeps_its_dimensions():
 @pytest.mark.parametrize("value", ["exp2(x)", "exp(x - 3)", "exp2(x) + exp(A[x])"])
 def test_a_share_of_exponentials_of_whole_numbers(value):
     check(f"Func f; In A; Var x; f[x] = {value} * A[x]; f.block(x:16); f.tensorize(x:16); f.approximate(exp:1/4);", rand(9))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64], ids=str)
+@pytest.mark.parametrize("value", ["rmax(N[x, k], k)", "rmax(N[x, k] - 10, k)", "rsum(exp(N[x, k]) * A[x], k) / rsum(exp(N[x, k]), k)"])
+def test_whole_numbers_are_never_infinite_outside_a_tile(value, dtype):
+    """A maximum and a sum of exponentials load -inf past the extent, which no integer is."""
+    n = (-torch.arange(55).reshape(5, 11) % 5 - (5 if dtype != torch.uint8 else 0)).to(dtype)
+    n = torch.zeros_like(n) if dtype == torch.bool else n
+    text = f"Func f; In N, A; Var x; RVar k; f[x] = {value} + A[x];"
+    check(text + "f.block(x:4); f.tensorize(x:4, k:8);", n, rand(5))
+    got, (want,) = op_of(text)(n, a := rand(5)), check(text + "f.tensorize(x:0, k:0);", n, a).values()
+    torch.testing.assert_close(got, want)
+
+
+def test_an_element_that_may_lie_outside_is_zero_there_and_not_taken_for_infinite():
+    check("""Func f; In T, N, A, B; Var x, y; RVar z; f[x, y] = rsum(exp(N[T[x]] + A[z]) * B[y], z) / rsum(exp(N[T[x]] + A[z]), z);
+    f.tensorize(x:2, y:16, z:8); f.block(x:2, y:16);""", torch.tensor([0, 2, 1]), rand(3), rand(3, seed=1), rand(17, seed=2))  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import partial
 from types import ModuleType
 
@@ -37,6 +38,7 @@ class CompiledProgram:
         self.outputs = program.outputs()
         self._module: ModuleType | None = None
         self._fit: ArgumentCheck | None = None
+        self._integral: dict[frozenset[str], ModuleType] = {}  #: inputs that hold integers -> the file for such calls
 
     @property
     def module(self) -> ModuleType:
@@ -66,7 +68,7 @@ class CompiledProgram:
         self._check_kinds(name, args, kwargs)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
-        run = getattr(self.module, name, None)
+        run = getattr(self._module_for(args, kwargs), name, None)
         if run is None:
             root, together = host(name, self.prepared.schedule.fused()), self._fit.together(name)
             where = root if root in together else together[0]
@@ -98,6 +100,18 @@ class CompiledProgram:
         a = self.prepared.algorithm
         given = dict(zip(a.inputs + a.scalars, args)) | kwargs
         check_indices(name, self.program.algorithm, given, given, self._fit.together(name))  # type: ignore[union-attr]
+
+    def _module_for(self, args: tuple, kwargs: dict) -> ModuleType:
+        """Return the imported file, or one that fills no integer input with -inf where the first one does."""
+        assert self._fit is not None
+        integral = frozenset(n for n, t in self._fit.tensors(args, kwargs).items() if not t.is_floating_point())
+        if not integral:
+            return self.module
+        if integral not in self._integral:
+            algorithm = replace(self.prepared.algorithm, integral=integral)
+            source = emit(replace(self.prepared, algorithm=algorithm))
+            self._integral[integral] = self.module if source == self.source else load_module(source, self.outputs[0])
+        return self._integral[integral]
 
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
@@ -152,7 +166,7 @@ class ArgumentCheck:
         """Return the outputs of the wrapper that computes ``name``."""
         return tuple(o for o in self.outputs if host(o, self.fused) == host(name, self.fused))
 
-    def _tensors(self, args: tuple, kwargs: dict) -> dict:
+    def tensors(self, args: tuple, kwargs: dict) -> dict:
         import torch
 
         given = dict(zip(self.inputs, args)) | kwargs
@@ -160,7 +174,7 @@ class ArgumentCheck:
 
     def check(self, args: tuple, kwargs: dict) -> None:
         """Raise DTError, one line, where a kernel exceeds the resources of the GPU that holds these tensors."""
-        tensors = self._tensors(args, kwargs)
+        tensors = self.tensors(args, kwargs)
         first = next(iter(tensors.values()), None)
         if first is not None and first.is_cuda:
             from ..torch_support.tf32 import allows_tf32
@@ -170,7 +184,7 @@ class ArgumentCheck:
 
     def written(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise DTError where no program writes a buffer that ``name`` needs: the kernel's grid, or the loop with the store, is empty here."""
-        tensors = self._tensors(args, kwargs)
+        tensors = self.tensors(args, kwargs)
         if all(t.numel() for t in tensors.values()) and all(tensor or size for _, tensor, size in self.algorithm.extents):
             return
         needed = self.algorithm.needed_by(self.together(name))

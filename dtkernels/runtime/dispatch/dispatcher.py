@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -248,7 +248,8 @@ class Dispatcher:
 
         candidate = planned.candidate
         target = self.device_target(next(iter(tensors.values())).device) if on_gpu else None
-        source = self._source(planned.program, target, not self.signature.mixed(tensors))
+        integral = frozenset(n for n, t in tensors.items() if not t.is_floating_point())
+        source = self._source(planned.program, target, not self.signature.mixed(tensors), integral)
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
             self._compiled.add(source)
@@ -292,14 +293,15 @@ class Dispatcher:
             log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
             return None
 
-    def _source(self, program: Program, target: Target | None, uniform: bool) -> str:
+    def _source(self, program: Program, target: Target | None, uniform: bool, integral: frozenset[str]) -> str:
         """Return the emitted source of a program of this algorithm. Sizes enter it through the schedule alone."""
         from ...codegen.emit.module import emit
 
-        key = program.schedule, program.counted, target, uniform
+        key = program.schedule, program.counted, target, uniform, integral
         if key not in self._emitted:
             if len(self._emitted) >= REMEMBERED:
                 self._emitted.clear()
+            program = replace(program, algorithm=replace(program.algorithm, integral=integral))
             self._emitted[key] = emit(program, "call", target, uniform)
         return self._emitted[key]
 

@@ -41,16 +41,19 @@ from ...lower.schedule_options import KernelOptions
 
 
 def eliminate_guards(kernel: Kernel, options: KernelOptions) -> Kernel:
-    """Drop needless guards and choose the fill value of each masked load; a descriptor always gives 0."""
-    return replace(kernel, body=drop_guards(kernel.body, options.descriptors()))
+    """Drop needless guards and choose the fill value of each masked load.
+
+    A descriptor always gives 0, and integers are never -inf.
+    """
+    return replace(kernel, body=drop_guards(kernel.body, frozenset(options.descriptors()) | options.algorithm.integral))
 
 
-def drop_guards(body: tuple[Statement, ...], zero_outside: tuple[str, ...] = ()) -> tuple[Statement, ...]:
+def drop_guards(body: tuple[Statement, ...], zero_outside: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
     """Remove guards that the fill values of loads make needless, choosing 0 or -inf for each load."""
     buffers = {s.name: s.value for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load)}
     loads = dict.fromkeys(buffers, 0.0)
     best = _guards_left(body, loads)
-    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not load.whole and not load.shift]:
+    for name in [name for name, load in buffers.items() if load.buffer not in zero_outside and not (load.whole or load.shift or load.checked)]:
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left
