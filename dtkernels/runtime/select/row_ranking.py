@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..tables.table import Gpu, Row, call_kind
+from ..tables.table import Gpu, Row, RowKey, call_kind
 from .quantization_cost import cuts, quantization_cost
 
 LIMIT = 2.0  #: a row further away than this is no better than the formula
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(
-    rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
+    rows: Iterable[Row], key: RowKey, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
 ) -> list[Candidate]:
     """The rows for ``key``, nearest first; at the same distance the faster. Rows that may not be taken say why.
 
@@ -103,7 +103,7 @@ def _logs(sizes: dict[str, int]) -> dict[str, float]:
     return {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
 
 
-def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
+def agreeing(rows: Iterable[Row], key: RowKey) -> list[tuple[Row, bool]]:
     """Rows for ``key`` or for other numbers among its parameters, with whether it is the former."""
     kind = call_kind(key)
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]

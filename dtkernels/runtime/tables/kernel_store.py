@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .table import Row, call_kind_text, write_whole
+from .table import Row, RowKey, call_kind_text, write_whole
 
 FORMAT = "dtkernels 4"
 _LARGEST_HEADER = 1 << 27
@@ -189,7 +189,7 @@ class KernelStore:
         found = (m[1].decode().split("/") for m in _MARK.finditer(self._data, begin, end))
         return tuple(sorted(name for of, name in found if of == kind))
 
-    def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
+    def rows(self, key: RowKey | None = None) -> tuple[Row, ...]:
         """The copied rows that agree with the key of a row but for numbers among its parameters; without a key all. Raises StoreError."""
         names = self.names("rows") if key is None else (digest(call_kind_text(key).encode()),)
         found = []
