@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
-from ..tables.table import Gpu, Row, call_kind
+from ..tables.table import Gpu, Row, RowKey, call_kind
 from .quantization_cost import cuts, quantization_cost
 
 LIMIT = 2.0  #: beyond this distance a row is no better than the default schedule
@@ -41,7 +41,7 @@ class Candidate(NamedTuple):
 
 
 def candidates(
-    rows: Iterable[Row], key: tuple, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
+    rows: Iterable[Row], key: RowKey, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
 ) -> list[Candidate]:
     """Return the rows for ``key``, nearest first, the faster first at equal distance. Refused rows carry the reason.
 
@@ -103,7 +103,7 @@ def _logs(sizes: dict[str, int]) -> dict[str, float]:
     return {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
 
 
-def agreeing(rows: Iterable[Row], key: tuple) -> list[tuple[Row, bool]]:
+def agreeing(rows: Iterable[Row], key: RowKey) -> list[tuple[Row, bool]]:
     """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
     kind = call_kind(key)
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]

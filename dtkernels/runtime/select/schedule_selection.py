@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from ...codegen.target import TARGETS, Target
-from ..tables.table import Gpu
+from ..tables.table import Gpu, RowKey
 from .row_ranking import Candidate, rank_rows
 from .table_loader import OpTable, op_table
 
@@ -30,9 +30,9 @@ class Call:
     batched: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
 
-    def key(self, dtype: str, labels: frozenset[str]) -> tuple:
+    def key(self, dtype: str, labels: frozenset[str]) -> RowKey:
         """Return the key of its rows, see ``Row.key``."""
-        return (self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
+        return RowKey(self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from ..folders import folder_named
 from ..log import forget as forget_warnings
 from ..log import warn_once
 from ..tables.kernel_store import KernelStore, StoreError, digest
-from ..tables.table import Gpu, Row, TableError, call_kind, call_kind_text, read_gpu, read_rows
+from ..tables.table import Gpu, Row, RowKey, TableError, call_kind, call_kind_text, read_gpu, read_rows
 from .row_ranking import Candidate, Near, agreeing, nearest_gpu
 
 _NEAR = 256  #: cached neighbourhoods of sizes per table
@@ -35,7 +35,7 @@ class OpTable:
         """Return all rows."""
         return self.written if self.packed is None else self._copied(None)
 
-    def like(self, key: tuple) -> tuple[Row, ...]:
+    def like(self, key: RowKey) -> tuple[Row, ...]:
         """Return at least the rows of the kind of ``key`` (``call_kind``)."""
         if self.packed is None:
             return self.written
@@ -44,13 +44,13 @@ class OpTable:
             self._read[kind] = self._copied(key)
         return self._read[kind]
 
-    def agreeing(self, key: tuple) -> list[tuple[Row, bool]]:
+    def agreeing(self, key: RowKey) -> list[tuple[Row, bool]]:
         """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
         if key not in self._agree:
             self._agree[key] = agreeing(self.like(key), key)
         return self._agree[key]
 
-    def nearest(self, key: tuple, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
+    def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
         """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Fast where a recent call of the kind had similar sizes."""
         name = (key, spec, Near.name(sizes, pitches))
         if (near := self._near.get(name)) is not None:
@@ -62,7 +62,7 @@ class OpTable:
         near = self._near[name] = Near(self.agreeing(key), sizes, spec, pitches)
         return near.first(sizes)[1]
 
-    def _copied(self, key: tuple | None) -> tuple[Row, ...]:
+    def _copied(self, key: RowKey | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None
         try:
             if found := self.store.rows(key):

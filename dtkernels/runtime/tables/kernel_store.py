@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from .table import Row, call_kind_text, write_whole
+from .table import Row, RowKey, call_kind_text, write_whole
 
 FORMAT = "dtkernels 4"
 _LARGEST_HEADER = 1 << 27
@@ -196,7 +196,7 @@ class KernelStore:
         found = (m[1].decode().split("/") for m in _MARK.finditer(self._data, begin, end))
         return tuple(sorted(name for of, name in found if of == kind))
 
-    def rows(self, key: tuple | None = None) -> tuple[Row, ...]:
+    def rows(self, key: RowKey | None = None) -> tuple[Row, ...]:
         """Return the stored rows of a call's kind, or all rows where ``key`` is None. Raises StoreError.
 
         Numeric parameters are not part of a kind (``call_kind``).

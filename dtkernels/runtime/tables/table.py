@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
+from typing import NamedTuple
 
 DIRECTIONS = ("forward", "backward")
 DTYPES = ("fp32", "fp16", "bf16")
@@ -24,6 +25,19 @@ PROVENANCE = ("gpu", "multiprocessors", "driver", "torch", "triton", "date", "co
 
 class TableError(ValueError):
     """A table is refused. The message is one line that names the file, the row and the fault."""
+
+
+class RowKey(NamedTuple):
+    """What must agree exactly between a row and a call."""
+
+    op: str
+    direction: str
+    params: tuple[tuple[str, int | bool], ...]
+    wanted: tuple[str, ...]
+    kept: tuple[str, ...] | bool  #: ``Row.kept``; where that is empty, ``Row.saved``
+    batched: tuple[str, ...]
+    dtype: str
+    labels: frozenset[str]
 
 
 @dataclass(frozen=True)
@@ -52,13 +66,13 @@ class Row:
     binaries: tuple[str, ...] = ()  #: names of kernels in the binary store beside the table
 
     @cached_property
-    def key(self) -> tuple:
+    def key(self) -> RowKey:
         """Return the key that a call must match exactly. Among matching rows the nearest in ``sizes`` is taken."""
         params = tuple(sorted(self.params.items()))
-        return (self.op, self.direction, params, self.wanted, self.kept or self.saved, self.batched, self.dtype, frozenset(self.sizes))
+        return RowKey(self.op, self.direction, params, self.wanted, self.kept or self.saved, self.batched, self.dtype, frozenset(self.sizes))
 
     @cached_property
-    def kind(self) -> tuple:
+    def kind(self) -> RowKey:
         """Return ``call_kind`` of the key."""
         return call_kind(self.key)
 
@@ -80,12 +94,12 @@ def handing(saved: bool, kept: tuple[str, ...]) -> str:
     return f" ({' '.join(words)})" if words else ""
 
 
-def call_kind(key: tuple) -> tuple:
+def call_kind(key: RowKey) -> RowKey:
     """Return a key without its numeric parameters. A parameter at its default, often 1, is absent from keys anyway."""
-    return (*key[:2], tuple((n, v) for n, v in key[2] if isinstance(v, bool)), *key[3:])
+    return key._replace(params=tuple((n, v) for n, v in key.params if isinstance(v, bool)))
 
 
-def call_kind_text(key: tuple) -> str:
+def call_kind_text(key: RowKey) -> str:
     """Return ``call_kind`` as text that is equal in every process."""
     *rest, labels = call_kind(key)
     return json.dumps([*rest, sorted(labels)])
@@ -256,4 +270,4 @@ def with_binaries(row: Row, names: Iterable[str]) -> Row:
     return replace(row, binaries=tuple(names))
 
 
-__all__ = ["Gpu", "Row", "TableError", "call_kind", "call_kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]
+__all__ = ["Gpu", "Row", "RowKey", "TableError", "call_kind", "call_kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]

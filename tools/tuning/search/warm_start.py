@@ -7,13 +7,12 @@ from pathlib import Path
 
 from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Row, TableError, read_rows
+from dtkernels.runtime.tables.table import Row, RowKey, TableError, read_rows
 
 from ..records.problems import TuningProblem, operator_of, row_of, variants_of
 
 NEAREST = 3  #: different schedules of the rows nearest to a size, its own row included
 TWIN = {"bf16": "fp16", "fp16": "bf16"}
-_DTYPE = 6  #: index in a row's key
 
 
 class WarmStart:
@@ -21,8 +20,8 @@ class WarmStart:
 
     def __init__(self, folder: Path | None, works: list[TuningProblem]):
         self.folder, self.stale = folder, 0
-        self.by_key: dict[tuple, list[Row]] = {}
-        self.illegal: Counter[str] = Counter()  #: schedule that is no longer legal -> at how many sizes
+        self.by_key: dict[RowKey, list[Row]] = {}
+        self.illegal: Counter[str] = Counter()  #: schedules that cannot be made any more, and at how many sizes
         for op in dict.fromkeys(w.group.op for w in works) if folder is not None else ():
             spec = operator_of(op).spec
             for row in rows_in(folder / f"{spec.op}.yaml"):  # type: ignore[operator]
@@ -35,12 +34,12 @@ class WarmStart:
         """Return schedules to try at ``work``: the current row's, the nearest others, then those of the 16-bit twin."""
         key = row_of(work, "").key
         found = list(dict.fromkeys(r.schedule for r in self._usable(key, work)))[:NEAREST]
-        if key[_DTYPE] in TWIN:
-            twin = (*key[:_DTYPE], TWIN[key[_DTYPE]], *key[_DTYPE + 1 :])
+        if key.dtype in TWIN:
+            twin = key._replace(dtype=TWIN[key.dtype])
             found += [r.schedule for r in self._usable(twin, work)][:1]
         return tuple(dict.fromkeys(found))
 
-    def _usable(self, key: tuple, work: TuningProblem) -> list[Row]:
+    def _usable(self, key: RowKey, work: TuningProblem) -> list[Row]:
         pitches = variants_of(work.group)[1].signature.pitches()
         spec = spec_hash(operator_of(work.group.op).spec.algorithm)
         return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, pitches=pitches) if not c.refused]
