@@ -27,7 +27,7 @@ from .passes import finish
 from .reduce import Reducer
 from .roots import kept, kernel_roots
 from .scope import Scope
-from .split import split_reduction
+from .split import OneOfBlock, split_reduction
 from .spread import warps
 from .staged import computed, is_shift, staged
 from .terms import MIN_DOT
@@ -51,7 +51,13 @@ lower.cache_info, lower.cache_clear = _lower.cache_info, _lower.cache_clear  # t
 
 
 def _kernels(program: Program, root: str) -> tuple[Kernel, ...]:
-    return ended(program, root, lambda p: _Lowering(p, root, program.outputs()).kernels())
+    def lowered(program: Program) -> tuple[Kernel, ...]:
+        try:
+            return _Lowering(program, root, program.outputs()).kernels()
+        except OneOfBlock:
+            return _Lowering(program, root, program.outputs(), once_a_block=False).kernels()
+
+    return ended(program, root, lowered)
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
@@ -69,7 +75,8 @@ def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
 class _Lowering:
     """State of lowering one kernel."""
 
-    def __init__(self, program: Program, root: str, outputs: tuple[str, ...]):
+    def __init__(self, program: Program, root: str, outputs: tuple[str, ...], once_a_block: bool = True):
+        self.once_a_block = once_a_block  #: an element that is one for a whole block is loaded once
         self.algorithm: Algorithm = program.algorithm
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
@@ -391,7 +398,7 @@ class _Lowering:
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Index arithmetic: integers, and / rounds down."""
         match expr:
-            case ex.Binary("/", ex.Label(label), ex.Const(size)) if inside_one(env[label], self.blocks.get(label, 0), size):
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self.once_a_block and inside_one(env[label], self.blocks.get(label, 0), size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)

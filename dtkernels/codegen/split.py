@@ -68,6 +68,10 @@ class Split:
         return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
 
 
+class OneOfBlock(DTError):
+    """A sum reads one element for a whole block (``C[x / 2]`` in blocks of 2) and lacks the label ``x``, so its parts would share one place."""
+
+
 def split_reduction(
     body: tuple[Statement, ...], split: Split, name: str
 ) -> tuple[tuple[Statement, ...], tuple[Workspace, ...], tuple[Statement, ...]] | None:
@@ -100,6 +104,12 @@ class _Splitter:
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
         accumulators = self._accumulators(body[:at], loop)
         fixed = self._fixed(loop, before + body[:at])
+        blocks = self._of_blocks(loop, before + body[:at])
+        for a in accumulators:
+            if lost := blocks - set(a.axes):
+                label = min(x.label for x in lost)
+                raise OneOfBlock(f"split({self.split.label}:{self.split.parts})", found=f"{a.name}, one for a block of {label}",
+                                 allowed=f"{self.name} with {label} in its sum", at=self.split.at)  # fmt: skip
         late = {
             n.arg.name: n.axes
             for v in nest.values(body[at + 1 :])
@@ -153,6 +163,19 @@ class _Splitter:
                     todo.append(lets.pop(node.name))
         inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
+
+    def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
+        """Axes of blocks by whose first index the loop's values differ."""
+        lets = {s.name: s.value for s in before if isinstance(s, Let)}
+        found: set[Axis] = set()
+        todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
+        while todo:
+            for node in todo.pop().walk():
+                if isinstance(node, nest.Start) and not node.axis.scalar:
+                    found.add(node.axis)
+                if isinstance(node, Local) and node.name in lets:
+                    todo.append(lets.pop(node.name))
+        return found
 
     def _bounded(self, loop: Loop) -> list[Statement]:
         """The loop over one part's share of the extent, which is a whole number of tiles."""
@@ -322,4 +345,4 @@ def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tupl
     return tuple(kept)
 
 
-__all__ = ["Split", "drop_unused", "split_reduction"]
+__all__ = ["OneOfBlock", "Split", "drop_unused", "split_reduction"]
