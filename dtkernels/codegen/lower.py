@@ -395,10 +395,15 @@ class _Lowering:
                 return Op(f"cast:{dtype}", (below(arg),))
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
+    def _one_for_block(self, label: str, at: Tile, size: int | float) -> bool:
+        """Whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
+        own = label in self.blocked and at == Position(self.blocked[label])
+        return self.once_a_block and own and inside_one(at, self.blocks.get(label, 0), size)
+
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Index arithmetic: integers, and / rounds down."""
         match expr:
-            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self.once_a_block and inside_one(env[label], self.blocks.get(label, 0), size):
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._one_for_block(label, env[label], size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)

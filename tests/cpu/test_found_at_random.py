@@ -130,3 +130,9 @@ def test_parts_of_a_split_sum_of_one_element_a_block_are_told_apart(value):
     text = f"Func f; In {inputs}; Var x; RVar z; f[x] = {value} + E[x]; f.block(x:2); f.tensorize(x:2); f.split(z:2);"
     tensors = {"C": rand(4), "D": rand(9, seed=1), "A": rand(9, seed=2), "E": rand(7, seed=3)}
     check(text, *(tensors[name] for name in inputs.split(", ")))
+
+
+@pytest.mark.parametrize("tile", [2, 4, 16, 0])
+def test_a_quotient_is_one_for_a_block_and_not_for_a_tile_of_a_sum(tile):
+    check(f"""Func g, f; In A, C; Var x, y; g[y] = rsum(A[x] * C[x / 2], x); f[x, y] = A[x] * C[x / 2] + g[y] * A[y];
+    g.fuse_at(f, y); f.block(x:2, y:4); f.tensorize(x:2, y:4); g.tensorize(x:{tile});""", rand(20), rand(10, seed=1))  # fmt: skip
