@@ -35,7 +35,7 @@ from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.loop_partition import partition_loops
-from .transforms.loops.split_k import split_k
+from .transforms.loops.split_k import OneOfBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
 from .transforms.memory.eviction_hints import add_eviction_hints
@@ -144,10 +144,9 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     """The kernels of one Func of a prelowered program; ``trace`` is told each pass and what it leaves."""
     options, left_out = KernelOptions(program, root), _left_out.get()
     tell = trace or (lambda name, kernels: None)
-    kernels: tuple[Kernel, ...] = (lower_kernel(program, options),)
-    tell("lowering", _finished(kernels, options) if trace else kernels)
-    if "split_k" not in left_out:
-        kernels = split_k(kernels[0], options)
+    raw = lower_kernel(program, options)
+    tell("lowering", _finished((raw,), options) if trace else (raw,))
+    kernels = (raw,) if "split_k" in left_out else _split(program, raw, options)
     tell("split_k", _finished(kernels, options) if trace else kernels)
     for name, run in NEST_PASSES:
         if name not in left_out:
@@ -165,6 +164,14 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
     return kernels
+
+
+def _split(program: Program, kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
+    """Split a kernel's reductions; lower it again where an element loaded once for a block keeps its parts from being told apart."""
+    try:
+        return split_k(kernel, options)
+    except OneOfBlock:
+        return split_k(lower_kernel(program, options, once_a_block=False), options)
 
 
 def _finished(kernels: tuple[Kernel, ...], options: KernelOptions) -> tuple[Kernel, ...]:

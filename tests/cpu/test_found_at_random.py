@@ -122,3 +122,17 @@ def test_whole_numbers_are_never_infinite_outside_a_tile(value, dtype):
 def test_an_element_that_may_lie_outside_is_zero_there_and_not_taken_for_infinite():
     check("""Func f; In T, N, A, B; Var x, y; RVar z; f[x, y] = rsum(exp(N[T[x]] + A[z]) * B[y], z) / rsum(exp(N[T[x]] + A[z]), z);
     f.tensorize(x:2, y:16, z:8); f.block(x:2, y:16);""", torch.tensor([0, 2, 1]), rand(3), rand(3, seed=1), rand(17, seed=2))  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["rdot(D[z], C[x / 2] + A[z], z)", "rsum(D[z] * C[x / 2], z)", "rmax(D[z] * C[x / 2], z)"])
+def test_parts_of_a_split_sum_of_one_element_a_block_are_told_apart(value):
+    inputs = "C, D, A, E" if "A[" in value else "C, D, E"
+    text = f"Func f; In {inputs}; Var x; RVar z; f[x] = {value} + E[x]; f.block(x:2); f.tensorize(x:2); f.split(z:2);"
+    tensors = {"C": rand(4), "D": rand(9, seed=1), "A": rand(9, seed=2), "E": rand(7, seed=3)}
+    check(text, *(tensors[name] for name in inputs.split(", ")))
+
+
+@pytest.mark.parametrize("tile", [2, 4, 16, 0])
+def test_a_quotient_is_one_for_a_block_and_not_for_a_tile_of_a_sum(tile):
+    check(f"""Func g, f; In A, C; Var x, y; g[y] = rsum(A[x] * C[x / 2], x); f[x, y] = A[x] * C[x / 2] + g[y] * A[y];
+    g.fuse_at(f, y); f.block(x:2, y:4); f.tensorize(x:2, y:4); g.tensorize(x:{tile});""", rand(20), rand(10, seed=1))  # fmt: skip

@@ -40,9 +40,9 @@ from .schedule_options import KernelOptions
 from .scope import Scope
 
 
-def lower_kernel(program: Program, options: KernelOptions) -> Kernel:
+def lower_kernel(program: Program, options: KernelOptions, once_a_block: bool = True) -> Kernel:
     """Return the loop nest of the kernel of ``options.root`` before any pass. Raises DTError where the schedule does not fit."""
-    return _Lowering(program, options).kernel()
+    return _Lowering(program, options, once_a_block).kernel()
 
 
 def check_statements_heeded(program: Program, options: KernelOptions) -> None:
@@ -53,7 +53,8 @@ def check_statements_heeded(program: Program, options: KernelOptions) -> None:
 class _Lowering:
     """The state of lowering one kernel."""
 
-    def __init__(self, program: Program, options: KernelOptions):
+    def __init__(self, program: Program, options: KernelOptions, once_a_block: bool = True):
+        self.once_a_block = once_a_block  #: an element that is the same for a whole block is loaded once
         self.algorithm: Algorithm = program.algorithm
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
@@ -355,10 +356,15 @@ class _Lowering:
                 return Op(f"cast:{dtype}", (below(arg),))
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
+    def _one_for_block(self, label: str, at: Tile, size: int | float) -> bool:
+        """Whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
+        own = label in self.blocked and at == Position(self.blocked[label])
+        return self.once_a_block and own and inside_one(at, self.blocks.get(label, 0), size)
+
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Return an index as integer arithmetic, in which / rounds down."""
         match expr:
-            case ex.Binary("/", ex.Label(label), ex.Const(size)) if inside_one(env[label], self.blocks.get(label, 0), size):
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._one_for_block(label, env[label], size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)

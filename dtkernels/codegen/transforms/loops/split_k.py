@@ -24,6 +24,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+from ....lang.errors import DTError
 from ...ir import nest
 from ...ir.nest import (  # fmt: skip
     Accumulator,
@@ -55,6 +56,13 @@ from .split_k_merge import block_merge, merge_warps, parts_at_once
 
 #: operator that combines two parts -> reduction over the elements of one tile
 REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
+
+
+class OneOfBlock(DTError):
+    """Refuse a sum that reads one element for a whole block and lacks the block's label.
+
+    ``C[x / 2]`` in blocks of 2 is such an element. The parts of all blocks would share one place.
+    """
 
 
 def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
@@ -108,6 +116,12 @@ class _Splitter:
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
         accumulators = self._accumulators(body[:at], loop)
         fixed = self._fixed(loop, before + body[:at])
+        blocks = self._of_blocks(loop, before + body[:at])
+        for a in accumulators:
+            if lost := blocks - set(a.axes):
+                label = min(x.label for x in lost)
+                raise OneOfBlock(f"split({self.split.label}:{self.split.parts})", found=f"{a.name}, one for a block of {label}",
+                                 allowed=f"{self.name} with {label} in its sum", at=self.split.at)  # fmt: skip
         late = {
             n.arg.name: n.axes
             for v in nest.values(body[at + 1 :])
@@ -161,6 +175,19 @@ class _Splitter:
                     todo.append(lets.pop(node.name))
         inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
+
+    def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
+        """Axes of blocks by whose first index the loop's values differ."""
+        lets = {s.name: s.value for s in before if isinstance(s, Let)}
+        found: set[Axis] = set()
+        todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
+        while todo:
+            for node in todo.pop().walk():
+                if isinstance(node, nest.Start) and not node.axis.scalar:
+                    found.add(node.axis)
+                if isinstance(node, Local) and node.name in lets:
+                    todo.append(lets.pop(node.name))
+        return found
 
     def _bounded(self, loop: Loop) -> list[Statement]:
         """Limit the loop to one part's share of the extent, which is a whole number of tiles."""
