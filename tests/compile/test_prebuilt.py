@@ -35,7 +35,7 @@ from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.runtime.select.table_loader import op_table
 from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel
-from dtkernels.runtime.tables.table import Row, read_rows, write_gpu, write_rows
+from dtkernels.runtime.tables.table import Row, RowKey, read_rows, write_gpu, write_rows
 
 ROOT = Path(__file__).parents[2]
 H200 = target("h200")
@@ -227,7 +227,7 @@ def test_rows_that_are_missing_beside_the_kernels_are_read_from_the_table_with_o
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
         for _ in range(2):
             assert rows[0] in table.like(rows[0].key)
-            assert table.like(("softmax", "forward", (), (), False, (), "fp16", frozenset("xy"))) == ()
+            assert table.like(RowKey("softmax", "forward", (), (), False, (), "fp16", frozenset("xy"))) == ()
     assert ["its rows are missing" in r.message for r in caplog.records] == [True]
 
 
