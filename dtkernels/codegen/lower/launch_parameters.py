@@ -12,7 +12,7 @@ from .schedule_options import KernelOptions
 
 def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Set the reads, scalars, grid and options of the kernel from its body and the schedule."""
-    algorithm, body = options.algorithm, kernel.body
+    algorithm = options.algorithm
     read, scalars = _taken(kernel)
     reads = tuple(t for t in (*algorithm.inputs, *algorithm.funcs, *(w.name for w in kernel.workspaces)) if t in read)
     grid, order = _grid(kernel, options)
@@ -22,7 +22,6 @@ def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
         scalars=tuple(s for s in algorithm.scalars if s in scalars),
         grid=grid,
         order=order,
-        body=body,
         workspaces=tuple(w for w in kernel.workspaces if w.name in reads + kernel.writes),
         **options.of_buffers(reads, kernel.writes),
     )
