@@ -37,6 +37,7 @@ from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.loop_partition import partition_loops
 from .transforms.loops.split_k import OneOfBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
+from .transforms.loops.unrolled_ranges import bound_unrolled_ranges
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
 from .transforms.memory.eviction_hints import add_eviction_hints
 from .transforms.memory.offset_hoisting import hoist_offsets
@@ -73,10 +74,14 @@ POINTER_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (("pointers",
 TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
     ("interior_blocks", specialize_interior_blocks),
     ("offset_hoisting", hoist_offsets),
+    ("unrolled_ranges", bound_unrolled_ranges),
 )
 
-#: the passes that may be left out: the result stays right, and is slower
-OPTIONAL = ("split_k", *(name for name, _ in NEST_PASSES), "tail_wave", "descriptors", "warp_specialize", *(name for name, _ in TRITON_FORM), "dependent_launch")
+#: the passes that may be left out: the result stays right, and is slower. Without ``unrolled_ranges`` it would be wrong.
+OPTIONAL = (
+    *("split_k", *(name for name, _ in NEST_PASSES), "tail_wave", "descriptors", "warp_specialize"),
+    *(*(name for name, run in TRITON_FORM if run is not bound_unrolled_ranges), "dependent_launch"),
+)
 
 _left_out: ContextVar[frozenset[str]] = ContextVar("passes left out", default=frozenset())
 

@@ -46,6 +46,18 @@ def {name_of(share)}(x, degree: tl.constexpr):
 '''
 
 
+def narrow_helper_text(share: tuple[int, int]) -> str:
+    """The function for tiles that may have fewer elements than share one polynomial's instructions."""
+    return f"""
+@triton.jit
+def {name_of(share)}_if_wide(x, degree: tl.constexpr):
+    if x.numel % {share[1]} == 0:
+        return {name_of(share)}(x, degree)
+    else:
+        return tl.exp2(x)
+"""
+
+
 def _assembly(part: int, whole: int, degree: int) -> list[str]:
     lines = ["{", ".reg .f32 a, t, f, p;", ".reg .b32 s;"]
     lines += [f"ex2.approx.ftz.f32 ${i}, ${whole + i};" for i in range(whole - part)]
@@ -72,4 +84,4 @@ def polynomial(result: str, argument: str, degree: int) -> list[str]:
     ]
 
 
-HELPERS = {name_of(share): helper_text(share) for share in SHARES}
+HELPERS = {name_of(s): helper_text(s) for s in SHARES} | {f"{name_of(s)}_if_wide": narrow_helper_text(s) for s in SHARES}

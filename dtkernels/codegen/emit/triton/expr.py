@@ -10,7 +10,7 @@ from ....algebra.operand_types import OperandType
 from ....lang.expr import COMPARISONS, DTYPES
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.layout import preferred_dim_order
+from ...ir.layout import as_no_matrix_product, preferred_dim_order
 from ...ir.nest import (
     Axis,
     Const,
@@ -179,10 +179,14 @@ class ExpressionPrinter:
             return f"{self._at(args[0], order, _MULTIPLY)} {fn} {self._at(args[1], order, _MULTIPLY + 1)}", _MULTIPLY
         if fn in self.approximate and nest.axes_of(op):
             self.helpers |= {fn, f"hardware_{fn}"}
-            return f"hardware_{fn}({self.text(args[0], order)}, ON_GPU)", _ATOM
+            return f"hardware_{fn}({self._float(args[0], order, fn)}, ON_GPU)", _ATOM
         if fn.startswith(("exp:", "exp2:")):
             base, share = fn.split(":")
-            self.helpers.add(name := f"exp2_{share.replace('/', '_of_')}")
+            name = f"exp2_{share.replace('/', '_of_')}"
+            self.helpers.add(name)
+            if math.prod(a.tile or 1 for a in nest.axes_of(op)) < int(share.split("/")[1]):  # perhaps fewer than are computed together
+                name = f"{name}_if_wide"
+                self.helpers.add(name)
             scaled = self.text(args[0], order) if base == "exp2" else f"{self._at(args[0], order, _MULTIPLY)} * {math.log2(math.e)!r}"
             return f"{name}({scaled}, EXP_DEGREE)", _ATOM
         if fn in HELPERS or fn in ("//", "%"):
@@ -221,7 +225,7 @@ class ExpressionPrinter:
 
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
         inner = preferred_dim_order(tile.arg)
-        text = self.text(tile.arg, inner)
+        text = self.text(as_no_matrix_product(tile.arg, inner) if tile.kind == "sum" else tile.arg, inner)
         for axis in tile.axes:
             at = inner.index(axis)
             inner = inner[:at] + inner[at + 1 :]

@@ -10,6 +10,7 @@ from ....lang.algorithm import Algorithm
 from ....lang.expr import Label, accesses
 from ...analysis.product_types import Operands
 from ...ir import nest
+from ...ir.layout import as_no_matrix_product
 from ...ir.nest import (
     WHOLE,
     Accumulator,
@@ -262,7 +263,7 @@ class _KernelPrinter:
                 case Let(name, Load() | Fetch() as load, axes):
                     self.memory.load(name, load, axes, depth, widen=name in self.upcast)
                 case Let(name, value, axes):
-                    self.line(depth, f"{name} = {self.expr.text(value, axes)}")
+                    self.line(depth, f"{name} = {self.expr.text(as_no_matrix_product(value, axes), axes)}")
                 case Accumulator(name, axes, start):
                     self._accumulator(name, axes, start, depth)
                 case Assign(name, axes, value):
