@@ -118,10 +118,18 @@ def attention(b: int, h: int, s: int, d: int, causal: bool, groups: int | None =
         return tuple(t[:1, : h // g if t.shape[1] == h else 1] for t in tensors)
 
     name = f"B{b}H{h}{f'/{g}' if g != h else ''}M{m}S{s}D{d}{' causal' if causal else ''}"
-    rows, keys = b * h * m * d * dtype.itemsize, b * g * s * d * dtype.itemsize
-    flops = 4.0 * b * h * m * s * d * (0.5 if causal and m == s else 1)
+    rows, keys = b * h * m * d * dtype.itemsize, b * g * (min(m, s) if causal else s) * d * dtype.itemsize
+    flops = 4.0 * b * h * m * s * d * (visible_share(m, s) if causal else 1)
     return Workload("attention", name, _name(dtype), _random((b, h, m, d), (b, g, s, d), (b, g, s, d), dtype=dtype), ours, eager, (flops, 2.5 * flops),
                 (2 * rows + 2 * keys, 4 * rows + 4 * keys), (0, 1, 2), part, {"causal": causal})  # fmt: skip
+
+
+def visible_share(queries: int, keys: int) -> float:
+    """Return the share of pairs of a query and a key that causal attention computes: one half of a large square."""
+    if queries == keys:
+        return 0.5
+    few = min(queries, keys)
+    return (few * (few + 1) / 2 + (queries - few) * keys) / (queries * keys)
 
 
 def rope(b: int, h: int, s: int, d: int, groups: int | None = None, dtype: torch.dtype = torch.bfloat16) -> Workload:

@@ -1,0 +1,1 @@
+"""Draw random sizes, measure ours beside its peers at them, and summarize."""
