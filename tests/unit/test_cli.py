@@ -252,7 +252,7 @@ def test_the_schedule_is_dt_text_that_fits_shape_and_gpu(capsys):
 def test_algebra_names_each_rule_that_changed_something(capsys):
     text = run(capsys, "show", "softmax", "--stage", "algebra")
     rules = [line for line in text.splitlines() if line.startswith("# ")]
-    assert rules[0] == "# as written" and [r.split(":")[0] for r in rules[1:]] == ["# stabilize"]
+    assert rules[0] == "# as written" and [r.split(":")[0] for r in rules[1:]] == ["# subtract_maxima"]
     assert parse(text.split("\n\n")[-1]).algorithm == Subject(read("softmax")).algorithm
 
 

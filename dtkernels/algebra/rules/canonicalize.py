@@ -26,7 +26,7 @@ def mean_to_sum(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def reduce_invariants(algorithm: Algorithm) -> Algorithm:
+def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     """Evaluate a reduction over a label that its terms lack: the extent times the term, or the term itself.
 
     Before: ``rsum(A[x], y)``, ``rmax(A[x], y)``, ``rdot(A[x], B[x], y)``
@@ -53,7 +53,7 @@ def reduce_invariants(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def sums_to_products(algorithm: Algorithm) -> Algorithm:
+def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
     """Rewrite a sum of products of two inputs as a matrix product, where each input has a label that the other lacks.
 
     Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
@@ -73,7 +73,7 @@ def sums_to_products(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def hoist_reductions(algorithm: Algorithm) -> Algorithm:
+def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
@@ -96,7 +96,7 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     return algorithm.with_definitions(tuple(definitions))
 
 
-def name_reductions(algorithm: Algorithm) -> Algorithm:
+def extract_reductions_for_gradient(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it enters anything but sums and products, so that derivatives can refer to it.
 
     A Func whose derivative follows from its own value, such as a sigmoid of the reduction, needs none. The argument of a maximum gets a Func
@@ -116,7 +116,7 @@ def name_reductions(algorithm: Algorithm) -> Algorithm:
 
 
 class _Naming:
-    """Makes the Funcs of ``name_reductions`` for one definition."""
+    """Makes the Funcs of ``extract_reductions_for_gradient`` for one definition."""
 
     def __init__(self, owner: Definition, taken: set[str], order: tuple[str, ...]):
         self.owner, self.taken, self.order = owner, taken, order
@@ -144,7 +144,7 @@ class _Naming:
 
 
 class _Hoisting:
-    """Makes the Funcs of ``hoist_reductions`` for one definition, or finds them among the Funcs ``below``."""
+    """Makes the Funcs of ``extract_nested_reductions`` for one definition, or finds them among the Funcs ``below``."""
 
     def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
         self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels

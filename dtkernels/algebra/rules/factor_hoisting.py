@@ -10,7 +10,7 @@ from ..smart_constructors import is_length
 from .canonicalize import written_out
 
 
-def hoist_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
     """Hoist factors that do not depend on the summed label.
 
     Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``

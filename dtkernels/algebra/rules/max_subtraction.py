@@ -43,7 +43,7 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
     return algorithm
 
 
-def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+def move_masks_into_exponentials(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Move a mask into the exponential: a masked exponential has the argument -inf. Applied where ``subtract_maxima`` then shifts no fewer.
 
     Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
