@@ -151,20 +151,20 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
         if d.name in before.funcs:
             continue
         users = [u for u in after.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
-        held = _held(d.name, users, fused, after, schedule)
-        place = _place(d.name, [held] if held else users, fused, after)
+        held = _host_of_inputs(d.name, users, fused, after, schedule)
+        place = _fusion_point(d.name, [held] if held else users, fused, after)
         if place is not None:
             fused[d.name] = place
             new += [Primitive(d.name, "fuse_at", place), *([Primitive(d.name, "store")] if held else [])]
-        elif like := next((u.name for u in users if _alike(u, d)), None):
-            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _CUTS]
+        elif like := next((u.name for u in users if _same_iteration_space(u, d)), None):
+            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _TILING_PRIMITIVES]
     return Schedule(tuple(new))
 
 
-_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: primitives that tile a kernel, whatever it computes
+_TILING_PRIMITIVES = ("block", "tensorize", "map", "num_warps", "num_stages")  #: primitives that tile a kernel, whatever it computes
 
 
-def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
+def _host_of_inputs(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
     """Return the user whose kernel also writes the inputs of ``func``, if ``func`` has several users with kernels of their own.
 
     ``func`` is fused there, since no kernel before that one could compute it.
@@ -176,30 +176,30 @@ def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm
     return next((u for u in users if u.name in hosts), None)
 
 
-def _alike(user: Definition, d: Definition) -> bool:
+def _same_iteration_space(user: Definition, d: Definition) -> bool:
     """Return whether both reduce over the same labels and have the same labels."""
     over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
     return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
 
 
-def _place(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
+def _fusion_point(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
     placed = [u for u in users if u.name in fused]
     if placed:
         first = next((u for u in placed if _reduces(u.expr)), placed[0])
         return fused[first.name]
     if len(users) > 1:
-        loops = [(u.name, r.labels[-1]) for u in users if (r := _around(func, u))]
+        loops = [(u.name, r.labels[-1]) for u in users if (r := _enclosing_reduction(func, u))]
         again = _reduces(algorithm[func].expr) and all(loop in algorithm[func].labels for _, loop in loops)
         return loops[0] if loops and again else None
     (user,) = users
-    inside = _around(func, user)
+    inside = _enclosing_reduction(func, user)
     if inside and _fits_inside(inside, algorithm[func]):
         return (user.name, inside.labels[-1])
     shared = [label for label in user.labels if label in algorithm[func].labels]
     return (user.name, shared[-1]) if shared else None
 
 
-def _around(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
+def _enclosing_reduction(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
     """Return the reduction of ``user`` whose terms contain ``func``."""
     reductions = (r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)))
     return next((r for r in reductions if any(a.tensor == func for a in ex.accesses(r))), None)

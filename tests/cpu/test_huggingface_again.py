@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from dtkernels.integrations.huggingface.attention import attention_call_cache, attention_function, masks
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
-from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
+from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from dtkernels import ops
@@ -65,7 +65,7 @@ def test_sinks_are_those_of_each_layer(gpu, monkeypatch):
     qkv, attention_call_cache = inputs(queries=1, keys=9), torch.ones(2, 1, 1, 9, dtype=torch.bool)
     for layer in range(3):
         ours, _ = dtkernels_attention(Attention(), *qkv, None, s_aux=SINKS + layer)
-        torch.testing.assert_close(ours, written_out(*qkv, attention_call_cache, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(ours, inline_access(*qkv, attention_call_cache, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
         monkeypatch.setattr(attention_function, "_unsupported", lambda *args: 1 / 0)
 
 

@@ -10,7 +10,7 @@ from dtkernels.integrations.huggingface.attention import attention_function
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask, reach_of
 from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
-from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
+from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sliding_window_causal_mask_function
@@ -177,7 +177,7 @@ def test_softcap_and_sinks_run_on_the_op(given, padded):
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None].expand(2, 1, 5, 5)
     mask = mask & padding() | torch.eye(5, dtype=torch.bool) if padded else mask
     ours, weights = dtkernels_attention(module, *qkv, mask if padded else None, **given)
-    torch.testing.assert_close(ours, written_out(*qkv, mask, given.get("softcap"), given.get("s_aux")), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, inline_access(*qkv, mask, given.get("softcap"), given.get("s_aux")), atol=2e-6, rtol=1e-5)
     assert weights is None and module.record.calls == 1 and not module.record.fallbacks
 
 
