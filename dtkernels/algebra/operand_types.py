@@ -6,8 +6,8 @@ The rule, on the algorithm as it is lowered:
    constants, or a ``cast``. Its type is the input's dtype, or the one that the cast names. Any other operand is *computed*.
 2. Two plain operands: the promoted type of the two.
 3. A computed operand beside a plain one: the plain one's type. The computed one is rounded to it.
-4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is sources_of by those products;
-   any other value is sources_of by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
+4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is determined by those products;
+   any other value is determined by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
 
 Integers and booleans have no type of their own: they take that of the other sources, or float32 if there are none. Inputs of a derived
 backward that stand for computed values (``Algorithm.stands_for``) count as computed, with the sources of those values.

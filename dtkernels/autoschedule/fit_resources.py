@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
-from ..codegen.ir.nest import Kernel, any_product
+from ..codegen.ir.nest import Kernel, has_matrix_product
 from ..codegen.pipeline import lower
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
@@ -74,14 +74,14 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     """
     schedule = program.schedule
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
-    if any_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
+    if has_matrix_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
         by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
         if has_room(kernel.func, by_pointers):
             yield by_pointers
-    stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
+    stages = range(kernel.num_stages - 1, 0, -1) if has_matrix_product(kernel.body) else ()
     fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
-    narrowest = _NARROWEST if any_product(kernel.body) else 1
+    narrowest = _NARROWEST if has_matrix_product(kernel.body) else 1
     tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
     widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
     for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):

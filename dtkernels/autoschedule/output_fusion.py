@@ -9,13 +9,13 @@ from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem, pow2
 from .rules.reduction import ROW_LIMIT
-from .rules.row_column_reduction import crossing_tiles
+from .rules.row_column_reduction import row_column_tiles
 
 
-def fused_outputs(shape: SchedulingProblem, at_hand: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
+def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
     """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
 
-    ``at_hand`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
+    ``loads_sum_operands`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
     that others are made from, which may go where they are.
     None where an extent is 0: a kernel whose first output is empty is not launched, and others of its outputs may not be empty.
     """
@@ -26,32 +26,32 @@ def fused_outputs(shape: SchedulingProblem, at_hand: Callable[[str, str], bool],
     for i, o in enumerate(shape.outputs):
         for p in shape.outputs[:i]:
             wanted = not (o in read and reduction_labels(shape.algorithm, o))
-            if p not in found and o not in found and wanted and (label := _joins(shape, o, p, at_hand)):
+            if p not in found and o not in found and wanted and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     for o in shape.outputs:
-        host = next((p for p in shape.outputs if p not in found and _passes(shape, o, p)), None)
+        host = next((p for p in shape.outputs if p not in found and _fits_column_reduction_pass(shape, o, p)), None)
         if host and o not in found and o not in {p for p, _ in found.values()}:
             found[o] = (host, reduction_labels(shape.algorithm, host)[-1])
     for i, o in enumerate(shape.outputs if rows else ()):
         alone = o not in found and o not in {p for p, _ in found.values()} and not reduction_labels(shape.algorithm, o)
         for p in shape.outputs[i + 1 :] if alone else ():
-            if p not in found and o not in found and in_rows(shape, o, p) and (label := _joins(shape, o, p, at_hand)):
+            if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     return found
 
 
-def _joins(shape: SchedulingProblem, output: str, root: str, at_hand: Callable[[str, str], bool]) -> str | None:
+def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_operands: Callable[[str, str], bool]) -> str | None:
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     reduced, inner = reduction_labels(shape.algorithm, output), reduction_labels(shape.algorithm, root)
     extra = [label for label in own if label not in outer]
     if reduced and root in shape.algorithm.needed_by((output,)):
         return None
     if reduced:
-        narrow = all(shape.sizes[label] <= WHOLE_SIDE for label in extra) and _held_together(shape, output, root)
-        return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and at_hand(output, root) else None
+        narrow = all(shape.sizes[label] <= WHOLE_SIDE for label in extra) and _both_fit_in_registers(shape, output, root)
+        return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and loads_sum_operands(output, root) else None
     parts = {f for f in shape.algorithm.needed_by((output,)) if f != output}
     made = parts and parts <= set(shape.algorithm.needed_by((root,)))
-    return own[-1] if own and not extra and (made or _beside(shape, output, root)) else None
+    return own[-1] if own and not extra and (made or _shares_elementwise_inputs(shape, output, root)) else None
 
 
 def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
@@ -63,7 +63,7 @@ def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
     return own <= outer and outer - own <= reduced and short
 
 
-def _held_together(shape: SchedulingProblem, output: str, root: str) -> bool:
+def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether one program has registers for both sums, where both are of products."""
     if not (shape.dots(output) and shape.dots(root)):
         return True
@@ -71,7 +71,7 @@ def _held_together(shape: SchedulingProblem, output: str, root: str) -> bool:
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 
 
-def _beside(shape: SchedulingProblem, output: str, root: str) -> bool:
+def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
@@ -80,7 +80,7 @@ def _beside(shape: SchedulingProblem, output: str, root: str) -> bool:
     return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own))
 
 
-def _passes(shape: SchedulingProblem, output: str, root: str) -> bool:
+def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str) -> bool:
     """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
     are held whole: one read of the inputs serves both."""
     reduced = reduction_labels(shape.algorithm, root)
@@ -98,7 +98,7 @@ def _passes(shape: SchedulingProblem, output: str, root: str) -> bool:
     if set(parts) & set(shape.outputs) or not any(reduction_labels(shape.algorithm, f) for f in parts):
         return not set(parts) & set(shape.outputs)
     sums = [o for o in shape.outputs if shape.algorithm[o].labels == outer and reduction_labels(shape.algorithm, o) == reduced]
-    return bool(crossing_tiles(shape, root, [*sums, output, *parts]))
+    return bool(row_column_tiles(shape, root, [*sums, output, *parts]))
 
 
 def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:

@@ -46,7 +46,7 @@ class SchedulingProblem:
         """The matrix products in the definition of ``func``."""
         return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
 
-    def beside(self, root: str, members: list[str]) -> bool:
+    def has_only_sibling_products(self, root: str, members: list[str]) -> bool:
         """Whether all products of a kernel are of what ``root`` is, and none is made of another."""
         products = [m for m in members if self.dots(m)]
         sides = [side for m in products for d in self.dots(m) for side in (d.left, d.right)]
@@ -60,9 +60,9 @@ class SchedulingProblem:
         if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
             return False
         few = self._inner(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
-        return not self.starves(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
+        return not self.underfills_gpu(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
 
-    def starves(self, func: str, root: str) -> bool:
+    def underfills_gpu(self, func: str, root: str) -> bool:
         """Whether a long product into a narrow intermediate leaves a third of the multiprocessors idle where it is computed by
         blocks of rows of ``root``: in a kernel of its own it can be cut over programs."""
         narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
@@ -83,7 +83,7 @@ class SchedulingProblem:
             depth //= 2
         return depth, max(2, min(4, self.target.shared_bytes // (sides * depth * self.itemsize)))
 
-    def pitch(self, tensor: str) -> int:
+    def row_stride(self, tensor: str) -> int:
         """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
         label = self.last_label(tensor)
         return self.sizes[label] if label is not None else 1
@@ -100,7 +100,7 @@ class SchedulingProblem:
 
     def aligned(self, tensors: set[str]) -> bool:
         """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
-        return all(self.pitch(t) * self.itemsize % 16 == 0 for t in tensors)
+        return all(self.row_stride(t) * self.itemsize % 16 == 0 for t in tensors)
 
     def statements(
         self,
@@ -123,14 +123,14 @@ class SchedulingProblem:
         if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
             row, column, size = grouped
             rest = tuple(label for label in block if label not in grouped)
-            inner = self.unused(row)
+            inner = self.unused_label(row)
             found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
-        parts = self._parts(root, block, tile, share)
+        parts = self._split_parts(root, block, tile, share)
         if parts:
             found.append(Primitive(root, "split", parts))
         return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
 
-    def unused(self, label: str) -> str:
+    def unused_label(self, label: str) -> str:
         """A name for the place inside a group of ``label``."""
         return next(name for i in range(1, 99) if (name := f"{label}{i}") not in self.algorithm.labels)
 
@@ -141,7 +141,7 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
-    def _parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
+    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
         """A long reduction cut over programs where the blocks alone would leave multiprocessors without work."""
         programs = self.programs(block)
         looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]

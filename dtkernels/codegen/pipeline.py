@@ -35,7 +35,7 @@ from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.loop_partition import partition_loops
-from .transforms.loops.split_k import OneOfBlock, split_k
+from .transforms.loops.split_k import UniformInBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
 from .transforms.memory.eviction_hints import add_eviction_hints
@@ -170,7 +170,7 @@ def _split(program: Program, kernel: Kernel, options: KernelOptions) -> tuple[Ke
     """Split a kernel's reductions; lower it again where an element loaded once for a block keeps its parts from being told apart."""
     try:
         return split_k(kernel, options)
-    except OneOfBlock:
+    except UniformInBlock:
         return split_k(lower_kernel(program, options, once_a_block=False), options)
 
 

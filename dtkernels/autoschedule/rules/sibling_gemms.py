@@ -27,7 +27,7 @@ def each_of(dots: tuple[ex.Dot, ...], rows: int, columns: int) -> tuple[int, int
     return rows, columns
 
 
-def stays(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> bool:
+def may_be_persistent(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> bool:
     """Whether programs may stay. For compute capability 10 Triton 3.9 fails on several accumulators where the loop over blocks and that
     over terms are made one."""
     return len(dots) < 2 or shape.target.backend != "cuda" or int(shape.target.arch) // 10 != 10
@@ -56,7 +56,7 @@ def summed(shape: SchedulingProblem, func: str) -> set[str]:
     return {a.tensor for a in ex.accesses(shape.algorithm[func].expr) if ex.free_labels(a) & over}
 
 
-def at_hand(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
+def loads_sum_operands(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
     """Whether the product that is made of Funcs ``inside`` loads what a plain sum beside it sums: else each of its blocks would load that
     for nothing else."""
     inside = tuple(inside)
@@ -71,7 +71,7 @@ def taken(shape: SchedulingProblem, func: str, root: str) -> bool:
     return long and not shape.dots(func) and bool(summed(shape, func) & sides & set(shape.algorithm.inputs))
 
 
-def sums_apart(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
+def sum_needs_own_kernel(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
     """Whether a sum is made by itself rather than in the loop of ``root``'s products: what they take would be loaded twice for it, or what
     they do not take in each of several blocks of the labels that it is ``missing``."""
     dots = shape.dots(root)

@@ -45,14 +45,14 @@ class Consumer:
         for s in p.before:
             self._statement(s, depth)
         for tile in p.resident:
-            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._own(tile)}), done & 1)")
+            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._resident_part(tile)}), done & 1)")
         self.begin, self.end = k.bounds_of_all()
         if p.last.direct:
             self._direct(depth)
         elif p.behind:
             self._chained(depth)
         else:
-            self._in_turn(depth)
+            self._tile_by_tile(depth)
         for s in p.after:
             self._statement(s, depth)
         k.line(depth, "done += 1")
@@ -141,7 +141,7 @@ class Consumer:
     def _wg(self) -> str:
         return "WG" if self.p.consumers > 1 else "0"
 
-    def _own(self, tile: FetchLet) -> str:
+    def _resident_part(self, tile: FetchLet) -> str:
         """Which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
 
@@ -149,14 +149,14 @@ class Consumer:
         """A loaded tile as a matrix with dimensions ``wanted``."""
         k, tile = self.k, self.local[name]
         own = k.shared(tile)
-        place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._own(tile)
+        place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._resident_part(tile)
         box = [a for a in tile.value.box if a]
         text = f"{name}_tiles.index({place})"
         if None in tile.value.box:
             text += f".reshape([{', '.join(k.length(a) for a in box)}])"
         return text if [a.name for a in box] == [a.name for a in wanted] else f"{text}.permute((1, 0))"
 
-    def _give_back(self, rings: list[Ring], slot: str, depth: int, pred: str = "") -> None:
+    def _release_slots(self, rings: list[Ring], slot: str, depth: int, pred: str = "") -> None:
         for ring in rings:
             self.k.line(depth, f"mbarrier.arrive({ring.name}_free.index({slot}), count=1{f', pred={pred}' if pred else ''})")
 
@@ -189,7 +189,7 @@ class Consumer:
         names = [q.name for q in self.p.last.fresh]
         made = ", ".join(f"{n}_made" for n in names)
         self.k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait({outstanding}, deps=[{made}])")
-        self._give_back([r for r in self.p.rings if r.fresh and not r.late], slot, depth)
+        self._release_slots([r for r in self.p.rings if r.fresh and not r.late], slot, depth)
 
     def _start_chained(self, slot: str, depth: int) -> None:
         self._await([r for r in self.p.rings if r.late and not r.fresh], slot, "it", depth)
@@ -222,20 +222,20 @@ class Consumer:
         self._fresh_done("slot", len(p.last.chained), inner + 1)
         self._any_work(inner + 1)
         self._chained_done(inner + 1)
-        self._give_back(late, "before", inner + 1)
+        self._release_slots(late, "before", inner + 1)
         self._operands(p.last, inner + 1)
         k.line(inner + 1, "it += 1")
-        self._leave(inner)
+        self._release_resident_tiles(inner)
         k.line(inner, "slot = it % STAGES")
         self._start_chained("slot", inner)
         self._chained_done(inner)
-        self._give_back(late, "slot", inner)
+        self._release_slots(late, "slot", inner)
         k.line(inner, "it += 1")
         if p.resident:
             k.line(depth, "else:")
-            self._leave(inner)
+            self._release_resident_tiles(inner)
 
-    def _in_turn(self, depth: int) -> None:
+    def _tile_by_tile(self, depth: int) -> None:
         """Fresh products, work on them, chained products, for one tile after the other; other consumers fill the gaps."""
         k, p = self.k, self.p
         late = [r for r in p.rings if r.late]
@@ -248,14 +248,14 @@ class Consumer:
         if p.last.chained:
             self._start_chained("slot", depth + 1)
             self._chained_done(depth + 1)
-        self._give_back(late, "slot", depth + 1)
+        self._release_slots(late, "slot", depth + 1)
         k.line(depth + 1, "it += 1")
-        self._leave(depth)
+        self._release_resident_tiles(depth)
 
-    def _leave(self, depth: int) -> None:
+    def _release_resident_tiles(self, depth: int) -> None:
         """Give back what was loaded for the whole block."""
         for tile in self.p.resident:
-            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._own(tile)}), count=1)")
+            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._resident_part(tile)}), count=1)")
 
     def _any_work(self, depth: int) -> None:
         """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
@@ -302,8 +302,8 @@ class Consumer:
                 left = self._view(q.loaded_left.name, (q.rows, *q.axes), "slot")
                 self._multiply(q, left, "slot", q.name, depth + 1)
             k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
-            self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
+            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
             k.line(depth + 1, "it += 1")
         k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
-        self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
-        self._leave(depth)
+        self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        self._release_resident_tiles(depth)

@@ -223,12 +223,12 @@ class GluonPrinter(_KernelPrinter):
             elif isinstance(s, Let) and s.name in needed:
                 self.line(depth, f"{s.name} = {self.expr.text(s.value, ())}")
         for tile in p.resident:
-            self._bring(tile, depth)
+            self._load_resident(tile, depth)
         begin, end = self.bounds_of_all()
         self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.tile(p.last.loop.axis)}):")
         self.line(depth + 1, "slot = it % STAGES")
         for ring in p.rings:
-            self._bring_ring(ring, depth + 1)
+            self._load_ring(ring, depth + 1)
         self.line(depth + 1, "it += 1")
         self.line(depth, "done += 1")
         return self.lines
@@ -248,7 +248,7 @@ class GluonPrinter(_KernelPrinter):
                     todo.append(values[n.name])
         return found
 
-    def _bring(self, tile: FetchLet, depth: int) -> None:
+    def _load_resident(self, tile: FetchLet, depth: int) -> None:
         """A tile that stays for the whole block, when the last block's is free."""
         desc = self.descriptor(tile.value)
         for w in range(int(self.shared(tile) or 1)):
@@ -257,7 +257,7 @@ class GluonPrinter(_KernelPrinter):
             where = self.coordinates(tile.value, str(w))
             self.line(depth, f"tma_load({desc}, {where}, {tile.name}_full.index({w}), {tile.name}_tiles.index({w}))")
 
-    def _bring_ring(self, ring: Ring, depth: int) -> None:
+    def _load_ring(self, ring: Ring, depth: int) -> None:
         total = [
             f"{self.shared(t)} * {d}" if self.shared(t) else d
             for t in ring.tiles

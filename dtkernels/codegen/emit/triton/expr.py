@@ -256,19 +256,19 @@ class ExpressionPrinter:
 
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
         """An operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
-        if self._as_it_is(tile, kind):
+        if self._needs_no_conversion(tile, kind):
             return self.arrange(tile.name, tile.axes, order)
-        dtype = f"{other.name}.dtype" if self._as_it_is(other, kind) else self._type(kind)
+        dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
             return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
-    def _as_it_is(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
-        return isinstance(tile, Local) and tile.name in self.loads and self.operands.as_it_is(self.loads[tile.name].buffer, kind)
+    def _needs_no_conversion(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
+        return isinstance(tile, Local) and tile.name in self.loads and self.operands.needs_no_conversion(self.loads[tile.name].buffer, kind)
 
     def _type(self, kind: OperandType | None) -> str:
         """A product's type where neither operand is loaded in it: that of a pointer of such elements, else what the wrapper passes."""
-        held = (load.buffer for load in self.loads.values() if self.operands.as_it_is(load.buffer, kind))
+        held = (load.buffer for load in self.loads.values() if self.operands.needs_no_conversion(load.buffer, kind))
         if (buffer := next(held, None)) is not None:
             return f"{buffer}_ptr.dtype.element_ty"
         self.types[kind] = None

@@ -35,14 +35,14 @@ from ...ir.nest import (
     Tile,
     TileDot,
     Valued,
-    any_product,
+    has_matrix_product,
     is_fetch,
     is_load,
     mask_axes,
     statements,
     values,
 )
-from ...ir.value_type import outgrown
+from ...ir.value_type import overflowing_integers
 from . import exp2_emulation
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
@@ -113,7 +113,7 @@ class _KernelPrinter:
         loads: dict[str, Load | Fetch] = {s.name: s.value for s in statements(kernel.body) if is_load(s) or is_fetch(s)}
         self.upcast = self._arithmetic_only(loads)
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
-        self.outgrown = outgrown(self._nodes(), self.integers)
+        self.outgrown = overflowing_integers(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
@@ -195,7 +195,7 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if self.expr.helpers & exp2_emulation.HELPERS.keys():
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
-        if any_product(k.body):
+        if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
@@ -322,7 +322,7 @@ class _KernelPrinter:
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
         steady = dict(self.steady)
-        self._before(loop, depth)
+        self._hoisted_offsets(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
@@ -331,7 +331,7 @@ class _KernelPrinter:
         self._body(loop.body, depth + 1)
         self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
 
-    def _before(self, loop: Loop, depth: int) -> None:
+    def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
         axis = loop.axis
         loads = [s for s in loop.body if is_load(s) and s.value.hoisted_from == axis]
