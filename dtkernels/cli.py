@@ -158,7 +158,7 @@ def _machine_code(subject: show.Subject, make):
 def _explain(args: argparse.Namespace) -> None:
     written, wanted = show.read(args.what), _wanted(args)
     if wanted == () and not written.scheduled:
-        wanted = lookup.usual_gradients(written, args.gpu, _given(args))
+        wanted = lookup.default_gradients(written, args.gpu, _given(args))
     subject = show.Subject(written, args.gpu, args.sizes or args.shape, args.dtype, _given(args), wanted)
     lines = _chosen(subject)
     made = {}

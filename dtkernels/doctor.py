@@ -41,7 +41,7 @@ def facts() -> Iterator[Fact]:
         yield Fact(good, text, not good)
     for good, text in (_gpu(), _interpreter()):
         yield Fact(good, text, False)
-    for good, text in environment.reported():
+    for good, text in environment.variable_reports():
         yield Fact(good, text, not good)
 
 

@@ -34,7 +34,7 @@ from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped_names
-from dtkernels.runtime.aot_build import BuiltKernels, PreviousBuild, build_row, widest_of
+from dtkernels.runtime.aot_build import BuiltKernels, PreviousBuild, build_row, rows_with_any_build
 from dtkernels.runtime.select.schedule_selection import gpu_of, target_for
 from dtkernels.runtime.tables.kernel_store import KernelStore, StoreError, digest, write_store
 from dtkernels.runtime.tables.table import (
@@ -146,7 +146,7 @@ def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bo
                 failures.append(f"{path}: no op of the package; name its spec, --ops FILE.yaml")
                 continue
             rows = read_rows(path.read_text(), str(path))
-            widest = widest_of(rows)
+            widest = rows_with_any_build(rows)
             store = None if anew else path.with_suffix(".safetensors")
             op = specs.get(path.stem, path.stem)
             tables[path] = [(row, op, to.name, i in widest, store) for i, row in enumerate(rows)]

@@ -35,7 +35,7 @@ from dtkernels.codegen.emit.module import emit  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.ops.registry import shipped, shipped_names  # noqa: E402
-from dtkernels.runtime.aot_build import BuildError, build_row, variant_of, widest_of  # noqa: E402
+from dtkernels.runtime.aot_build import BuildError, build_row, rows_with_any_build, variant_of  # noqa: E402
 from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
 from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
@@ -149,7 +149,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
         wrong.append(str(error))
     if store is not None and (spare := {*store.names()} - {n for r in rows for n in r.binaries}):
         wrong.append(f"{store.path}: {len(spare)} kernels that no row names; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
-    found, widest = [], widest_of(rows)
+    found, widest = [], rows_with_any_build(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
         seen.bare += not row.binaries  # allowed: its kernels are compiled at the first call

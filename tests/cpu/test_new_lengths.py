@@ -74,8 +74,8 @@ def test_lengths_that_nothing_divides_are_right(asked):
 def test_a_schedule_that_is_not_legal_at_the_sizes_themselves_gives_way_to_theirs(asked, monkeypatch):
     monkeypatch.setattr(shape_buckets, "bucket_anchor", lambda n: 16)
     own, large = made("softmax"), {"x": 64, "y": 1 << 21}
-    assert own.formula(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
-    planned = own.formula(choice(**large), 2, H200)
+    assert own.default_plan(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
+    planned = own.default_plan(choice(**large), 2, H200)
     assert planned.asked == large and str(planned.program.schedule) == str(formulas.default_schedule(own.algorithm(), own.outputs, large, 2, H200))
 
 
@@ -85,13 +85,13 @@ def test_a_schedule_does_not_depend_on_earlier_calls(op):
     rng = random.Random(0)
     kinds = [{label: rng.choice((1, 17, 64, 1000, 1001, 1003, 4100)) for label in labels} for _ in range(6)]
     forth, back = made(op), made(op)
-    first = [str(forth.formula(choice(**sizes), 2, H200).program.schedule) for sizes in kinds]
-    assert first == [str(back.formula(choice(**sizes), 2, H200).program.schedule) for sizes in reversed(kinds)][::-1]
+    first = [str(forth.default_plan(choice(**sizes), 2, H200).program.schedule) for sizes in kinds]
+    assert first == [str(back.default_plan(choice(**sizes), 2, H200).program.schedule) for sizes in reversed(kinds)][::-1]
 
 
 def test_labels_of_one_extent_only_stay_as_they_are():
     own = ScheduleCache(made("softmax").algorithm, ("softmax",), frozenset("y"))
-    assert own.formula(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
+    assert own.default_plan(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
 
 
 def test_explain_says_at_which_sizes_the_formula_was_asked(asked):

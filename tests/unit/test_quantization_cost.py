@@ -42,4 +42,4 @@ def test_a_row_that_wastes_is_further_away_and_one_that_wastes_much_is_refused()
     (few,) = take([row(2048, 2048, SQUARES, **TUNED)], 900, 900)
     assert few.distance < 2 and "2.6 times as long for the same work, more than 2" in few.refused
     (same,) = take([row(2048, 2048, SQUARES, **TUNED)], 2048, 2048)
-    assert (same.distance, same.wasted, same.refused, same.told()) == (0, 1, "", "0.00 away")
+    assert (same.distance, same.wasted, same.refused, same.distance_text()) == (0, 1, "", "0.00 away")

@@ -312,10 +312,10 @@ def test_a_call_reads_the_copied_rows_of_its_kind_alone(tables, monkeypatch):
     monkeypatch.setattr(table_loader, "read_rows", lambda *args: 1 / 0)
     for wanted in ordered:
         like = [r for r in ordered if r.dtype == wanted.dtype and r.params.get("causal") == wanted.params.get("causal")]
-        assert list(table.like(wanted.key)) == like
-        assert candidates(table.like(wanted.key), wanted.key, wanted.sizes, SPEC) == candidates(ordered, wanted.key, wanted.sizes, SPEC)
+        assert list(table.rows_like(wanted.key)) == like
+        assert candidates(table.rows_like(wanted.key), wanted.key, wanted.sizes, SPEC) == candidates(ordered, wanted.key, wanted.sizes, SPEC)
     monkeypatch.undo()
-    assert table.like(row(dtype="fp16").key) == ()  # which the table itself was asked for, in case the copy is damaged
+    assert table.rows_like(row(dtype="fp16").key) == ()  # which the table itself was asked for, in case the copy is damaged
 
 
 def test_copied_rows_that_are_damaged_are_read_from_the_table(tables, caplog):
@@ -326,7 +326,7 @@ def test_copied_rows_that_are_damaged_are_read_from_the_table(tables, caplog):
     at = whole.index(b"[[0,{") + 2
     store.write_bytes(whole[:at] + b"?" + whole[at + 1 :])
     table_loader.forget()
-    assert table_loader.op_table("f", H200).like(row().key) == table_loader.op_table("f", H200).rows == (row(),)
+    assert table_loader.op_table("f", H200).rows_like(row().key) == table_loader.op_table("f", H200).rows == (row(),)
     (said,) = messages(caplog)
     assert "f.safetensors" in said and "\n" not in said
 

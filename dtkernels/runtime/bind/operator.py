@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ..dispatch.call_cache import CallCache
 from ..select.schedule_selection import Call
-from ..signature.arguments import Interface, refuse_layout, told
+from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
@@ -274,7 +274,7 @@ class Operator:
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
         if not hasattr(value, "__float__"):
-            raise TypeError(f"{self.name}: {public} is {told(value)}; allowed: a number or a one-element tensor")
+            raise TypeError(f"{self.name}: {public} is {type_name(value)}; allowed: a number or a one-element tensor")
         return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -282,7 +282,7 @@ class Operator:
         for name, t in tensors.items():
             public = self.interface.name(name)
             if not isinstance(t, torch.Tensor):
-                raise TypeError(f"{self.name}: {public} is {told(t)}; allowed: a tensor")
+                raise TypeError(f"{self.name}: {public} is {type_name(t)}; allowed: a tensor")
             refuse_layout(self.name, public, t)
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")

@@ -20,7 +20,7 @@ from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
 from dtkernels.runtime.bind.operator import Operator, Variant
 from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Row, handing
+from dtkernels.runtime.tables.table import Row, saved_words
 
 from .journal import HALF
 
@@ -60,7 +60,7 @@ class CallKind:
 
     def title(self) -> str:
         """Return a short name."""
-        words = [Path(self.op).stem, self.direction + handing(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
+        words = [Path(self.op).stem, self.direction + saved_words(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
         return " ".join(words).lower()
 
     def text(self) -> str:

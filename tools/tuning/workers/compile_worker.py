@@ -14,7 +14,7 @@ from dtkernels.codegen.target import Target
 from dtkernels.lang.errors import DTError
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import narrowest
-from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.build.triton_compile import compile_kernel, plain_types, record_launches, stored_kernel_of
 from dtkernels.runtime.launch.wrapper_recorder import host_text
 from dtkernels.runtime.select.schedule_selection import scheduled
 from dtkernels.runtime.tables.kernel_store import StoredKernel, digest
@@ -169,7 +169,7 @@ class CpuWorker:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, self.to)
             if compiled.metadata.shared > self.to.shared_bytes:
                 raise Refused(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {self.to.name} has {self.to.shared_bytes}")
-            entry = entry_of(compiled, digest(artefact.host.encode()), self.to.arch)
+            entry = stored_kernel_of(compiled, digest(artefact.host.encode()), self.to.arch)
             artefact.entries.append(entry)
             artefact.codes[entry.code] = compiled.asm["cubin"]
         return artefact
