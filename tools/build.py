@@ -53,7 +53,7 @@ sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in s
 
 from common.cli_types import DTYPES, Parser, at_least, said, some_of  # noqa: E402
 from common.deterministic_build import same_addresses  # noqa: E402
-from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
+from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, problems_of, row_of, variants_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -69,7 +69,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         for name in args.formula:
             folders.append(args.tables / gpu_of(target(name)).folder)
-            write_formula_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
+            write_default_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
         folders = folders or sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
         if not folders:
             raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
@@ -107,7 +107,7 @@ def specs_of(asked: list[str] | None) -> dict[str, str]:
 # -- tables of the formula's schedules ----------------------------------------------------------------------------------
 
 
-def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
+def write_default_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
     """Write rows with default schedules for ``to``, at ``few`` of the sizes that each kind of call is tuned at.
 
     ``ops``: names or spec files; empty: all of the package's.
@@ -117,7 +117,7 @@ def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple
     for op in ops or op_names("all"):
         kinds: dict[CallKind, list[TuningProblem]] = {}
         spec = operator_of(op).spec
-        for work in works_of(op, spec.shapes, dtypes):
+        for work in problems_of(op, spec.shapes, dtypes):
             kinds.setdefault(work.group, []).extend([] if work.held_out else [work])
         rows = []
         for group, works in kinds.items():

@@ -45,16 +45,16 @@ if __name__ == "__main__":  # the imports below take seconds; main() installs it
 
 from common.cli_types import DTYPES, Parser, at_least, some_of, within  # noqa: E402
 from tuning.records.journal import Journal  # noqa: E402
-from tuning.records.problems import TuningProblem, op_names, operator_of, shipped_names, works_of  # noqa: E402
+from tuning.records.problems import TuningProblem, op_names, operator_of, problems_of, shipped_names  # noqa: E402
 from tuning.records.write_table import (  # noqa: E402
     conclude,
+    corrected_by_races,
     entrants,
     gpu_named,
     kept_rows,
     rows_of,
     run_at,
     set_aside,
-    settled,
     write_measurements,
     write_tables,
 )
@@ -118,7 +118,7 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def all_works(args: argparse.Namespace) -> list[TuningProblem]:
+def all_problems(args: argparse.Namespace) -> list[TuningProblem]:
     """Return what to tune. Exits with one line if the shapes are refused."""
     names, found = op_names(args.ops), []
     try:
@@ -126,7 +126,7 @@ def all_works(args: argparse.Namespace) -> list[TuningProblem]:
         for name in names:
             spec = operator_of(name).spec
             shapes = read_shapes(given.get(spec.op), f"{args.shapes}: {spec.op}", spec.dtypes) if given is not None else spec.shapes
-            of_op = works_of(name, shapes, args.dtypes)
+            of_op = problems_of(name, shapes, args.dtypes)
             found += [((i + 0.5) / len(of_op), work) for i, work in enumerate(of_op)]
     except DTError as error:
         raise SystemExit(f"tune: {error}") from None
@@ -155,9 +155,9 @@ class Run:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked to stop
-        self.works = all_works(args)
+        self.works = all_problems(args)
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
-        self.gpus = self._gpu_crew(pretended)
+        self.gpus = self._gpu_workers(pretended)
         self.about = self._about(pretended)
         self.gpu = gpu_named(self.about)
         self.target = self._target(self.gpu)
@@ -178,7 +178,7 @@ class Run:
         self.cpus = WorkerPool(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
 
-    def _gpu_crew(self, pretended: Target):
+    def _gpu_workers(self, pretended: Target):
         args = self.args
         make: Callable = make_gpu_worker
         rest: tuple = ()
@@ -300,7 +300,7 @@ class Run:
         chosen = {g: choose_group(known, g, self.args.regret) for g in known.of_group}
         first = sum(not w.held_out for w in self.works) / len(self.works)
         self._finals(finals, entrants(known, {w: chosen[w.group].get(w) for w in self.works if not w.held_out}), begin + first * (RACE - begin))
-        self.choice = settled(known, times, chosen, self.args.regret)
+        self.choice = corrected_by_races(known, times, chosen, self.args.regret)
         rows = {g: rows_of(known, times, choice, self.by(), True) for g, choice in self.choice.items()}
         self.kept = kept_rows(self.out, known, [r for found in rows.values() for r in found], not self.stopping and not search.unseeded())
         kept = {g: self.kept[operator_of(g.op).spec.op] for g in rows}

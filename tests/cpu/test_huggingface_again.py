@@ -189,7 +189,7 @@ def test_a_mask_that_was_written_to_says_what_it_says_now(gpu, queries):
         for _ in range(2):  # known the second time
             agrees_with_sdpa(Attention(), qkv, mask)
         mask[..., step] = step % 2 == 1
-    assert not hasattr(mask.clone(), masks.NOTE) and masks.note_on(mask) is None
+    assert not hasattr(mask.clone(), masks.NOTE) and masks.noted_keys(mask) is None
 
 
 def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
@@ -197,4 +197,4 @@ def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
         mask = decoding()
         for _ in range(3):
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), mask)
-        assert masks.reach_of(mask, 1, 9) is not None
+        assert masks.visible_keys_of(mask, 1, 9) is not None
