@@ -225,7 +225,7 @@ class Subject:
         if self.scheduled:
             said = str(self.program.schedule) or "# no statement: one program that loops over single elements"
         else:
-            said = f"# by formula for {self.title()}\n{self.program.schedule}"
+            said = f"# default schedule for {self.title()}\n{self.program.schedule}"
         return "\n".join([said, *self._products()])
 
     def _products(self) -> list[str]:

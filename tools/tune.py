@@ -87,23 +87,23 @@ RACED = 0.5  #: seconds of one GPU for a size: 80 sizes with 250 schedules took 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("tune", __doc__)
     parser.add_argument("--ops", default="all", help="all, or names and spec files separated by commas")
-    parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or what to pretend with --dry-run")
+    parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or the GPU to simulate with --dry-run")
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="YAML: op -> list of shapes as in a spec; default: those of the specs")
     parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the shapes' dtypes, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--budget", type=seconds, default="30m", help="time for everything, all runs that --resume joins together: 90s, 30m, 2h")
-    parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run then; --resume goes on")
-    parser.add_argument("--resume", action="store_true", help="go on with the journal in --out")
+    parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run after this time; --resume continues it")
+    parser.add_argument("--resume", action="store_true", help="continue with the journal in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the table's folder; default: schedule_tables/<gpu>")
-    parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows are raced too, or none; default: schedule_tables/<gpu>")
+    parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows compete too, or none; default: schedule_tables/<gpu>")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the GPUs of a Ray cluster: auto, an address, or local")
-    parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one a GPU")
-    parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default, and 0: one a core that is left")
-    parser.add_argument("--regret", type=within(0.999), default=1.02, help="how much slower a size may run for the sake of fewer schedules: 1.02 is 2%%")
-    parser.add_argument("--dry-run", action="store_true", help="estimates in place of times; needs no GPU, rows say measured: false")
-    parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table that the journal gives")
+    parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one per GPU")
+    parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default and 0: one per remaining core")
+    parser.add_argument("--regret", type=within(0.999), default=1.02, help="slowdown that a size may have so that fewer schedules are kept: 1.02 is 2%%")
+    parser.add_argument("--dry-run", action="store_true", help="estimates instead of measurements; needs no GPU, rows are marked measured: false")
+    parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table from the journal")
     parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a simulated worker that hangs, dies and fails, once each
     parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the simulated worker takes
-    parser.add_argument("--limit", type=within(0), default=30.0, help="seconds after which a measurement is given up")
+    parser.add_argument("--limit", type=within(0), default=30.0, help="seconds before a measurement is abandoned")
     args = parser.parse_args(argv)
     if args.gpu != "auto" and not (args.dry_run or args.write_only):
         parser.error(f"argument --gpu: {args.gpu} is what --dry-run pretends; without it the GPU that is here is tuned")
@@ -269,7 +269,7 @@ class Run:
             self.progress.close()
             self._keep_time()
         if not self.journal.times:
-            why = f"--resume goes on in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
+            why = f"--resume continues in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
             print(f"tune: nothing was measured, tables stay as they are: {why}", file=sys.stderr)
             return 128 + self.stopping if self.stopping else 1
         self.write()

@@ -1,6 +1,6 @@
-"""A schedule for any algorithm and size, by formula: fuse what can be fused, tile by what the loops do.
+"""Derive the default schedule of any algorithm at any size: fuse what can be fused, tile by what the loops do.
 
-The formula is where tuning starts and what runs where nothing was tuned. It looks at the form of the algorithm only.
+The default schedule is where tuning starts and what runs where nothing was tuned. It depends on the form of the algorithm only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
+    """Yield the default schedule, then those that fuse differently, each legal; the last fuses nothing."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What the formula asks of an algorithm at given sizes, whatever kind of kernel it is for."""
+"""Answer what scheduling rules ask about an algorithm at given sizes."""
 
 from __future__ import annotations
 

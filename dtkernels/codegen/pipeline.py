@@ -240,6 +240,6 @@ def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str
             yield root, name, left
         for printed in forms(kernels, target):
             if printed.pointers is not None:
-                yield root, "printed, by pointers", (printed.pointers,)
+                yield root, "printed (pointers)", (printed.pointers,)
             if printed.descriptors is not None:
-                yield root, "printed, through descriptors", (printed.descriptors,)
+                yield root, "printed (descriptors)", (printed.descriptors,)

@@ -89,7 +89,7 @@ def _check_program(program: Program, op: str) -> None:
     """Check that a spec's program names its results and has no other schedule statements."""
     for p in program.schedule.primitives:
         if p.name != "compile":
-            raise DTError("an op gets its schedule call by call, from a table or the formula", found=str(p).rstrip(";"),
+            raise DTError("an op gets a schedule for each call, from a table or by default", found=str(p).rstrip(";"),
                           allowed="compile() here; families for the tuner under schedules:; one fixed schedule in a program for dtkernels.compile", at=p.pos)  # fmt: skip
     if op not in program.algorithm:
         return check_given(program)

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5  #: alternatives
 KINDS = 8  #: kinds of rows listed
-LOOKED_UP = "prebuilt if a binary fits"  #: the path of a row with kernels, where no GPU can tell more
-TO_COMPILE = "compiled when first called"
+LOOKED_UP = "prebuilt kernel if one fits"  #: the path of a row with kernels, where no GPU can tell more
+TO_COMPILE = "compiled on first call"
 
 
 @dataclass(frozen=True)
@@ -61,11 +61,11 @@ def times(candidate: Candidate, sizes: dict[str, int]) -> str:
     row = candidate.row
     if row.microseconds is None:
         return "not measured"
-    text = f"{row.microseconds:g} us {'measured' if row.measured else 'estimated'}"
+    text = f"{'measured' if row.measured else 'estimated'} {row.microseconds:g} us"
     if sizes == row.sizes:
         return text
     here = None if candidate.refused else scaled(row, sizes)
-    return f"{text} at its sizes" + (f", about {here:.4g} us here" if here is not None else "")
+    return f"{text} at its sizes" + (f", estimated {here:.4g} us at these" if here is not None else "")
 
 
 def direction_of(subject: Call) -> str:
@@ -76,10 +76,10 @@ def direction_of(subject: Call) -> str:
 def make_decision(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
     """Build the decision for ``choice``, which runs ``planned``: by ``candidate``, or by the default schedule if it is None."""
     if candidate is not None:
-        why = f"row {candidate.row.title()}, {candidate.distance_text()}, {times(candidate, choice.sizes)}: the nearest that fits"
+        why = f"nearest row that fits: {candidate.row.title()}; {candidate.distance_text()}, {times(candidate, choice.sizes)}"
         schedule = candidate.row.schedule
     else:
-        why = f"schedule from the formula, the default{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
+        why = f"default schedule{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
@@ -132,7 +132,7 @@ def call_kind_words(row: Row) -> str:
 
 def _anchor_note(asked: dict[str, int], sizes: dict[str, int]) -> str:
     """Name the sizes that the default schedule was made for, where they differ from the call's."""
-    return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
+    return f", made for sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 
 
 __all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "describe_candidate", "direction_of", "expected_path", "call_kind_words", "look_up", "make_decision", "pitches", "times"]

@@ -49,7 +49,7 @@ H200 = target("h200")
 
 
 def write_table(folder: Path, op: str, sizes: dict[str, int], wanted: tuple[str, ...], dtype: str = "fp32") -> None:
-    """Rows by formula of forward and backward."""
+    """Rows of default schedules of forward and backward."""
     operator = shipped(op)
     core, rows = operator.variant((), frozenset(), 0), []
     for direction, names in (("forward", ()), ("backward", wanted)):
@@ -183,9 +183,9 @@ def test_kernels_built_for_rows_of_an_odd_length_serve_any_other(m, n, k):
         assert fitting and not loses_alignment(fitting[0], names, one.args), one.kernel.__name__
 
 
-def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
+def test_a_gpu_that_nobody_measured_gets_default_schedules_and_says_so(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "triton"), "DTKERNELS_CACHE": str(tmp_path / "dtkernels")}
-    what = ["--formula", "l40s", "--ops", "relu", "--few", "1", "--dtypes", "bf16", "--jobs", "2"]
+    what = ["--default-schedules", "l40s", "--ops", "relu", "--few", "1", "--dtypes", "bf16", "--jobs", "2"]
     command = [sys.executable, str(ROOT / "tools" / "build.py"), "--tables", str(tmp_path / "tables"), *what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

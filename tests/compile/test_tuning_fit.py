@@ -130,7 +130,7 @@ def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
     (work,) = works("attention", "forward", b=4, h=32, m=4096, n=64, l=4096, d=64)
     (plan,) = cut(*_of(work), str(default_schedule(*_of(work), work.extents, 2, target("h200")))).plans
     around = Surroundings.of(_of(work)[0], plan, work.extents, True)
-    assert "approximate(exp:1/8)" in plan.tiles, "the formula asks for it at 64 columns"
+    assert "approximate(exp:1/8)" in plan.tiles, "the default schedule asks for it at 64 columns"
     without = KernelCandidate(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
     assert any({*without.tiles.splitlines()} <= {*p.tiles.splitlines()} and "exp:" not in p.tiles for p in neighbours(plan, around))
     assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))

@@ -23,7 +23,7 @@ H200 = target("h200")
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """The sizes that the formula is asked for, where there is no table."""
+    """The sizes that the default schedule is asked for, where there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
     table_loader.forget()
     found, formula = [], formulas.default_schedule
@@ -51,7 +51,7 @@ def test_an_anchor_is_a_size_of_the_same_kind():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_growing_cache_asks_the_formula_a_handful_of_times_and_is_right(asked, dtype):
+def test_a_growing_cache_asks_the_default_schedule_a_handful_of_times_and_is_right(asked, dtype):
     op, generator = Operator(SPECS / "attention.yaml"), torch.Generator().manual_seed(0)
     q = torch.randn(1, 2, 1, 16, generator=generator).to(dtype)
     for length in range(129, 145):
@@ -94,10 +94,10 @@ def test_labels_of_one_extent_only_stay_as_they_are():
     assert own.default_plan(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
 
 
-def test_explain_says_at_which_sizes_the_formula_was_asked(asked):
+def test_explain_says_at_which_sizes_the_default_schedule_was_asked(asked):
     shipped.cache_clear()
     told, exact = (dtkernels.explain("softmax", torch.randn(4, n)).forward.why for n in (1001, 1024))
-    assert f"asked at sizes x=4 y={bucket_anchor(1001)}" in told and "formula" in exact and "asked at" not in exact
+    assert f"made for sizes x=4 y={bucket_anchor(1001)}" in told and "default schedule" in exact and "made for" not in exact
 
 
 def test_ever_new_lengths_do_not_fill_memory(monkeypatch):

@@ -15,7 +15,7 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = ("tanh", "erf", "sigmoid", "log", "log2")
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
+MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
 def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:

@@ -254,7 +254,7 @@ class Dispatcher:
         if source not in self._compiled:
             self._compiled.add(source)
             if on_gpu:
-                where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_no_row()}"
+                where = f"row {candidate.row.title()}" if candidate else f"default rules, {choice.why_no_row()}"
                 log.info(
                     "dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where
                 )

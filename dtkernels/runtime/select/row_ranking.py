@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
 
     def distance_text(self) -> str:
         """Describe the distance in a few words."""
-        return f"{self.distance:.2f} away" + (f", {self.wasted:.2f} times the time for the same work" if self.wasted >= 1.005 else "")
+        return f"distance {self.distance:.2f}" + (f", quantization cost {self.wasted:.2f}x" if self.wasted >= 1.005 else "")
 
 
 def candidates(
@@ -115,14 +115,14 @@ def _reach(d: float, wasted: float) -> float:
 
 def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float, limit: float) -> str:
     if row.spec != spec:
-        return f"it is of another version of the spec ({row.spec}, now {spec})"
+        return f"written for another version of the spec ({row.spec}, now {spec})"
     if d > limit:
-        return f"it is {d:.2f} away, more than {limit:g}"
+        return f"distance {d:.2f} is more than {limit:g}"
     if wasted > WASTED:
-        return f"it takes {wasted:.1f} times as long for the same work, more than {WASTED:g}: its blocks reach past the end or leave multiprocessors without work"
+        return f"quantization cost {wasted:.1f}x is more than {WASTED:g}x: its blocks extend past the data or leave multiprocessors idle"
     for label in _labels(row.schedule)[1]:
         if label in sizes and _next_power_of_two(sizes[label]) != _next_power_of_two(row.sizes.get(label, 0)):
-            return f"it holds {label} whole: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
+            return f"its tile covers all of {label}: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
     return ""
 
 

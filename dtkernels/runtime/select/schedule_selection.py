@@ -50,11 +50,11 @@ class Choice:
     def why_no_row(self) -> str:
         """Say in a few words why no row is taken."""
         if self.table.gpu is None:
-            return "there is no table for this GPU or one like it"
+            return "there is no table for this GPU or a similar one"
         if not self.considered:
             return f"table {self.table.gpu} has no row for this kind of call"
         c = self.considered[0]
-        return f"the nearest row of {self.table.gpu} ({c.row.title()}) is not taken: {c.refused}"
+        return f"the nearest row of {self.table.gpu} ({c.row.title()}) does not fit: {c.refused}"
 
 
 @lru_cache(maxsize=32)

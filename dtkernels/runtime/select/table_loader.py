@@ -125,7 +125,7 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
-        warn_once(f"table not used, schedules of {op} come from the formula: {_named(path, error)}")
+        warn_once(f"table not used, {op} gets default schedules: {_named(path, error)}")
         return OpTable(name)
 
 
