@@ -36,7 +36,7 @@ OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives
 
 
 def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
-    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
+    """Return a legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
 
     Where inputs have several dtypes, tiles suit the operands of the product with the most work.
 
@@ -89,7 +89,7 @@ class _Fusion:
         return self.shape.sizes
 
     def placements(self):
-        """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
+        """Yield ways to fuse, best first: chains of reductions in one pass, in several passes, not at all."""
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
@@ -103,7 +103,7 @@ class _Fusion:
         yield ()
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-        """block, tensorize, map, num_warps and the like of one kernel."""
+        """Return the statements that tile one kernel: block, tensorize, map, num_warps and the like."""
         if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
@@ -112,7 +112,7 @@ class _Fusion:
         return row_column_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
-        """Funcs computed in the kernel of ``root``."""
+        """Return the Funcs that the kernel of ``root`` computes."""
         members = [root]
         inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
         for m in members:
@@ -124,7 +124,7 @@ class _Fusion:
         return members
 
     def warp_specialized_tiles(self, root: str, fused: tuple, tiles: dict[str, tuple], compiled: tuple) -> tuple[Primitive, ...]:
-        """Tiles for specialised warps where the GPU's backend takes the kernel that comes of them, else none."""
+        """Return tiles for specialized warps if the GPU's backend accepts the resulting kernel, else none."""
         found = warpgroup_tiles(self.shape, root, self._members(root, fused))
         if not found:
             return ()
@@ -136,8 +136,11 @@ class _Fusion:
         return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
 
     def stores_redundantly(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
-        """Whether a product that is written is computed and stored anew by programs that differ in a label it does not have, and
-        they write more of it together than of the kernel's own output."""
+        """Return whether programs compute and store an output product redundantly, at a cost above that of the kernel's own output.
+
+        Programs that differ in a label that the product lacks compute the same product; together they write more of it than of
+        the output of the kernel.
+        """
         written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
         for func, (root, _) in Schedule(fused).fused().items():
             if func in written and self.shape.dots(func) and root in tiles:
@@ -148,11 +151,11 @@ class _Fusion:
         return False
 
     def _own_kernels(self, fused: tuple[Primitive, ...]) -> int:
-        """Outputs that are not fused."""
+        """Count the outputs that are not fused."""
         return len(set(self.outputs) - {p.func for p in fused if p.name == "fuse_at"})
 
     def _writes_redundantly(self, fused: tuple[Primitive, ...]) -> bool:
-        """Whether an output is written by several programs of another's kernel, each with a block of a label that it lacks."""
+        """Return whether several programs of another output's kernel write an output, each for a block of a label that it lacks."""
         for output, root in ((o, host(o, Schedule(fused).fused())) for o in self.outputs):
             blocks = Schedule(self.tiles(root, fused)).sizes(root, "block")
             if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in blocks.items()):
@@ -202,11 +205,11 @@ class _Fusion:
         return loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
 
     def _feeds_another_output(self, output: str) -> bool:
-        """Whether another output is a product of this one."""
+        """Return whether another output is a product of this one."""
         return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
-        """Sums for a later kernel that share the loop of an output: computed and stored there."""
+        """Fuse and store sums that a later kernel reads and that share the loop of an output."""
         found: list[Primitive] = []
         for f in self.algorithm.needed_by(self.outputs):
             if f in fused or f in self.outputs or self.shape.dots(f):
@@ -221,14 +224,16 @@ class _Fusion:
         return tuple(found)
 
     def _precedes_readers(self, host: str, func: str) -> bool:
-        """Whether the kernel of ``host`` comes before all kernels that read ``func``."""
+        """Return whether the kernel of ``host`` comes before all kernels that read ``func``."""
         order = self.algorithm.needed_by(self.outputs)
         users = [u for u in order if any(a.tensor == func for a in ex.accesses(self.algorithm[u].expr))]
         return all(order.index(host) < order.index(u) for u in users)
 
     def _consumer_to_join(self, func: str, roots: set[str]) -> str | None:
-        """The one of ``roots``, the first to run, that takes the product ``func`` as a narrow operand: then the two overlap, and
-        together they take what reading and writing takes. Blocks of rows alone must keep the GPU busy."""
+        """Return the first of ``roots`` to run that reads the product ``func`` as a narrow operand, if fusing it there pays.
+
+        The two then overlap and take no longer than the reads and writes. Blocks of rows alone must keep the GPU busy.
+        """
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
         if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._is_compared_for_equality(func):
             return None
@@ -241,8 +246,10 @@ class _Fusion:
     # -- what is fused where ------------------------------------------------------------------------------------------
 
     def _is_reread_operand(self, func: str, roots: set[str]) -> bool:
-        """Whether ``func``, made of inputs and of products that other kernels make, is an operand that large products take again for
-        each of their blocks: it is computed once."""
+        """Return whether large products reread the operand ``func`` for each of their blocks; it then gets a kernel of its own.
+
+        ``func`` is made of inputs and of products that other kernels make.
+        """
         made = [f for f in self.algorithm.needed_by((func,)) if f != func and (self.shape.dots(f) or reduction_labels(self.algorithm, f))]
         if self.shape.dots(func) or reduction_labels(self.algorithm, func) or not all(map(self.shape.dots, made)):
             return False
@@ -255,8 +262,7 @@ class _Fusion:
         return False
 
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
-        """Reductions over a row too long to hold share one pass over it, if that saves reading it again: ``func`` goes into the loop
-        of the one that uses it."""
+        """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
         reduced = reduction_labels(self.algorithm, func)
         longest = max((self.sizes[r] for r in reduced), default=0)
         if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
@@ -267,20 +273,23 @@ class _Fusion:
         return place
 
     def _needs_own_row_reduction(self, func: str, root: str) -> bool:
-        """Whether ``func`` is better swept by a kernel of its own, or, a product that is stored, made by one for what sweeps it."""
+        """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.
+
+        Either ``func`` reduces them, or it is the stored product.
+        """
         products = [f for f in self.algorithm.funcs if self.shape.dots(f)]
         if func in products and not self._is_recomputed(func):
             return any(recomputes_product_rows(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
         return recomputes_product_rows(self.shape, func, root, [f for f in products if self._is_recomputed(f)])
 
     def _row_reduction_to_join(self, func: str, roots: set[str]) -> str | None:
-        """The one of ``roots``, the first to run, that sweeps the same rows of a product that is made again wherever it is read."""
+        """Return the first of ``roots`` to run that reduces the same rows of a product that is recomputed wherever it is read."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
         same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
         return order[0] if same and self._reduces_product_rows(func, {}, order[0]) else None
 
     def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
-        """Whether ``func`` sweeps rows of a product that is made where they are read: in ``root``, or wherever that is."""
+        """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""
 
         def here(product: str) -> bool:
             users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
@@ -289,12 +298,12 @@ class _Fusion:
         return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 
     def _same_iteration_space(self, func: str, other: str) -> bool:
-        """Whether both reduce over the same labels for each element of the same ones."""
+        """Return whether both reduce over the same labels and have the same labels."""
         labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
         return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
 
     def _is_compared_for_equality(self, func: str) -> bool:
-        """Whether it is asked what equals an element of ``func``, in which sums are: in another tile they may add up otherwise."""
+        """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
         parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
         if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
             return False
@@ -304,7 +313,7 @@ class _Fusion:
         return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
     def _is_recomputed(self, func: str) -> bool:
-        """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
+        """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""
         if not reduction_labels(self.algorithm, func):
             return True
         most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
@@ -328,8 +337,11 @@ class _Fusion:
         return (root, shared[-1]) if shared else None
 
     def _recomputes_sum(self, func: str, root: str, missing: tuple[str, ...]) -> bool:
-        """Whether ``func`` is a sum along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up, or
-        one down columns that ``root`` is written along, too long to hold, so that each step of it would add them up."""
+        """Return whether blocks or steps of ``root`` would recompute the sum ``func``.
+
+        Either it runs along no label or loop of ``root``, and each block would add up all terms; or it runs down columns that
+        ``root`` is written along, too long to hold, and each step would add them up.
+        """
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
         if missing and sum_needs_own_kernel(self.shape, func, root, missing):
             return True
@@ -339,8 +351,11 @@ class _Fusion:
         return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
 
     def _recompute_is_costly(self, func: str, root: str) -> bool:
-        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs, or a sum
-        for every block or step."""
+        """Return whether fusing ``func`` recomputes too much.
+
+        A matrix product would be recomputed for every block of a label that it lacks, or computed by too few programs; a sum
+        would be recomputed for every block or step.
+        """
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(missing))

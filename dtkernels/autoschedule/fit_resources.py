@@ -19,7 +19,7 @@ _NARROWEST = 16  #: of a tile of a product
 
 
 def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
-    """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
+    """Return ``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
 
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
     """
@@ -37,7 +37,10 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | Input
 
 
 def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int | InputTypes) -> dict[str, int]:
-    """Bytes an element of each buffer that is not float32 anyway, for inputs of ``itemsize`` bytes an element, or of several dtypes."""
+    """Return bytes per element of each buffer that is not always float32.
+
+    ``itemsize``: bytes per element of the inputs, or their dtypes.
+    """
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
     if isinstance(itemsize, int):
         return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
@@ -49,7 +52,7 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:
-    """The first kernel that the GPU does not have room for."""
+    """Return the first kernel that exceeds the GPU's resources."""
     for kernel in kernels:
         try:
             check_resources(kernel, sizes, itemsizes, target)
@@ -67,10 +70,11 @@ def _can_be_lowered(program: Program) -> bool:
 
 
 def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: Callable[[str, Program], bool]) -> Iterator[Program]:
-    """Ways to make one kernel take less: results of a product stored by pointers, which need no shared memory; as many stages as there is
-    room for, two at least, since of one nothing is loaded ahead; then its widest label half as wide, then the next; then a stage less.
+    """Yield variants of one kernel that need fewer resources, the cheapest to give up first.
 
-    Stages are left as they are where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
+    Results of a product are stored by pointers, which need no shared memory; then as many stages as there is room for, two at least,
+    since one stage loads nothing ahead; then its widest label half as wide, then the next; then a stage less. Stages stay as they are
+    where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
     """
     schedule = program.schedule
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
@@ -93,7 +97,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
 
 
 def _with(program: Program, *more: Primitive) -> Program:
-    """The program with statements that say otherwise than earlier ones of the same kind, which go."""
+    """Add statements to the program; each replaces an earlier statement of the same kind."""
     said = {p.name: p for p in more}
     kept = []
     for p in program.schedule.primitives:

@@ -1,4 +1,4 @@
-"""Which outputs are computed in the kernel of another, so that what both read is read once."""
+"""Fuse outputs into the kernel of another, so that what both read is read once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .rules.row_column_reduction import row_column_tiles
 
 
 def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
-    """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
+    """Return outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
 
     ``loads_sum_operands`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
     that others are made from, which may go where they are.
@@ -55,7 +55,7 @@ def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_ope
 
 
 def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether the kernel of ``root`` sums along all labels that ``output`` lacks, in rows short enough to hold, and no product is near."""
+    """Return whether ``root`` sums along all labels that ``output`` lacks, in rows short enough to hold, without matrix products nearby."""
     own, outer = set(shape.algorithm[output].labels), set(shape.algorithm[root].labels)
     parts = shape.algorithm.needed_by((output, root))
     reduced = {label for f in parts for label in reduction_labels(shape.algorithm, f)}
@@ -64,7 +64,7 @@ def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
 
 
 def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether one program has registers for both sums, where both are of products."""
+    """Return whether one program has registers for the accumulators of both, if both are sums of products."""
     if not (shape.dots(output) and shape.dots(root)):
         return True
     widths = [pow2(shape.sizes[label]) for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
@@ -72,7 +72,7 @@ def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> 
 
 
 def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
+    """Return whether ``output`` is computed elementwise from inputs that ``root`` reads at the same elements."""
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
     if own != outer or any(reduction_labels(shape.algorithm, f) for f in (*parts, root)) or any(map(shape.dots, others)):
@@ -81,8 +81,10 @@ def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str)
 
 
 def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
-    are held whole: one read of the inputs serves both."""
+    """Return whether one read of the inputs serves both ``output`` and the column sums of ``root``.
+
+    ``output`` is made from what ``root`` sums, elementwise or with sums along rows that are held whole.
+    """
     reduced = reduction_labels(shape.algorithm, root)
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     if (
@@ -102,7 +104,7 @@ def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str
 
 
 def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
-    """Inputs that ``func`` reads at all of ``labels``."""
+    """Return inputs that ``func`` reads at all of ``labels``."""
     return {
         a.tensor
         for a in ex.accesses(shape.algorithm[func].expr)
@@ -111,5 +113,5 @@ def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> s
 
 
 def _inputs_of(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
-    """Inputs that ``func`` or what it is made from reads at all of ``labels``."""
+    """Return inputs that ``func`` or what it is made from reads at all of ``labels``."""
     return set().union(*(inputs_at(shape, f, labels) for f in shape.algorithm.needed_by((func,))))

@@ -1,4 +1,4 @@
-"""Tiles of kernels with matrix products: one product, or a product of a product."""
+"""Tile kernels with matrix products: one product, or a product of a product."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def product_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tu
 
 
 def loaded_ahead(shape: SchedulingProblem, root: str, members: list[str], dot: ex.Dot, steps: int) -> tuple[Primitive, ...]:
-    """A small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
+    """Return a small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
     sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access)]
     if shape.itemsize != 2 or len(set(sides)) < 2 or not shape.target.has_tma or steps < MERGED:
@@ -91,7 +91,7 @@ class _Product:
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
-        """(rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
+        """Return (rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
 
         Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
         """
@@ -133,12 +133,14 @@ class _Product:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
 
     def _loose(self) -> bool:
-        """Whether the larger operand's rows are not aligned, so that nothing of it is loaded ahead."""
+        """Return whether rows of the larger operand are not aligned to 16 bytes, so that its loads cannot be pipelined."""
         return not self.shape.aligned({max(self._sides(), key=self.shape.elements)}) if self._sides() else False
 
     def _latency_bound_config(self, bm: int, bn: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
-        """Programs that wait for their loads: four a multiprocessor have as many on the way. Where the sum runs along the rows of
-        the larger operand they are of few rows, else the sum is cut."""
+        """Return tiles for programs that wait for their loads: four per multiprocessor keep as many loads in flight.
+
+        Where the sum runs along the rows of the larger operand they have few rows, else the sum is split.
+        """
         large = max(self._sides(), key=self.shape.elements)
         along = self.shape.last_label(large) in self.dot.labels
         if along:
@@ -150,8 +152,10 @@ class _Product:
         return list(dict.fromkeys(side.tensor for side in sides if isinstance(side, ex.Access)))
 
     def _is_bandwidth_bound(self, m: int, n: int, k: int, batch: int) -> bool:
-        """Whether a product is bound by reading its longer operand, which is read once if a tile holds the narrower side whole:
-        blocks are then few, and the sum is cut over programs."""
+        """Return whether reading the longer operand bounds the product.
+
+        It is read once if a tile holds the narrower side whole: blocks are then few, and the sum is split over programs.
+        """
         few = 10 * self._blocks(m, n, 128, 128, batch) < 9 * self.shape.target.multiprocessors
         return self.shape.itemsize == 2 and NARROW < min(m, n) <= 2 * NARROW < max(m, n) and few and k >= 2048
 
@@ -167,8 +171,10 @@ class _Product:
         return batch * -(-m // bm) * -(-n // bn)
 
     def _descriptors(self) -> tuple[Primitive, ...]:
-        """Large products through tensor descriptors, by programs that stay. Operands whose rows are not aligned are copied first: that
-        costs a tenth of what the product gains."""
+        """Use tensor descriptors and persistent programs for large products.
+
+        Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
+        """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
         if not shape.target.has_tma:
             return ()
@@ -180,7 +186,7 @@ class _Product:
         return *persistent, Primitive(root, "descriptor", names), *extra
 
     def _tail(self, bm: int, bn: int, waves: float) -> tuple[Primitive, ...]:
-        """The blocks of a last wave that is up to half full in quarters, so that it does not take as long as the others."""
+        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
@@ -267,16 +273,17 @@ class _Chain:
         return tuple(found)
 
     def _rows_underfill_gpu(self, bm: int) -> bool:
-        """Whether blocks of rows alone leave multiprocessors idle, and the inner product is so short that blocks of columns may
-        each do it again."""
+        """Return whether blocks of rows alone idle multiprocessors, and the inner product is short enough to recompute for blocks of columns."""
         shape = self.shape
         inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
         blocks = shape.programs({x: bm if x in self.rows[-1:] else 1 for x in shape.algorithm[self.root].labels if x not in self.columns})
         return bool(inner) and 2 * blocks <= shape.target.multiprocessors and max(inner) <= WHOLE_CHAIN
 
     def _loose(self) -> tuple[Primitive, ...]:
-        """Small operands from copies by descriptors where rows of the large one are not aligned: what it cannot load ahead it
-        waits for, and for nothing else."""
+        """Load small operands through descriptors, from aligned copies, where rows of the large one are not aligned.
+
+        The kernel then waits only for the large operand, which it cannot load ahead.
+        """
         shape, found = self.shape, self._operands()
         if not found or shape.aligned({found[0]}):
             return ()
@@ -293,7 +300,7 @@ class _Chain:
         return (Primitive(self.root, "descriptor", found),) if wide else ()
 
     def _operands(self) -> tuple[str, ...]:
-        """Inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
+        """Return inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
         shape = self.shape
         sides = [s for m in self.members for dot in shape.dots(m) for s in (dot.left, dot.right)]
         names = dict.fromkeys(s.tensor for s in sides if isinstance(s, ex.Access) and s.tensor not in self.members)
@@ -314,7 +321,7 @@ class _Chain:
         return causal_program_order(self.shape, self.root, self.members, block, self.rows[-1])
 
     def _measured_tile_sizes(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
-        """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
+        """Return (rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
 
         Under a mask tiles are smaller, since on its edge they are work for nothing.
         """
@@ -336,12 +343,12 @@ class _Chain:
         return rows, step, warps, self._stages(rows * (2 if products > 2 else 1), step, wide, stages)
 
     def _is_large_and_unaligned(self) -> bool:
-        """Whether the loop reads copies with aligned rows, and there are blocks of 128 rows for two waves of programs."""
+        """Return whether the loop reads copies with aligned rows, and there are blocks of 128 rows for two waves of programs."""
         blocks = self.shape.programs({label: 128 if label in self.rows[-1:] else 1 for label in self.shape.algorithm[self.root].labels if label not in self.columns})
         return bool(self._rows({k: 64 for k in reduction_labels(self.shape.algorithm, self.root)})) and blocks >= 2 * self.shape.target.multiprocessors
 
     def _stages(self, rows: int, step: int, wide: int, stages: int) -> int:
-        """As many of ``stages`` as shared memory holds."""
+        """Return as many of ``stages`` as shared memory holds."""
         while stages > 1 and (rows + 2 * stages * step) * wide * self.shape.itemsize > self.shape.target.shared_bytes:
             stages -= 1
         return stages
@@ -353,11 +360,11 @@ class _Chain:
         return sum(len(self.shape.dots(m)) for m in self.members)
 
     def _accumulator_count(self) -> int:
-        """Accumulators that a program holds at once."""
+        """Count the accumulators that a program holds at once."""
         return 1 + sum(1 for m in self.members[1:] if m in self.shape.outputs and self.shape.dots(m))
 
     def _has_mask(self) -> bool:
-        """Whether a comparison of a row with the intermediate's label cuts the loop."""
+        """Return whether a comparison of a row with the intermediate's label masks the loop."""
         inner = set(reduction_labels(self.shape.algorithm, self.root))
         nodes = [
             n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS
@@ -365,7 +372,7 @@ class _Chain:
         return any(ex.free_labels(n) & inner and ex.free_labels(n) & set(self.rows) for n in nodes)
 
     def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:
-        """Tiles of the labels that are reduced."""
+        """Return the tiles of the labels that are reduced."""
         shape = self.shape
         found: dict[str, int] = {}
         sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
@@ -382,7 +389,7 @@ class _Chain:
         return found
 
     def _packed_groups(self) -> dict[str, tuple[int, int]]:
-        """(block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
+        """Return (block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
 
         Decoding is such: one query, and heads that share keys. A tile then holds the group, so that what it shares is read once.
         """

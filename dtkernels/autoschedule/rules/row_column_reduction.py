@@ -47,14 +47,14 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
 
 
 def _split_rows(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
-    """The rows cut over as many programs as run at once, ``share`` on a multiprocessor, each with some steps to load ahead in."""
+    """Split the rows over as many programs as run at once, ``share`` per multiprocessor, each with several steps to pipeline."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
     return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 
 def _row_sized_values(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
-    """(inputs that every row has its own of, values as wide as a row that are needed at once: all inputs and sums down columns)."""
+    """Return (inputs with a row of their own for each row, row-wide values live at once: all inputs and column sums)."""
     found = {a for m in members for a in ex.accesses(shape.algorithm[m].expr) if along <= ex.free_labels(a)}
     found = {a for a in found if a.tensor in shape.algorithm.inputs}
     columns = [m for m in members if reduction_labels(shape.algorithm, m) == down]

@@ -36,13 +36,13 @@ class SharedPass:
     cut: str = ""
 
     def primitive(self) -> Primitive:
-        """The statement."""
+        """Return the statement."""
         name, place = ("parts_at", self.cut) if self.cut else ("fuse_at", self.loop)
         return Primitive(self.func, name, (self.host, place))
 
 
 def shared_passes(shape: SchedulingProblem) -> tuple[SharedPass, ...]:
-    """What shares a pass at these sizes, each Func and each host once."""
+    """Return the Funcs that share a pass at these sizes, each Func and each host once."""
     funcs = [f for f in shape.algorithm.needed_by(shape.outputs) if _only_product(shape, f)]
     found: list[SharedPass] = []
     for host in (f for f in funcs if f in shape.outputs):
@@ -52,7 +52,7 @@ def shared_passes(shape: SchedulingProblem) -> tuple[SharedPass, ...]:
 
 
 def shared_pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
-    """Tiles of a kernel of ``shared_passes``, or of what adds parts up; none for others."""
+    """Return the tiles of a kernel of ``shared_passes``, or of one that adds its parts up; none for other kernels."""
     for p in shared_passes(shape):
         if root == p.host:
             return _parts_tiles(shape, p) if p.cut else _stream_tiles(shape, p)
@@ -64,14 +64,14 @@ def shared_pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, .
 
 
 def _only_product(shape: SchedulingProblem, func: str) -> ex.Dot | None:
-    """The product of a Func of two labels that sums nothing else."""
+    """Return the product of a two-label Func that has no other reduction."""
     nodes = [n for n in shape.algorithm[func].expr.walk() if isinstance(n, (ex.Dot, ex.Reduce))]
     plain = len(nodes) == 1 and isinstance(nodes[0], ex.Dot) and len(shape.algorithm[func].labels) == 2 and len(nodes[0].labels) == 1
     return nodes[0] if plain and all(isinstance(s, ex.Access) for s in (nodes[0].left, nodes[0].right)) else None  # type: ignore[union-attr,return-value]
 
 
 def _shared_pass(shape: SchedulingProblem, func: str, host: str) -> SharedPass | None:
-    """How ``func`` is made while ``host`` sums, if they share an operand."""
+    """Return how ``func`` is computed while ``host`` sums, if they share an operand."""
     algorithm, sizes = shape.algorithm, shape.sizes
     own, other = _only_product(shape, func), _only_product(shape, host)
     (loop,), (summed,) = reduction_labels(algorithm, host), reduction_labels(algorithm, func)
@@ -103,12 +103,12 @@ def _shared_pass(shape: SchedulingProblem, func: str, host: str) -> SharedPass |
 
 
 def _stream_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
-    """A program takes 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
+    """Give a program 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
     return _tiles(shape, p, 128, 64, 4)
 
 
 def _parts_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
-    """Blocks of 256 columns: each is a part to write, and to read again."""
+    """Give a program 256 columns: the part sums of each block are written and read again."""
     return _tiles(shape, p, 256, 128 if pow2(shape.sizes[p.narrow]) <= 32 else 64, 3)
 
 

@@ -139,12 +139,12 @@ class FetchLet(Let):
 
 
 def is_load(s: Statement) -> TypeGuard[LoadLet]:
-    """Whether ``s`` names what a Load reads."""
+    """Return whether ``s`` names what a Load reads."""
     return isinstance(s, Let) and isinstance(s.value, Load)
 
 
 def is_fetch(s: Statement) -> TypeGuard[FetchLet]:
-    """Whether ``s`` names what a Fetch reads."""
+    """Return whether ``s`` names what a Fetch reads."""
     return isinstance(s, Let) and isinstance(s.value, Fetch)
 
 

@@ -357,7 +357,7 @@ class _Lowering:
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
     def _is_uniform_in_block(self, label: str, at: Tile, size: int | float) -> bool:
-        """Whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
+        """Return whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
         own = label in self.blocked and at == Position(self.blocked[label])
         return self.once_a_block and own and block_is_in_one_group(at, self.blocks.get(label, 0), size)
 

@@ -38,7 +38,7 @@ class Consumer:
         self.begin, self.end = "0", "0"
 
     def lines(self) -> list[str]:
-        """The body of the function."""
+        """Return the body of the function."""
         k, p = self.k, self.p
         k.lines = ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
         depth = k.grid()
@@ -124,7 +124,7 @@ class Consumer:
         return " & ".join(parts)
 
     def _put(self, s: Put, depth: int) -> None:
-        """Through shared memory, when the last block's store has read it."""
+        """Store a tile through shared memory, after the last block's store has read it."""
         k = self.k
         desc, value = k.descriptor(s), k.expr.text(s.value, s.axes)
         box = ", ".join(k.boxes[desc])
@@ -142,11 +142,11 @@ class Consumer:
         return "WG" if self.p.consumers > 1 else "0"
 
     def _resident_part(self, tile: FetchLet) -> str:
-        """Which of a resident tile's parts this consumer reads."""
+        """Return which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
 
     def _view(self, name: str, wanted: tuple[Axis, ...], slot: str) -> str:
-        """A loaded tile as a matrix with dimensions ``wanted``."""
+        """Return a loaded tile as a matrix with dimensions ``wanted``."""
         k, tile = self.k, self.local[name]
         own = k.shared(tile)
         place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._resident_part(tile)
@@ -236,7 +236,7 @@ class Consumer:
             self._release_resident_tiles(inner)
 
     def _tile_by_tile(self, depth: int) -> None:
-        """Fresh products, work on them, chained products, for one tile after the other; other consumers fill the gaps."""
+        """Emit for one tile after the other: fresh products, work on them, chained products; other consumers fill the gaps."""
         k, p = self.k, self.p
         late = [r for r in p.rings if r.late]
         k.line(depth, f"for {k.counter()} in range({self.begin}, {self.end}, {k.tile(p.last.loop.axis)}):")
@@ -253,7 +253,7 @@ class Consumer:
         self._release_resident_tiles(depth)
 
     def _release_resident_tiles(self, depth: int) -> None:
-        """Give back what was loaded for the whole block."""
+        """Release the tiles that were loaded for the whole block."""
         for tile in self.p.resident:
             self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._resident_part(tile)}), count=1)")
 
@@ -268,7 +268,7 @@ class Consumer:
             self._work(step, depth + (len(self.p.steps) > 1))
 
     def _work(self, step: LoopStep, depth: int) -> None:
-        """The elementwise work on one tile's fresh products, and the accumulators and operands that come of it, under one name."""
+        """Emit the elementwise work on one tile's fresh products, and name the accumulators and operands that it yields."""
         k, last = self.k, self.p.last
         for s in step.loop.body:
             if isinstance(s, Index):
@@ -288,7 +288,7 @@ class Consumer:
             k.line(depth, f"{q.name}_left = gl.convert_layout({q.name}_operand.to({q.right.name}_tiles.dtype), {layout})")
 
     def _direct(self, depth: int) -> None:
-        """Products that only add up: one runs while the next one's tiles are awaited."""
+        """Emit products that only accumulate: one runs while the tiles of the next are awaited."""
         k, p = self.k, self.p
         names = [q.name for q in p.last.direct]
         made = ", ".join(f"{n}_made" for n in names)

@@ -1,4 +1,4 @@
-"""From the flat program id to blocks, and from extents to the number of programs."""
+"""Print the mapping from the flat program id to blocks, and from extents to the number of programs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Names(Protocol):
 
 
 def grid_size(kernel: Kernel) -> str:
-    """The grid, as an expression in the wrapper.
+    """Return the grid, as an expression in the wrapper.
 
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
@@ -36,7 +36,7 @@ BEFORE = "tiles_before"  #: blocks before those of the last wave, in the wrapper
 
 
 def block_count(kernel: Kernel) -> str:
-    """The number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
+    """Return the number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
     counts = [
         str(g.parts) if g.parts else f"size_{g.label}" if g.block * g.inside == 1 else f"triton.cdiv(size_{g.label}, {g.block * g.inside})"
         for g in kernel.grid
@@ -45,22 +45,22 @@ def block_count(kernel: Kernel) -> str:
 
 
 def programs_per_block(kernel: Kernel) -> int:
-    """Programs that take one block of the kernel that a tail ends."""
+    """Return the number of programs that compute one block of the kernel whose tail this is."""
     return math.prod(g.inside for g in kernel.grid)
 
 
 def resident_programs(kernel: Kernel) -> str:
-    """The number of programs that the GPU runs at once, as an expression in the wrapper."""
+    """Return the number of programs that the GPU runs at once, as an expression in the wrapper."""
     return f"programs({kernel.writes[0]}_out, {programs_at_once(kernel)})"
 
 
 def programs_at_once(kernel: Kernel) -> int:
-    """How many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
+    """Return how many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
     return max(1, 32 // kernel.num_warps // (4 if has_matrix_product(kernel.body) else 1))
 
 
 def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
-    """(lines that give the block of each label, depth of what follows)
+    """Return (lines that give the block of each label, depth of what follows)
 
     With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
     """
@@ -102,7 +102,7 @@ def _count(label: GridLabel, names: Names) -> str:
 
 
 def _tail_piece(kernel: Kernel, names: Names) -> list[str]:
-    """From the block that a program of a tail takes a piece of to that piece."""
+    """Return the lines that turn a block into the piece of it that a program of a tail computes."""
     lines, rest = [], programs_per_block(kernel)
     for g in (g for g in kernel.grid if g.inside > 1):
         block, rest = names.block_index(g.label), rest // g.inside
@@ -112,7 +112,7 @@ def _tail_piece(kernel: Kernel, names: Names) -> list[str]:
 
 
 def _labels_with_growing_loops(kernel: Kernel) -> set[str]:
-    """Labels whose later blocks have longer loops (causal masks make such).
+    """Return labels whose later blocks have longer loops (causal masks make such).
 
     They are walked from the last, so that no long one is left to the end.
     """
@@ -122,7 +122,7 @@ def _labels_with_growing_loops(kernel: Kernel) -> set[str]:
 
 
 def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
-    """Labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
+    """Return labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
     found = set()
     while bounds:
         for n in bounds.pop().walk():

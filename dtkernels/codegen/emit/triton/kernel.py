@@ -68,7 +68,7 @@ class KernelText:
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
-    """A name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
+    """Return a name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
     if tensor in algorithm:
         return algorithm[tensor].labels
     index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
@@ -80,7 +80,7 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
 
 
 def jit_function(language: str, name: str, parameters: list[str], lines: list[str]) -> str:
-    """The text of one function under ``language``'s jit, its parameters filled to the width of a line."""
+    """Return the text of one function under ``language``'s jit, its parameters filled to the width of a line."""
     glue = "\0"  # keeps "name: tl.constexpr" on one line
     signature = textwrap.fill(
         ", ".join(p.replace(" ", glue) for p in parameters),
@@ -94,7 +94,7 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
 
 
 def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands) -> KernelText:
-    """The Triton text of ``kernel``."""
+    """Return the Triton text of ``kernel``."""
     return _KernelPrinter(kernel, algorithm, operands).run()
 
 
@@ -200,11 +200,11 @@ class _KernelPrinter:
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
     def _length(self, buffer: str, dim: int) -> str:
-        """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
         return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
-        """A name for each dimension of a buffer."""
+        """Return a name for each dimension of a buffer."""
         space = next((w for w in self.kernel.workspaces if w.name == buffer), None)
         if space is None:
             return dimension_names(self.algorithm, buffer)
@@ -212,21 +212,21 @@ class _KernelPrinter:
         return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
 
     def size(self, label: str) -> str:
-        """The extent of ``label`` in the kernel."""
+        """Return the extent of ``label`` in the kernel."""
         self.sizes[label] = None
         return f"size_{label}"
 
     def block_index(self, label: str) -> str:
-        """The name of the index of a block; that of its one element, where a block is one."""
+        """Return the name of the index of a block; that of its one element, where a block is one."""
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
         return axis.name if axis and axis.scalar else f"block_{label}"
 
     def first(self, axis: Axis) -> str:
-        """The name of the first index of the current tile of ``axis``."""
+        """Return the name of the first index of the current tile of ``axis``."""
         return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
-        """The compile-time constant that holds how far ``axis`` advances."""
+        """Return the compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
             return self.block(axis.label)
         value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
@@ -240,7 +240,7 @@ class _KernelPrinter:
         return name
 
     def block(self, label: str) -> str:
-        """The compile-time constant that holds the block of ``label``."""
+        """Return the compile-time constant that holds the block of ``label``."""
         self.tiles[f"BLOCK_{label}"] = str(self.blocks[label])
         return f"BLOCK_{label}"
 
@@ -303,7 +303,7 @@ class _KernelPrinter:
             self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
 
     def even_constant(self, axis: Axis) -> str:
-        """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
+        """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
@@ -342,7 +342,7 @@ class _KernelPrinter:
             self.steady[id(s.value)] = self.memory.steady_pointer(s.value, axis, at)
 
     def name_value(self, wish: str, value: str, depth: int) -> str:
-        """The name of a value that is computed here, unless it is known already; another value never gets that name."""
+        """Return the name of a value that is computed here, unless it is known already; another value never gets that name."""
         name, count = wish, 0
         while name in self.taken or self.named.get(name, value) != value:
             count += 1
@@ -372,7 +372,7 @@ class _KernelPrinter:
     # -- what the body needs ----------------------------------------------------------------------------------------
 
     def _nodes(self, steady: bool = True) -> Iterator[Tile]:
-        """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
+        """Yield every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
         for s in statements(self.kernel.body):
             if not steady and is_load(s) and (axis := s.value.hoisted_from):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
@@ -390,7 +390,7 @@ class _KernelPrinter:
         return found
 
     def _started_axes(self) -> set[Axis]:
-        """Axes the first index of whose tile is asked for, and is no loop's counter."""
+        """Return axes the first index of whose tile is asked for, and is no loop's counter."""
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 

@@ -177,7 +177,7 @@ class _Splitter:
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
 
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
-        """Axes of blocks by whose first index the loop's values differ."""
+        """Return axes of blocks by whose first index the loop's values differ."""
         lets = {s.name: s.value for s in before if isinstance(s, Let)}
         found: set[Axis] = set()
         todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
