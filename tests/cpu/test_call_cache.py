@@ -39,7 +39,7 @@ def unlooked(op: Operator, monkeypatch) -> None:
     def looked(*args):
         raise AssertionError("a call like the last one was looked at")
 
-    monkeypatch.setattr(op._quick, "key", looked)
+    monkeypatch.setattr(op._call_cache, "key", looked)
 
 
 def agree(op: Operator, name: str, inputs: list[torch.Tensor], grad: torch.Tensor | None = None) -> None:
@@ -195,7 +195,7 @@ def test_without_torchs_guards_calls_are_looked_at_by_their_keys(gpu, monkeypatc
     op = op_of("dyt")
     for _ in range(3):
         agree(op, "dyt", inputs_of("dyt", 6, 16))
-    assert not op._quick.last.same(*inputs_of("dyt", 6, 16)) and len(op._quick.known) == 1
+    assert not op._call_cache.last.same(*inputs_of("dyt", 6, 16)) and len(op._call_cache.known) == 1
 
 
 def test_calls_are_counted_once(gpu):
@@ -382,7 +382,7 @@ def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatc
     monkeypatch.setattr(call_cache, "REMEMBERED", 5)
     for keys in range(9, 19):
         call(*heads(keys=keys))
-    assert [name[3][0][2] for name in module.attention.operator()._quick.named] == [14, 15, 16, 17, 18]
+    assert [name[3][0][2] for name in module.attention.operator()._call_cache.named] == [14, 15, 16, 17, 18]
 
 
 def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_not(attention):

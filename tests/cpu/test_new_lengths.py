@@ -109,5 +109,5 @@ def test_ever_new_lengths_do_not_fill_memory(monkeypatch):
         for _ in range(2):
             x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
             torch.testing.assert_close(op(x), torch.softmax(x, -1))
-            assert len(op._quick.known) <= 4 and len(op.variant((), frozenset(), 0).dispatch._routes) <= 4
-    assert [key[0][1] for key in op._quick.known] == [29, 30, 31, 20]  # the oldest go, one at a time
+            assert len(op._call_cache.known) <= 4 and len(op.variant((), frozenset(), 0).dispatch._routes) <= 4
+    assert [key[0][1] for key in op._call_cache.known] == [29, 30, 31, 20]  # the oldest go, one at a time

@@ -119,10 +119,10 @@ def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 
-def manifest_text(outline: OpManifest, spec: bytes) -> str:
+def manifest_text(manifest: OpManifest, spec: bytes) -> str:
     """Format a manifest. ``spec`` is the content of the spec's file."""
-    head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(outline, n) for n in _HEAD}}
-    return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(outline.lines) + "\n]}\n"
+    head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(manifest, n) for n in _HEAD}}
+    return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(manifest.lines) + "\n]}\n"
 
 
 def read_manifest(spec: Path) -> OpManifest | None:
