@@ -2,7 +2,7 @@
 
     python benchmarks/compile_time.py
 
-No GPU, no torch. Ops are scheduled by the formula for an H200 at their usual sizes; the limit for each is 100 ms.
+No GPU, no torch. Ops get the default schedule for an H200 at their usual sizes; the limit for each is 100 ms.
 """
 
 from __future__ import annotations

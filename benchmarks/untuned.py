@@ -1,4 +1,4 @@
-"""How good are the schedules that come by formula? Programs that nobody tuned, beside eager, torch.compile and SDPA with a mask.
+"""How good are default schedules? Programs that nobody tuned, beside eager, torch.compile and SDPA with a mask.
 
     python benchmarks/untuned.py --json out.json                       all of tests/untuned_programs.py, forward and backward
     python benchmarks/untuned.py --only '^att_.*backward' --seconds 60

@@ -23,12 +23,12 @@ changed it; schedule: how the work is cut; nest: the loops; triton: the emitted 
 A .dt program has its own schedule; an op or a spec gets one for its shape and GPU."""
 _COMPILE = """Write a Python file that imports torch and triton only: kernels, and a wrapper named after each compiled Func.
 Refused where the GPU has no room for the schedule; where tiles are whole extents, at the sizes of --shape."""
-_EXPLAIN = """Say which schedule an op gets at a shape on a GPU, which need not be here: the row of the schedule table with its measured
-time, or why the default schedule is taken; the next rows with theirs; and what the kernels launch. DTKERNELS_TABLES names the tables.
+_EXPLAIN = """Print the schedule that an op gets at a shape on a GPU, which need not be present: the row of the schedule table with its
+measured time, or why the default schedule is used; the next rows with theirs; and the launch of each kernel. DTKERNELS_TABLES names the tables.
 With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""
-_DOCTOR = """One line each, OK or WARN and what to do: what is installed, the schedule tables, the cache, and every variable of the
-environment that is set and whether what it names is usable (docs/configuration.md). Exit status 1 where something is not usable; no GPU,
-and TRITON_INTERPRET, are no fault."""
+_DOCTOR = """Check the installation, the schedule tables, the cache and every environment variable that is set (docs/configuration.md).
+Prints one line for each: OK, or WARN and what to do. Exit status 1 if something is unusable. A missing GPU or TRITON_INTERPRET only
+warns."""
 _SHAPE = f"""extents: the output's labels, then the other labels in order of declaration, each one of them; labels that share an
 extent count once. Default: {show.DEFAULT_EXTENT} along every label, or the spec's first shape"""
 _SIZES = "the same by name, each label once: x=4096,y=8192"
@@ -158,7 +158,7 @@ def _machine_code(subject: show.Subject, make):
 def _explain(args: argparse.Namespace) -> None:
     written, wanted = show.read(args.what), _wanted(args)
     if wanted == () and not written.scheduled:
-        wanted = lookup.usual_gradients(written, args.gpu, _given(args))
+        wanted = lookup.default_gradients(written, args.gpu, _given(args))
     subject = show.Subject(written, args.gpu, args.sizes or args.shape, args.dtype, _given(args), wanted)
     lines = _chosen(subject)
     made = {}
@@ -177,11 +177,11 @@ def _chosen(subject: show.Subject) -> list[str]:
         return [f"{subject.title()}{gradients}; table {table or 'none'}", *(line for decision in found for line in str(decision).splitlines())]
     lines = [subject.title()]
     if not subject.scheduled:
-        lines += [f"schedule: by formula, the default, from the sizes and what {subject.target.name} has: tables have no rows of a .dt program"]
+        lines += [f"schedule: the default for these sizes on {subject.target.name}; tables have no rows for a .dt program"]
     elif subject.written.program.schedule.primitives:
         lines += ["schedule: the program's own"]
     else:
-        lines += ["schedule: none is given, so that one program loops over single elements"]
+        lines += ["schedule: none is given; one program loops over single elements"]
     return lines + [f"  {line}" for line in str(subject.program.schedule).splitlines()]
 
 
@@ -190,14 +190,14 @@ def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
     gpu = subject.target
     blocks = {g.label: g.parts or -(-subject.sizes[g.label] // g.block) for g in k.grid}
     count = math.prod(blocks.values())
-    cut = " x ".join(f"{n} of {label}" for label, n in blocks.items()) or "one"
+    cut = " x ".join(f"{n} along {label}" for label, n in blocks.items()) or "one"
     lines = [f"kernel {k.name}: reads {', '.join(k.reads)}; writes {', '.join(k.writes)}"]
-    lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} for each of {gpu.multiprocessors} multiprocessors"]
+    lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} per multiprocessor ({gpu.multiprocessors})"]
     estimate = subject.resources(k)
     lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
-    lines += [f"  the blocks of a last wave that is up to half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps each" for t in k.tail]
+    lines += [f"  tail wave at most half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps for each block" for t in k.tail]
     if (compiled := made.get(f"{k.name}_kernel")) is not None:
-        lines += [f"  {compiled.metadata.shared} bytes of shared memory of {gpu.shared_bytes} that one program may take"]
+        lines += [f"  compiled: {compiled.metadata.shared} of {gpu.shared_bytes} bytes of shared memory"]
     return lines
 
 
@@ -219,7 +219,7 @@ def _parser() -> argparse.ArgumentParser:
     one = commands.add_parser("show", help="an op or a program at any stage, from its text to machine code", description=_SHOW)
     _program_arguments(one)
     one.add_argument("--stage", choices=show.STAGES, default="triton", help="default: triton")
-    one.add_argument("--without", default="", metavar="PASS,...", help="leave passes of codegen/pipeline.py out, to see what they do")
+    one.add_argument("--without", default="", metavar="PASS,...", help="leave out passes of codegen/pipeline.py, to see what they do")
     one.set_defaults(run=_show)
 
     one = commands.add_parser("compile", help="a .dt program to a Python file", description=_COMPILE)
@@ -232,7 +232,7 @@ def _parser() -> argparse.ArgumentParser:
 
     one = commands.add_parser("explain", help="which schedule is used, and why", description=_EXPLAIN)
     _program_arguments(one)
-    one.add_argument("--build", action="store_true", help="compile the kernels and say what they take")
+    one.add_argument("--build", action="store_true", help="compile the kernels and print the shared memory they use")
     one.set_defaults(run=_explain)
 
     one = commands.add_parser("doctor", help="what is installed here, and known traps", description=_DOCTOR)
@@ -244,7 +244,7 @@ def _program_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that select the program."""
     parser.add_argument("what", metavar="OP_OR_FILE", help=f"{', '.join(show.shipped())}; or a .yaml spec; or a .dt program")
     _sizes(parser)
-    parser.add_argument("--backward", action="store_true", help="the gradient instead, as it is derived; its schedule is by formula")
+    parser.add_argument("--backward", action="store_true", help="the derived gradient instead, with the default schedule")
     parser.add_argument("--wrt", default="", metavar="A,B", help="with respect to these inputs and scalars; default: every input")
     _gpu(parser)
     _param(parser)

@@ -41,19 +41,19 @@ def facts() -> Iterator[Fact]:
         yield Fact(good, text, not good)
     for good, text in (_gpu(), _interpreter()):
         yield Fact(good, text, False)
-    for good, text in environment.reported():
+    for good, text in environment.variable_reports():
         yield Fact(good, text, not good)
 
 
 def _facts() -> Iterator[tuple[bool, str]]:
     yield True, f"dtkernels {__version__}, in {Path(__file__).parent}"
     recent = sys.version_info >= (3, 10)
-    yield recent, f"python {sys.version.split()[0]}" + ("" if recent else ": 3.10 or newer is needed")
+    yield recent, f"python {sys.version.split()[0]}" + ("" if recent else ": 3.10 or newer is required")
     for name in OLDEST:
         yield _installed(name)
     for name, module in PLAIN.items():
         if util.find_spec(module) is None:
-            yield False, f"{name} is not installed: it is needed"
+            yield False, f"{name} is not installed, but required"
     if not os.environ.get("DTKERNELS_TABLES"):  # otherwise checked with the environment
         yield _tables()
     yield _cache()
@@ -90,14 +90,14 @@ def version(package: str) -> tuple[int, ...] | None:
 def _installed(name: str) -> tuple[bool, str]:
     found, oldest = version(name), ".".join(map(str, OLDEST[name]))
     if found is None:
-        return name in OPTIONAL, f"{name} is not installed" + (": optional" if name in OPTIONAL else f": {oldest} or newer is needed")
+        return name in OPTIONAL, f"{name} is not installed" + (": optional" if name in OPTIONAL else f": {oldest} or newer is required")
     text = f"{name} {metadata.version(name)}"
-    return (True, text) if found >= OLDEST[name] else (False, f"{text}: {oldest} or newer is needed")
+    return (True, text) if found >= OLDEST[name] else (False, f"{text}: {oldest} or newer is required")
 
 
 def _gpu() -> tuple[bool, str]:
     if version("torch") is None:
-        return False, "GPU: cannot be looked for without torch"
+        return False, "GPU: unknown, torch is not installed"
     import torch
 
     if not torch.cuda.is_available():
@@ -109,16 +109,16 @@ def _gpu() -> tuple[bool, str]:
 
 def _cache() -> tuple[bool, str]:
     if version("torch") is None:
-        return False, "cache folder: not looked at without torch"
+        return False, "cache folder: not checked, torch is not installed"
     from .runtime.build import source_cache
 
     try:
         found, problem = source_cache.find_cache()
     except OSError as error:
-        return False, f"cache folder: none can be written, nor a temporary one ({error.strerror}); set DTKERNELS_CACHE"
+        return False, f"cache folder: none is writable, not even a temporary one ({error.strerror}); set DTKERNELS_CACHE"
     if not problem:
         return True, f"cache folder: {found}"
-    return False, f"cache folder: {problem[0]} cannot be written, using {found}; set DTKERNELS_CACHE"
+    return False, f"cache folder: {problem[0]} is not writable, using {found}; set DTKERNELS_CACHE"
 
 
 def _interpreter() -> tuple[bool, str]:
@@ -131,7 +131,7 @@ def _interpreter() -> tuple[bool, str]:
 def _ptxas() -> tuple[bool, str]:
     spec = util.find_spec("triton")
     if spec is None or spec.origin is None:
-        return False, "ptxas: comes with triton, which is not installed"
+        return False, "ptxas: not found; it comes with triton, which is not installed"
     tools = Path(spec.origin).parent / "backends" / "nvidia" / "bin"
     asked = os.environ.get("TRITON_PTXAS_PATH")
     found = asked if asked and os.access(asked, os.X_OK) else next(map(str, sorted(tools.glob("ptxas*"))), shutil.which("ptxas"))
@@ -142,7 +142,7 @@ def _ptxas() -> tuple[bool, str]:
 
 def _compiler() -> tuple[bool, str]:
     found = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
-    return bool(found), f"C compiler: {found or 'none found; Triton needs one to launch a kernel it compiled here'}"
+    return bool(found), f"C compiler: {found or 'none found; Triton needs one to launch kernels that it compiles'}"
 
 
 def _traps() -> Iterator[tuple[bool, str]]:

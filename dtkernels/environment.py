@@ -56,13 +56,13 @@ def tables_in(folder: Path) -> str:
         raise Unusable(f"{folder}: {alone}{instead}")
     if lacking := [name for name in ("yaml", "safetensors") if util.find_spec(name) is None]:
         raise Unusable(f"{folder}: cannot be read without {' and '.join(lacking)}")
-    wrong = [line for table in tables for line in wrong_in(table)]
+    wrong = [line for table in tables for line in faults_in(table)]
     if wrong:
         raise Unusable(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
     return f"tables of {', '.join(table.name for table in tables)}"
 
 
-def wrong_in(table: Path) -> Iterator[str]:
+def faults_in(table: Path) -> Iterator[str]:
     """Yield one line per faulty file of a table."""
     from .runtime.tables.kernel_store import KernelStore, StoreError
     from .runtime.tables.table import TableError, read_gpu, read_rows
@@ -151,7 +151,7 @@ def one_of(*allowed: str, default: str) -> Callable[[str], str]:
     return check
 
 
-def truth(value: str) -> str:
+def boolean_value(value: str) -> str:
     """Return "on" or "off" as Triton reads the value. Raises Unusable where Triton knows neither."""
     if value.lower() not in TRUE + FALSE:
         raise Unusable(f"{value!r} is taken for false; allowed: 1 or 0")
@@ -165,7 +165,7 @@ def number(value: str) -> str:
     return "a number"
 
 
-def anything(value: str) -> str:
+def any_value(value: str) -> str:
     """Accept any value."""
     return "not looked at"
 
@@ -182,31 +182,31 @@ VARIABLES = (
              one_of("own", "reference", default="a call raises")),
     Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that is read from a tensor, and raise with the index and its bound where one is out of range.",
              one_of("0", "1", default="a call may raise")),
-    Variable("TRITON_INTERPRET", _SWITCH, "0", "Run kernels in Triton's interpreter, on a CPU and slowly. Set it before Python starts.", truth, _SYSTEM),
+    Variable("TRITON_INTERPRET", _SWITCH, "0", "Run kernels in Triton's interpreter, on a CPU and slowly. Set it before Python starts.", boolean_value, _SYSTEM),
     Variable("TRITON_CACHE_DIR", _FOLDER, "`$TRITON_HOME/.triton/cache`", "Where Triton keeps what it compiled.", _triton_folder, _SYSTEM),
     Variable("TRITON_HOME", _FOLDER, "the home folder", "The folder that Triton's `.triton` lies in.", _triton_folder, _SYSTEM),
     Variable("TRITON_PTXAS_PATH", "a program", "the ptxas that comes with Triton", "The assembler for NVIDIA GPUs.", program, _SYSTEM),
     Variable("TRITON_PTXAS_BLACKWELL_PATH", "a program", "the ptxas that comes with Triton", "The assembler for NVIDIA GPUs from compute capability 10.0 on.", program, _SYSTEM),
     Variable("TRITON_LIBDEVICE_PATH", "a file", "the one that comes with Triton", "NVIDIA's library of mathematical functions.", file, _SYSTEM),
-    Variable("TRITON_ALWAYS_COMPILE", _SWITCH, "0", "Compile even what Triton's cache has.", truth, _SYSTEM),
-    Variable("TRITON_KERNEL_DUMP", _SWITCH, "0", "Write every stage of what is compiled to `TRITON_DUMP_DIR`.", truth, _SYSTEM),
+    Variable("TRITON_ALWAYS_COMPILE", _SWITCH, "0", "Compile even what Triton's cache has.", boolean_value, _SYSTEM),
+    Variable("TRITON_KERNEL_DUMP", _SWITCH, "0", "Write every stage of what is compiled to `TRITON_DUMP_DIR`.", boolean_value, _SYSTEM),
     Variable("TRITON_DUMP_DIR", _FOLDER, "`$TRITON_HOME/.triton/dump`", "Where `TRITON_KERNEL_DUMP` writes.", _triton_folder, _SYSTEM),
-    Variable("TRITON_KERNEL_OVERRIDE", _SWITCH, "0", "Take kernels from `TRITON_OVERRIDE_DIR` in place of those that are compiled.", truth, _SYSTEM),
+    Variable("TRITON_KERNEL_OVERRIDE", _SWITCH, "0", "Take kernels from `TRITON_OVERRIDE_DIR` in place of those that are compiled.", boolean_value, _SYSTEM),
     Variable("TRITON_OVERRIDE_DIR", _FOLDER, "`$TRITON_HOME/.triton/override`", "Where `TRITON_KERNEL_OVERRIDE` reads.", folder, _SYSTEM),
-    Variable("TRITON_DEBUG", _SWITCH, "0", "Compile with Triton's assertions.", truth, _SYSTEM),
-    Variable("TRITON_DISABLE_LINE_INFO", _SWITCH, "0", "Leave line numbers out of machine code; `tools/build.py` and `tools/check_tables.py` set it.", truth, _SYSTEM),
+    Variable("TRITON_DEBUG", _SWITCH, "0", "Compile with Triton's assertions.", boolean_value, _SYSTEM),
+    Variable("TRITON_DISABLE_LINE_INFO", _SWITCH, "0", "Leave line numbers out of machine code; `tools/build.py` and `tools/check_tables.py` set it.", boolean_value, _SYSTEM),
     Variable("CC", "a program, and its options", "`cc`, `gcc` or `clang`", "The C compiler that Triton compiles its launchers with.", compiler, _SYSTEM),
     Variable("XDG_CACHE_HOME", _FOLDER, "`~/.cache`", "The folder that the cache lies in, without `DTKERNELS_CACHE`.", _home, _SYSTEM),
-    Variable("CUDA_VISIBLE_DEVICES", "numbers or names of GPUs", "all", "The GPUs that a process sees.", anything, _SYSTEM),
+    Variable("CUDA_VISIBLE_DEVICES", "numbers or names of GPUs", "all", "The GPUs that a process sees.", any_value, _SYSTEM),
     Variable("DTKERNELS_CASES", "a number", "the number of every run", "How many random programs the property test draws.", number, _TESTS),
-    Variable("DTKERNELS_SEED", "a number", "the cases of every run", "Draw other random programs.", anything, _TESTS),
+    Variable("DTKERNELS_SEED", "a number", "the cases of every run", "Draw other random programs.", any_value, _TESTS),
     Variable("DTKERNELS_TEST_TABLES", _FOLDER, "a table that the tests build", "A folder that `tests/small_tables.py` wrote, for the tests on a GPU.", folder, _TESTS),
 )  # fmt: skip
 BY_NAME = {v.name: v for v in VARIABLES}
 OWN, TRITON = "DTKERNEL", "TRITON_"  #: prefixes of names, in either case
 
 
-def reported(environment: Mapping[str, str] | None = None) -> Iterator[tuple[bool, str]]:
+def variable_reports(environment: Mapping[str, str] | None = None) -> Iterator[tuple[bool, str]]:
     """Yield (whether it is usable, one line) for each set variable that is in VARIABLES or is named DTKERNELS_* or TRITON_*."""
     environment = os.environ if environment is None else environment
     for name in sorted(n for n in environment if n in BY_NAME or n.upper().startswith((OWN, TRITON))):

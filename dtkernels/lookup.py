@@ -16,7 +16,7 @@ from .runtime.signature.spec_hash import spec_hash
 from .show import Subject, Written
 
 
-def usual_gradients(written: Written, gpu: str, given: dict[str, object]) -> tuple[str, ...]:
+def default_gradients(written: Written, gpu: str, given: dict[str, object]) -> tuple[str, ...]:
     """Return the inputs and scalars that most backward rows of the GPU's table differentiate; () where the op has no rows."""
     algorithm = written.program.algorithm
     params, spec = _params(written, given), spec_hash(algorithm)
@@ -56,4 +56,4 @@ def _params(written: Written, given: dict[str, object]) -> tuple[tuple[str, int 
     return tuple(sorted((name, value) for name, value in params.items() if value != defaults[name]))  # type: ignore[misc]
 
 
-__all__ = ["decisions", "usual_gradients"]
+__all__ = ["decisions", "default_gradients"]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .algebra import pipeline as rules
+from .algebra import pipeline as algebra
 from .algebra.autodiff.chained_products import chained_products
 from .algebra.autodiff.gradient import Gradient, gradient
 from .algebra.autodiff.rematerialization import products_to_save
@@ -107,24 +106,24 @@ class Subject:
             self._differentiate(shape, wanted)
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
-            self.program = rules.prepare(self.bound)
+            self.program = algebra.prepare(self.bound)
             if not written.program.algorithm.params:  # a primitive without effect in one variant may have one in another
                 check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]
-            algorithm = rules.prepare_algorithm(self.bound.algorithm, self.outputs)
+            algorithm = algebra.prepare_algorithm(self.bound.algorithm, self.outputs)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
     def _differentiate(self, shape: tuple[int, ...] | dict[str, int] | None, wanted: tuple[str, ...]) -> None:
         """Replace the program by its derived backward."""
         a = self.written_bound = self.bound.algorithm
-        self.forward_sizes = self.sizes = self._extents(rules.prepare_algorithm(a, self.outputs), shape)
+        self.forward_sizes = self.sizes = self._extents(algebra.prepare_algorithm(a, self.outputs), shape)
         for name in wanted:
             if name not in a.inputs + a.scalars:
                 raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
-        form = rules.differentiable_form(a, self.outputs)
+        form = algebra.differentiable_form(a, self.outputs)
         kept = products_to_save(chained_products(form, self.outputs), self.sizes)
         self.wanted = tuple(n for n in (*a.inputs, *a.scalars) if n in wanted) or tuple(value_inputs(a, list(a.inputs)))
         self.gradient = found = gradient(form, self.outputs, self.wanted, kept)
@@ -216,10 +215,9 @@ class Subject:
         derived = self.name != self.written.name
         before = self.bound.algorithm if derived else self.written.program.algorithm
         parts = [f"# {'as derived from the forward' if derived else 'as written'}\n{before}"]
-        for rule, after in rules.stages(self.bound.algorithm, self.outputs, inline=self.inline):
+        for rule, after in algebra.stages(self.bound.algorithm, self.outputs, inline=self.inline):
             if str(after) != str(before):
-                meaning = inspect.getdoc(getattr(rules, rule, None)) or ""
-                parts.append(f"# {rule}: {meaning.splitlines()[0] if meaning else 'no description'}\n{after}")
+                parts.append(f"# {rule.name}: {rule.summary}\n{after}")
                 before = after
         return "\n\n".join(parts)
 
@@ -227,7 +225,7 @@ class Subject:
         if self.scheduled:
             said = str(self.program.schedule) or "# no statement: one program that loops over single elements"
         else:
-            said = f"# by formula for {self.title()}\n{self.program.schedule}"
+            said = f"# default schedule for {self.title()}\n{self.program.schedule}"
         return "\n".join([said, *self._products()])
 
     def _products(self) -> list[str]:

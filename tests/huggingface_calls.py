@@ -36,7 +36,7 @@ def agrees_with_sdpa(module, qkv, mask=None, fallbacks=(), **kwargs):
     assert sorted(module.record.fallbacks) == sorted(fallbacks)
 
 
-def written_out(query, key, value, mask, softcap=None, sinks=None):
+def inline_access(query, key, value, mask, softcap=None, sinks=None):
     """Attention as modeling files write it."""
     scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
     scores = scores if softcap is None else torch.tanh(scores / softcap) * softcap

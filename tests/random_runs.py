@@ -1,4 +1,4 @@
-"""One random case: compiled and run by its schedule, and as an op by the formula's schedules with its gradients; all against float64."""
+"""One random case: compiled and run by its schedule, and as an op by default schedules with its gradients; all against float64."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def expected_of(case: Case, approximate: float = 0.0) -> dict[str, Value]:
 
 
 def _as_op(case: Case, device: str) -> str:
-    """The program without its schedule as an op, whose kernels the formula schedules, and the gradients that are wanted."""
+    """The program without its schedule as an op, whose kernels the default schedule schedules, and the gradients that are wanted."""
     outputs = case.program.outputs()
     program = Program(case.program.algorithm, Schedule(tuple(Primitive(o, "compile") for o in outputs)))
     op = Operator(Spec("random_program", "A random program.", program))

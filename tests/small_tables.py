@@ -1,4 +1,4 @@
-"""A small table of the formula's schedules, with its kernels, for tests of the launch path.
+"""A small table of default schedules, with its kernels, for tests of the launch path.
 
     python tests/small_tables.py FOLDER [GPU]        needs no GPU; set DTKERNELS_TEST_TABLES=FOLDER for tests/gpu to take it
 

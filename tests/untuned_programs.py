@@ -1,4 +1,4 @@
-"""Programs that nobody tuned: no schedule, no table's row, so every kernel and gradient of them comes from the formula alone.
+"""Programs that nobody tuned: no schedule, no table's row, so every kernel and gradient of them comes from the default schedule alone.
 
 They are checked at small sizes in the interpreter (tests/cpu) and at larger ones on a GPU (tests/gpu), and timed by
 benchmarks/untuned.py. What a pipeliner or a matrix instruction gets wrong shows on a GPU alone.

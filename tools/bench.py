@@ -150,7 +150,7 @@ def bench(work: workloads.Workload, names: list[str], direction: str, dtype: tor
         except Exception as problem:  # a peer that cannot run this shape is reported, not hidden
             torch.cuda.synchronize()
             figures.append(Figure(*about, who, math.nan, note=f"{type(problem).__name__}: {' '.join(str(problem).split())[:90]}"))
-    times = timing.in_turn(running)
+    times = timing.interleaved_times(running)
     moved, flops = (sum(v) if direction == "both" else v[DIRECTIONS.index(direction)] for v in (work.bytes, work.flops))
     limit = max(timing.copy_time(int(moved)), flops / timing.product_rate(dtype) * 1e6 if flops else 0.0)
     for who, (error, prepare, note) in made.items():

@@ -353,7 +353,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--mask", action="store_true", help="train with an attention_mask of ones, as data collators give it; generate always has one")
     parser.add_argument("--repeats", type=at_least(1))
     parser.add_argument(
-        "--rounds", type=at_least(1), help="how often every variant has its turn, every second time in the opposite order"
+        "--rounds", type=at_least(1), help="turns of every variant, every second turn in the opposite order"
     )
     parser.add_argument("--device", type=device, default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--clock", choices=CLOCKS, default="wall", help="process: processor time, on a CPU that other processes share")

@@ -1,4 +1,4 @@
-"""Time three forms of an op under torch.compile, alone and in a chain: one kernel, opened for Inductor to fuse, and torch's own formula.
+"""Time three forms of an op under torch.compile, alone and in a chain: one kernel, opened for Inductor to fuse, and torch's own expression.
 
 python tools/bench_torch_compile.py --json out.json
 """

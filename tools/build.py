@@ -3,7 +3,7 @@
     python tools/build.py                                    every table of the repository
     python tools/build.py --gpu nvidia_h200 --ops softmax    one op of one table
     python tools/build.py --ops my_op.yaml                   an op of your own, as given to tools/tune.py
-    python tools/build.py --formula a100 l40s b200           first write tables for GPUs that nobody measured: default
+    python tools/build.py --default-schedules a100 l40s      first write tables for GPUs that nobody measured: default
                                                              schedules at some sizes of the specs, marked measured: false
 
 With the same Triton, the same tables give the same bytes. A kernel that the store has already, from the same IR by the same
@@ -34,7 +34,7 @@ from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.target import TARGETS, Target, target
 from dtkernels.lang.errors import DTError
 from dtkernels.ops.registry import shipped_names
-from dtkernels.runtime.aot_build import BuiltKernels, PreviousBuild, build_row, widest_of
+from dtkernels.runtime.aot_build import BuiltKernels, PreviousBuild, build_row, rows_with_any_build
 from dtkernels.runtime.select.schedule_selection import gpu_of, target_for
 from dtkernels.runtime.tables.kernel_store import KernelStore, StoreError, digest, write_store
 from dtkernels.runtime.tables.table import (
@@ -53,7 +53,7 @@ sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in s
 
 from common.cli_types import DTYPES, Parser, at_least, said, some_of  # noqa: E402
 from common.deterministic_build import same_addresses  # noqa: E402
-from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, row_of, variants_of, works_of  # noqa: E402
+from tuning.records.problems import CallKind, TuningProblem, op_names, operator_of, problems_of, row_of, variants_of  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -67,9 +67,9 @@ def main(argv: list[str] | None = None) -> int:
         if not (folder / "gpu.yaml").is_file():
             raise SystemExit(f"build: no table: {folder}; allowed: {', '.join(sorted(p.parent.name for p in args.tables.glob('*/gpu.yaml'))) or 'none is here'}")
     try:
-        for name in args.formula:
+        for name in args.default_schedules:
             folders.append(args.tables / gpu_of(target(name)).folder)
-            write_formula_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
+            write_default_tables(folders[-1], target(name), list(specs.values()), args.dtypes, args.few)
         folders = folders or sorted(p.parent for p in args.tables.glob("*/gpu.yaml"))
         if not folders:
             raise SystemExit(f"build: no table under {args.tables}; tools/tune.py writes one")
@@ -88,11 +88,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tables", type=Path, default=ROOT / "schedule_tables", metavar="DIR")
     parser.add_argument("--gpu", nargs="+", metavar="FOLDER", help="tables to build; default: all")
     parser.add_argument("--ops", nargs="+", metavar="NAME", help="names and spec files; default: all of the package's that a table has")
-    parser.add_argument("--formula", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write formula tables for: {', '.join(TARGETS)}")
-    parser.add_argument("--few", type=at_least(1), default=2, metavar="N", help="rows that --formula writes for each kind of call")
-    parser.add_argument("--dtypes", type=some_of(DTYPES), default=("bf16", "fp32"), help="of the rows that --formula writes; default: bf16,fp32")
-    parser.add_argument("--anew", action="store_true", help="compile every kernel, also those that the store has")
-    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that compile; default: one a core")
+    parser.add_argument("--default-schedules", nargs="+", default=[], metavar="GPU", choices=sorted(TARGETS), help=f"GPUs to write tables of default schedules for: {', '.join(TARGETS)}")
+    parser.add_argument("--few", type=at_least(1), default=2, metavar="N", help="rows that --default-schedules writes for each kind of call")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=("bf16", "fp32"), help="of the rows that --default-schedules writes; default: bf16,fp32")
+    parser.add_argument("--anew", action="store_true", help="compile every kernel, even those that the store has")
+    parser.add_argument("--jobs", type=at_least(1), default=os.cpu_count() or 1, help="processes that compile; default: one per core")
     return parser.parse_args(argv)
 
 
@@ -104,20 +104,20 @@ def specs_of(asked: list[str] | None) -> dict[str, str]:
         raise SystemExit(f"build: {error}") from None
 
 
-# -- tables of the formula's schedules ----------------------------------------------------------------------------------
+# -- tables of default schedules -----------------------------------------------------------------------------------------
 
 
-def write_formula_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
+def write_default_tables(folder: Path, to: Target, ops: list[str], dtypes: tuple[str, ...], few: int) -> None:
     """Write rows with default schedules for ``to``, at ``few`` of the sizes that each kind of call is tuned at.
 
     ``ops``: names or spec files; empty: all of the package's.
     """
     write_gpu(folder, gpu_of(to))
-    by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --formula"}
+    by = {"gpu": gpu_of(to).name, "multiprocessors": to.multiprocessors, "date": str(date.today()), "command": "tools/build.py --default-schedules"}
     for op in ops or op_names("all"):
         kinds: dict[CallKind, list[TuningProblem]] = {}
         spec = operator_of(op).spec
-        for work in works_of(op, spec.shapes, dtypes):
+        for work in problems_of(op, spec.shapes, dtypes):
             kinds.setdefault(work.group, []).extend([] if work.held_out else [work])
         rows = []
         for group, works in kinds.items():
@@ -146,7 +146,7 @@ def build_tables(folders: list[Path], specs: dict[str, str], jobs: int, anew: bo
                 failures.append(f"{path}: no op of the package; name its spec, --ops FILE.yaml")
                 continue
             rows = read_rows(path.read_text(), str(path))
-            widest = widest_of(rows)
+            widest = rows_with_any_build(rows)
             store = None if anew else path.with_suffix(".safetensors")
             op = specs.get(path.stem, path.stem)
             tables[path] = [(row, op, to.name, i in widest, store) for i, row in enumerate(rows)]

@@ -35,7 +35,7 @@ from dtkernels.codegen.emit.module import emit  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
 from dtkernels.ops.registry import shipped, shipped_names  # noqa: E402
-from dtkernels.runtime.aot_build import BuildError, build_row, variant_of, widest_of  # noqa: E402
+from dtkernels.runtime.aot_build import BuildError, build_row, rows_with_any_build, variant_of  # noqa: E402
 from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
 from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
@@ -63,8 +63,8 @@ def main(argv: list[str] | None = None) -> int:
             stored += rows if args.rebuild == "all" else rows[:1] if args.rebuild == "some" else []
     if not seen.rows and not wrong:
         wrong.append(f"{args.tables}: no table with a row in it")
-    wrong += strays(args.tables)
-    wrong += mixed_up(every, args.jobs)
+    wrong += stray_files(args.tables)
+    wrong += rows_with_wrong_kernels(every, args.jobs)
     wrong += compare(stored, args.jobs, seen)
     size = sum(p.stat().st_size for p in args.tables.rglob("*") if p.suffix in (".yaml", ".safetensors"))
     if size > LARGEST:
@@ -105,7 +105,7 @@ def check_gpu(folder: Path) -> list[str]:
     return [] if gpu.folder == folder.name else [f"{folder / 'gpu.yaml'}: is of {gpu.name}, of which no call looks here; allowed: the folder {gpu.folder}"]
 
 
-def strays(tables: Path) -> Iterator[str]:
+def stray_files(tables: Path) -> Iterator[str]:
     """Return files that belong to no table, and measurements that cannot be read."""
     lying = (p for p in tables.glob("*/*") if p.parent.name != "__pycache__")  # the folder is also a package, for which Python writes bytecode
     for path in sorted(p for p in lying if p.name != "journal.jsonl" and p.suffix not in (".old", ".yaml")):
@@ -149,7 +149,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
         wrong.append(str(error))
     if store is not None and (spare := {*store.names()} - {n for r in rows for n in r.binaries}):
         wrong.append(f"{store.path}: {len(spare)} kernels that no row names; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
-    found, widest = [], widest_of(rows)
+    found, widest = [], rows_with_any_build(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
         seen.bare += not row.binaries  # allowed: its kernels are compiled at the first call
@@ -195,12 +195,12 @@ def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[St
 # -- kernels that rows share ---------------------------------------------------------------------------------------------
 
 
-def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
+def rows_with_wrong_kernels(rows: list[Stored], jobs: int) -> list[str]:
     """Find rows whose stored kernel was emitted for another row. Every row is emitted, none is compiled."""
     wrong: list[str] = []
     texts: dict[tuple[str, str], tuple[str | None, str]] = {}  #: (GPU, kernel) -> (its text, the row it was seen in)
     for s, (host, kernels) in zip(rows, emitted(rows, jobs)):
-        if strange := list(foreign(s, host, kernels)):
+        if strange := list(foreign_kernels(s, host, kernels)):
             wrong += strange
             continue
         for e in s.entries:
@@ -210,7 +210,7 @@ def mixed_up(rows: list[Stored], jobs: int) -> list[str]:
     return list(dict.fromkeys(wrong))
 
 
-def foreign(stored: Stored, host: str, kernels: dict[str, str]) -> Iterator[str]:
+def foreign_kernels(stored: Stored, host: str, kernels: dict[str, str]) -> Iterator[str]:
     """Return kernels that belong to another wrapper, GPU or dtype, whatever their machine code."""
     floats = {e.name: {t.removeprefix("*") for t in e.types.values()} & {"fp32", "fp16", "bf16"} for e in stored.entries}
     lacking = stored.row.dtype not in set().union(*floats.values())

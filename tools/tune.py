@@ -45,16 +45,16 @@ if __name__ == "__main__":  # the imports below take seconds; main() installs it
 
 from common.cli_types import DTYPES, Parser, at_least, some_of, within  # noqa: E402
 from tuning.records.journal import Journal  # noqa: E402
-from tuning.records.problems import TuningProblem, op_names, operator_of, shipped_names, works_of  # noqa: E402
+from tuning.records.problems import TuningProblem, op_names, operator_of, problems_of, shipped_names  # noqa: E402
 from tuning.records.write_table import (  # noqa: E402
     conclude,
+    corrected_by_races,
     entrants,
     gpu_named,
     kept_rows,
     rows_of,
     run_at,
     set_aside,
-    settled,
     write_measurements,
     write_tables,
 )
@@ -87,23 +87,23 @@ RACED = 0.5  #: seconds of one GPU for a size: 80 sizes with 250 schedules took 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = Parser("tune", __doc__)
     parser.add_argument("--ops", default="all", help="all, or names and spec files separated by commas")
-    parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or what to pretend with --dry-run")
+    parser.add_argument("--gpu", default="auto", choices=("auto", *TARGETS), help="auto, or the GPU to simulate with --dry-run")
     parser.add_argument("--shapes", type=Path, metavar="FILE", help="YAML: op -> list of shapes as in a spec; default: those of the specs")
     parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the shapes' dtypes, comma-separated: {', '.join(DTYPES)}")
     parser.add_argument("--budget", type=seconds, default="30m", help="time for everything, all runs that --resume joins together: 90s, 30m, 2h")
-    parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run then; --resume goes on")
-    parser.add_argument("--resume", action="store_true", help="go on with the journal in --out")
+    parser.add_argument("--stop-after", type=seconds, metavar="TIME", help="end this run after this time; --resume continues it")
+    parser.add_argument("--resume", action="store_true", help="continue with the journal in --out")
     parser.add_argument("--out", type=Path, metavar="DIR", help="the table's folder; default: schedule_tables/<gpu>")
-    parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows are raced too, or none; default: schedule_tables/<gpu>")
+    parser.add_argument("--from", dest="earlier", metavar="DIR", help="the table whose rows compete too, or none; default: schedule_tables/<gpu>")
     parser.add_argument("--ray", metavar="ADDRESS", help="use the GPUs of a Ray cluster: auto, an address, or local")
-    parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one a GPU")
-    parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default, and 0: one a core that is left")
-    parser.add_argument("--regret", type=within(0.999), default=1.02, help="how much slower a size may run for the sake of fewer schedules: 1.02 is 2%%")
-    parser.add_argument("--dry-run", action="store_true", help="estimates in place of times; needs no GPU, rows say measured: false")
-    parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table that the journal gives")
+    parser.add_argument("--workers", type=at_least(1), help="GPU workers; default: one per GPU")
+    parser.add_argument("--jobs", type=at_least(0), default=0, help="compiling processes; default and 0: one per remaining core")
+    parser.add_argument("--regret", type=within(0.999), default=1.02, help="slowdown that a size may have so that fewer schedules are kept: 1.02 is 2%%")
+    parser.add_argument("--dry-run", action="store_true", help="estimates instead of measurements; needs no GPU, rows are marked measured: false")
+    parser.add_argument("--write-only", action="store_true", help="measure nothing; write the table from the journal")
     parser.add_argument("--troubled", metavar="DIR", help=argparse.SUPPRESS)  # tests: a simulated worker that hangs, dies and fails, once each
     parser.add_argument("--pause", type=float, default=0.0, help=argparse.SUPPRESS)  # tests: seconds that the simulated worker takes
-    parser.add_argument("--limit", type=within(0), default=30.0, help="seconds after which a measurement is given up")
+    parser.add_argument("--limit", type=within(0), default=30.0, help="seconds before a measurement is abandoned")
     args = parser.parse_args(argv)
     if args.gpu != "auto" and not (args.dry_run or args.write_only):
         parser.error(f"argument --gpu: {args.gpu} is what --dry-run pretends; without it the GPU that is here is tuned")
@@ -118,7 +118,7 @@ def seconds(text: str) -> float:
     return float(match[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[match[2]]
 
 
-def all_works(args: argparse.Namespace) -> list[TuningProblem]:
+def all_problems(args: argparse.Namespace) -> list[TuningProblem]:
     """Return what to tune. Exits with one line if the shapes are refused."""
     names, found = op_names(args.ops), []
     try:
@@ -126,7 +126,7 @@ def all_works(args: argparse.Namespace) -> list[TuningProblem]:
         for name in names:
             spec = operator_of(name).spec
             shapes = read_shapes(given.get(spec.op), f"{args.shapes}: {spec.op}", spec.dtypes) if given is not None else spec.shapes
-            of_op = works_of(name, shapes, args.dtypes)
+            of_op = problems_of(name, shapes, args.dtypes)
             found += [((i + 0.5) / len(of_op), work) for i, work in enumerate(of_op)]
     except DTError as error:
         raise SystemExit(f"tune: {error}") from None
@@ -155,9 +155,9 @@ class Run:
 
     def __init__(self, args: argparse.Namespace):
         self.args, self.begin, self.stopping = args, time.monotonic(), 0  #: the signal that asked to stop
-        self.works = all_works(args)
+        self.works = all_problems(args)
         pretended = target(args.gpu) if args.gpu != "auto" else target("h200")
-        self.gpus = self._gpu_crew(pretended)
+        self.gpus = self._gpu_workers(pretended)
         self.about = self._about(pretended)
         self.gpu = gpu_named(self.about)
         self.target = self._target(self.gpu)
@@ -178,7 +178,7 @@ class Run:
         self.cpus = WorkerPool(args.jobs or max(1, (os.cpu_count() or 2) - 1 - timing), make_cpu_worker, self.target, not args.dry_run)
         self.progress = Progress(args.budget, self.journal.seconds, args.stop_after)
 
-    def _gpu_crew(self, pretended: Target):
+    def _gpu_workers(self, pretended: Target):
         args = self.args
         make: Callable = make_gpu_worker
         rest: tuple = ()
@@ -269,7 +269,7 @@ class Run:
             self.progress.close()
             self._keep_time()
         if not self.journal.times:
-            why = f"--resume goes on in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
+            why = f"--resume continues in {self.out}" if self.stopping else "nothing could be, or more time is needed, by --budget or --stop-after"
             print(f"tune: nothing was measured, tables stay as they are: {why}", file=sys.stderr)
             return 128 + self.stopping if self.stopping else 1
         self.write()
@@ -300,7 +300,7 @@ class Run:
         chosen = {g: choose_group(known, g, self.args.regret) for g in known.of_group}
         first = sum(not w.held_out for w in self.works) / len(self.works)
         self._finals(finals, entrants(known, {w: chosen[w.group].get(w) for w in self.works if not w.held_out}), begin + first * (RACE - begin))
-        self.choice = settled(known, times, chosen, self.args.regret)
+        self.choice = corrected_by_races(known, times, chosen, self.args.regret)
         rows = {g: rows_of(known, times, choice, self.by(), True) for g, choice in self.choice.items()}
         self.kept = kept_rows(self.out, known, [r for found in rows.values() for r in found], not self.stopping and not search.unseeded())
         kept = {g: self.kept[operator_of(g.op).spec.op] for g in rows}

@@ -55,12 +55,12 @@ def text_of(spec: Path) -> str:
     """Return the manifest text for a spec's file."""
     operator = Operator(load_spec(spec))
     lines = []
-    for params in settings(operator.outline.params):
+    for params in settings(operator.manifest.params):
         variant = operator.variant(params, frozenset(), 0)
         lines.append(signature_line(params, variant.signature, variant.products))
     for params, wanted in differentiated(operator.name):
         lines += [gradient_line(params, wanted, *found) for found in halves(operator.variant(params, frozenset(), 0), wanted)]
-    return manifest_text(replace(operator.outline, lines=tuple(lines)), spec.read_bytes())
+    return manifest_text(replace(operator.manifest, lines=tuple(lines)), spec.read_bytes())
 
 
 def main() -> int:

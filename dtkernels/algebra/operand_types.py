@@ -6,8 +6,8 @@ The rule, on the algorithm as it is lowered:
    constants, or a ``cast``. Its type is the input's dtype, or the one that the cast names. Any other operand is *computed*.
 2. Two plain operands: the promoted type of the two.
 3. A computed operand beside a plain one: the plain one's type. The computed one is rounded to it.
-4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is fed by those products;
-   any other value is fed by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
+4. Two computed operands: the promoted type of what feeds them. A value that holds matrix products is determined by those products;
+   any other value is determined by its inputs and casts. Conditions, comparisons, indices and scalar inputs feed nothing.
 
 Integers and booleans have no type of their own: they take that of the other sources, or float32 if there are none. Inputs of a derived
 backward that stand for computed values (``Algorithm.stands_for``) count as computed, with the sources of those values.
@@ -42,7 +42,7 @@ def _type(sources: Iterable[str], otherwise: Iterable[str] = ()) -> OperandType:
 
 
 @dataclass(frozen=True)
-class _Fed:
+class _Sources:
     """The sources of a value: its matrix products, and its inputs and casts."""
 
     products: frozenset[str] = frozenset()
@@ -52,8 +52,8 @@ class _Fed:
     def sources(self) -> frozenset[str]:
         return self.products or self.inputs
 
-    def __or__(self, other: _Fed) -> _Fed:
-        return _Fed(self.products | other.products, self.inputs | other.inputs)
+    def __or__(self, other: _Sources) -> _Sources:
+        return _Sources(self.products | other.products, self.inputs | other.inputs)
 
 
 class OperandTypes:
@@ -64,7 +64,7 @@ class OperandTypes:
         self.stands_for = dict(algorithm.stands_for)
         self.integers = algorithm.integer_inputs()
         self._plain: dict[str, frozenset[str] | None] = {}
-        self._fed: dict[str, _Fed] = {}
+        self._fed: dict[str, _Sources] = {}
 
     def of(self, dot: ex.Dot) -> OperandType:
         """Return the type of the operands of ``dot``."""
@@ -72,9 +72,9 @@ class OperandTypes:
         if left is not None and right is not None:
             return _type(left | right)
         if left is None and right is None:
-            return _type(self.fed(dot.left).sources | self.fed(dot.right).sources)
+            return _type(self.sources_of(dot.left).sources | self.sources_of(dot.right).sources)
         plain, computed = (left, dot.right) if right is None else (right, dot.left)
-        return _type(plain or (), self.fed(computed).sources)
+        return _type(plain or (), self.sources_of(computed).sources)
 
     def plain(self, e: ex.Expr) -> frozenset[str] | None:
         """Return the sources of a plain value; None for a computed one."""
@@ -97,34 +97,34 @@ class OperandTypes:
                 return frozenset().union(*known) if known and len(known) == len(sides) else None
         return None
 
-    def fed(self, e: ex.Expr) -> _Fed:
+    def sources_of(self, e: ex.Expr) -> _Sources:
         """Return the sources of ``e``."""
         match e:
             case ex.Access(tensor, _) if tensor in self.stands_for:
-                return _Fed(inputs=frozenset(self.stands_for[tensor] or (tensor,)))
+                return _Sources(inputs=frozenset(self.stands_for[tensor] or (tensor,)))
             case ex.Access(tensor, _) if tensor in self.algorithm:
                 if tensor not in self._fed:
-                    self._fed[tensor] = self.fed(self.algorithm[tensor].expr)
+                    self._fed[tensor] = self.sources_of(self.algorithm[tensor].expr)
                 return self._fed[tensor]
             case ex.Access(tensor, _):
-                return _Fed(inputs=frozenset({tensor} - self.integers))
+                return _Sources(inputs=frozenset({tensor} - self.integers))
             case ex.Cast(ex.Access(tensor, _) as arg, _) if tensor in self.stands_for:
-                return self.fed(arg)
+                return self.sources_of(arg)
             case ex.Cast(arg, dtype):
                 said = frozenset({CAST + dtype})
-                return _Fed(products=said) if self.fed(arg).products else _Fed(inputs=said)
+                return _Sources(products=said) if self.sources_of(arg).products else _Sources(inputs=said)
             case ex.Dot():
                 own = self.of(e)
-                return _Fed(products=frozenset((*own.sources, *own.otherwise)))
+                return _Sources(products=frozenset((*own.sources, *own.otherwise)))
             case ex.Call("where", (_, a, b)):
-                return self.fed(a) | self.fed(b)
+                return self.sources_of(a) | self.sources_of(b)
             case ex.Binary(op, _, _) if op in ex.COMPARISONS or op in ("and", "or"):
-                return _Fed()
+                return _Sources()
             case ex.Unary("not", _):
-                return _Fed()
-        found = _Fed()
+                return _Sources()
+        found = _Sources()
         for child in e.children():
-            found |= self.fed(child)
+            found |= self.sources_of(child)
         return found
 
 
@@ -140,7 +140,7 @@ def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:
     types, e = OperandTypes(algorithm), algorithm[func].expr
     e = e.arg if isinstance(e, ex.Cast) else e
     plain = types.plain(e)
-    return types.fed(e).sources if plain is None else plain
+    return types.sources_of(e).sources if plain is None else plain
 
 
 def products(algorithm: Algorithm) -> list[tuple[str, ex.Dot, OperandType]]:

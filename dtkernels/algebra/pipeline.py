@@ -1,63 +1,105 @@
-"""The algebra pipeline: the rules in the order they are applied, and the placement of the Funcs they derive."""
+"""The algebra from top to bottom: the rules that rewrite an algorithm before it is lowered or differentiated.
+
+    Algorithm --RULES, then LOWERING_RULES--> Algorithm to lower
+    Algorithm --RULES, then GRADIENT_RULES--> Algorithm to differentiate
+
+Every rule is exact in real arithmetic and returns a new algorithm. ``python -m dtkernels show OP --stage algebra`` prints the algorithm
+after each rule that changed it. ``place_derived`` gives the Funcs that the rules made a place in a schedule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import NamedTuple
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.schedule import Fused, Primitive, Program, Schedule, host
-from .rules.canonicalize import hoist_reductions, mean_to_sum, name_reductions, reduce_invariants, sums_to_products
+from .rules.canonicalize import (
+    extract_nested_reductions,
+    extract_reductions_for_gradient,
+    fold_invariant_reductions,
+    mean_to_sum,
+    sums_to_matrix_products,
+)
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
-from .rules.factor_hoisting import hoist_factors
+from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
-from .rules.max_subtraction import masked_exponents, subtract_maxima
+from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.shift_degree import Degree, degree
-from .rules.sum_exp_addends import name_addends
+from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
+
+
+@dataclass(frozen=True)
+class Context:
+    """What rules depend on besides the algorithm that they rewrite."""
+
+    bound: Algorithm  #: the algorithm with its parameters bound, before any other rule
+    outputs: tuple[str, ...]
+    inline: frozenset[str] | None = None  #: Funcs that a written schedule lets rules look through; None: no schedule is written, all of them
+
+
+class Rule(NamedTuple):
+    name: str
+    apply: Callable[[Algorithm, Context], Algorithm]
+    summary: str
+    unscheduled_only: bool = False  #: left out where a schedule is written: it names labels and reductions as they are
+
+
+#: Algorithm -> Algorithm, before lowering and before differentiation
+RULES = (
+    Rule("bind_parameters", lambda a, c: c.bound, "replace parameters by their values and drop branches never taken"),
+    Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
+    Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
+    Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
+    Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
+    Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
+    Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
+    Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func", unscheduled_only=True),
+    Rule("extract_sum_exp_addends", lambda a, c: extract_sum_exp_addends(a), "give what is added to a sum of exponentials its own Func"),
+    Rule("move_masks_into_exponentials", lambda a, c: move_masks_into_exponentials(a, c.outputs), "rewrite a masked exp as exp of -inf where masked"),
+)
+
+#: the rules that follow where the algorithm is lowered
+LOWERING_RULES = (
+    Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
+    Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
+)
+
+#: the rules that follow where the algorithm is differentiated: sums of products equal the outputs again, with factors outside them
+GRADIENT_RULES = (
+    Rule("extract_reductions_for_gradient", lambda a, c: extract_reductions_for_gradient(a), "give reductions that derivatives refer to their own Func"),
+)
+
+
+def _fold_constants(algorithm: Algorithm, context: Context) -> Algorithm:
+    needed = algorithm.needed_by(context.outputs)
+    algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
+    return keep_extents(drop_unused(fold_constants(algorithm)), context.bound)
+
+
+def apply_rules(rules: tuple[Rule, ...], algorithm: Algorithm, context: Context) -> Iterator[tuple[Rule, Algorithm]]:
+    """Yield each rule with the algorithm after it."""
+    for rule in rules:
+        if context.inline is None or not rule.unscheduled_only:
+            algorithm = rule.apply(algorithm, context)
+            yield rule, algorithm
 
 
 def stages(
     algorithm: Algorithm, outputs: tuple[str, ...], params: dict[str, int | bool] | None = None, inline: frozenset[str] | None = None
-) -> Iterator[tuple[str, Algorithm]]:
-    """Yield (name of the rule, algorithm after it), rule by rule. ``inline`` limits which Funcs are looked through."""
-    algorithm = written = bind_parameters(algorithm, params)
-    yield "bind_parameters", algorithm
-    if inline is None:  # no schedule names the labels
-        algorithm = unify_labels(algorithm)
-        yield "share_labels", algorithm
-    algorithm = mean_to_sum(algorithm)
-    yield "mean_to_sum", algorithm
-    algorithm = tanh_to_sigmoid(algorithm)
-    yield "tanh_to_sigmoid", algorithm
-    algorithm = center_moments(algorithm, outputs, inline)
-    yield "center_moments", algorithm
-    algorithm = hoist_factors(algorithm, outputs, inline)
-    yield "pull_out", algorithm
-    algorithm = reduce_invariants(algorithm)
-    yield "reduce_invariants", algorithm
-    if inline is None:
-        algorithm = sums_to_products(algorithm)
-        yield "sums_to_products", algorithm
-    algorithm = hoist_reductions(algorithm)
-    yield "hoist_reductions", algorithm
-    if inline is None:
-        algorithm = unify_labels(algorithm)
-        yield "share_labels", algorithm
-        algorithm = hoist_reductions(algorithm)
-        yield "hoist_reductions", algorithm
-    algorithm = name_addends(algorithm)
-    yield "name_addends", algorithm
-    algorithm = masked_exponents(algorithm, outputs)
-    yield "masked_exponents", algorithm
-    algorithm = hoist_reductions(subtract_maxima(algorithm, outputs))  # a shift's argument may hold reductions of its own
-    yield "stabilize", algorithm
-    needed = algorithm.needed_by(outputs)
-    algorithm = algorithm.with_definitions(tuple(d for d in algorithm.definitions if d.name in needed))
-    yield "fold_constants", keep_extents(drop_unused(fold_constants(algorithm)), written)
+) -> Iterator[tuple[Rule, Algorithm]]:
+    """Yield each rule with the algorithm after it, up to the algorithm as it is lowered. ``inline`` limits which Funcs are looked through."""
+    context = Context(bind_parameters(algorithm, params), outputs, inline)
+    return apply_rules((*RULES, *LOWERING_RULES), context.bound, context)
 
 
 def prepare_algorithm(
@@ -68,10 +110,9 @@ def prepare_algorithm(
 
 
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
-    """Return the form that is differentiated, with invariant factors outside their sums, so that sums of products equal the outputs again."""
-    algorithm = center_moments(tanh_to_sigmoid(mean_to_sum(unify_labels(bind_parameters(algorithm)))), outputs)
-    algorithm = unify_labels(hoist_reductions(sums_to_products(reduce_invariants(hoist_factors(algorithm, outputs)))))
-    return name_reductions(masked_exponents(name_addends(hoist_reductions(algorithm)), outputs))
+    """Return the algorithm as it is differentiated."""
+    context = Context(bind_parameters(algorithm), outputs)
+    return [after for _, after in apply_rules((*RULES, *GRADIENT_RULES), context.bound, context)][-1]
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:
@@ -110,20 +151,20 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
         if d.name in before.funcs:
             continue
         users = [u for u in after.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
-        held = _held(d.name, users, fused, after, schedule)
-        place = _place(d.name, [held] if held else users, fused, after)
+        held = _host_of_inputs(d.name, users, fused, after, schedule)
+        place = _fusion_point(d.name, [held] if held else users, fused, after)
         if place is not None:
             fused[d.name] = place
             new += [Primitive(d.name, "fuse_at", place), *([Primitive(d.name, "store")] if held else [])]
-        elif like := next((u.name for u in users if _alike(u, d)), None):
-            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _CUTS]
+        elif like := next((u.name for u in users if _same_iteration_space(u, d)), None):
+            new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _TILING_PRIMITIVES]
     return Schedule(tuple(new))
 
 
-_CUTS = ("block", "tensorize", "map", "num_warps", "num_stages")  #: primitives that tile a kernel, whatever it computes
+_TILING_PRIMITIVES = ("block", "tensorize", "map", "num_warps", "num_stages")  #: primitives that tile a kernel, whatever it computes
 
 
-def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
+def _host_of_inputs(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm, schedule: Schedule) -> Definition | None:
     """Return the user whose kernel also writes the inputs of ``func``, if ``func`` has several users with kernels of their own.
 
     ``func`` is fused there, since no kernel before that one could compute it.
@@ -135,30 +176,30 @@ def _held(func: str, users: list[Definition], fused: Fused, algorithm: Algorithm
     return next((u for u in users if u.name in hosts), None)
 
 
-def _alike(user: Definition, d: Definition) -> bool:
+def _same_iteration_space(user: Definition, d: Definition) -> bool:
     """Return whether both reduce over the same labels and have the same labels."""
     over = [{label for n in x.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels} for x in (user, d)]
     return user.labels == d.labels and bool(over[0]) and over[0] == over[1]
 
 
-def _place(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
+def _fusion_point(func: str, users: list, fused: Fused, algorithm: Algorithm) -> tuple[str, str] | None:
     placed = [u for u in users if u.name in fused]
     if placed:
         first = next((u for u in placed if _reduces(u.expr)), placed[0])
         return fused[first.name]
     if len(users) > 1:
-        loops = [(u.name, r.labels[-1]) for u in users if (r := _around(func, u))]
+        loops = [(u.name, r.labels[-1]) for u in users if (r := _enclosing_reduction(func, u))]
         again = _reduces(algorithm[func].expr) and all(loop in algorithm[func].labels for _, loop in loops)
         return loops[0] if loops and again else None
     (user,) = users
-    inside = _around(func, user)
+    inside = _enclosing_reduction(func, user)
     if inside and _fits_inside(inside, algorithm[func]):
         return (user.name, inside.labels[-1])
     shared = [label for label in user.labels if label in algorithm[func].labels]
     return (user.name, shared[-1]) if shared else None
 
 
-def _around(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
+def _enclosing_reduction(func: str, user: Definition) -> ex.Reduce | ex.Dot | None:
     """Return the reduction of ``user`` whose terms contain ``func``."""
     reductions = (r for r in user.expr.walk() if isinstance(r, (ex.Reduce, ex.Dot)))
     return next((r for r in reductions if any(a.tensor == func for a in ex.accesses(r))), None)

@@ -41,30 +41,30 @@ def add(a: ex.Expr, b: ex.Expr) -> ex.Expr:
     return ex.Binary("+", a, b)
 
 
-def add_alike(a: ex.Expr, b: ex.Expr) -> ex.Expr:
+def add_with_common_factors(a: ex.Expr, b: ex.Expr) -> ex.Expr:
     """Return ``a + b``, with common outer operations applied once: ``x * e / n + y * e / n`` is ``(x + y) * e / n``.
 
     This joins the contributions to an adjoint from several uses of the same form.
     """
     match a, b:
         case (ex.Binary("*" | "/" as op, x, last), ex.Binary(other, y, same)) if (op, last) == (other, same):
-            return ex.Binary(op, add_alike(x, y), last)
+            return ex.Binary(op, add_with_common_factors(x, y), last)
         case (ex.Call("where", (c, x, none)), ex.Call("where", (same, y, nil))) if c == same and is_zero(none) and is_zero(nil):
-            return where(c, add_alike(x, y), ZERO)
+            return where(c, add_with_common_factors(x, y), ZERO)
         case (ex.Unary("-", x), ex.Unary("-", y)):
-            return negate(add_alike(x, y))
-        case (ex.Binary("+" | "-" as op, x, y), _) if (both := _chosen(y if op == "+" else negate(y), b)) is not None:
+            return negate(add_with_common_factors(x, y))
+        case (ex.Binary("+" | "-" as op, x, y), _) if (both := _merge_selects(y if op == "+" else negate(y), b)) is not None:
             return add(x, both)
-    both = _chosen(a, b)
+    both = _merge_selects(a, b)
     return add(a, b) if both is None else both
 
 
-def _chosen(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
+def _merge_selects(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
     """Return the sum of two choices by one condition, each 0 in the other's branch; None for anything else.
 
     ``where(c, x, 0) - where(c, 0, y)`` is ``where(c, x, -y)``.
     """
-    (c, x, none), (same, nil, y) = _choice(a), _choice(b)
+    (c, x, none), (same, nil, y) = _as_select(a), _as_select(b)
     if c is None or c != same:
         return None
     if is_zero(none) and is_zero(nil):
@@ -72,7 +72,7 @@ def _chosen(a: ex.Expr, b: ex.Expr) -> ex.Expr | None:
     return where(c, nil, none) if is_zero(x) and is_zero(y) else None
 
 
-def _choice(e: ex.Expr) -> tuple[ex.Expr | None, ex.Expr, ex.Expr]:
+def _as_select(e: ex.Expr) -> tuple[ex.Expr | None, ex.Expr, ex.Expr]:
     """Return (condition, one, other) of a choice, perhaps negated; the condition is None if ``e`` is not a choice."""
     match e:
         case ex.Call("where", (c, a, b)):

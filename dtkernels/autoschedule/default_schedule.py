@@ -1,6 +1,6 @@
-"""A schedule for any algorithm and size, by formula: fuse what can be fused, tile by what the loops do.
+"""Derive the default schedule of any algorithm at any size: fuse what can be fused, tile by what the loops do.
 
-The formula is where tuning starts and what runs where nothing was tuned. It looks at the form of the algorithm only.
+The default schedule is where tuning starts and what runs where nothing was tuned. It depends on the form of the algorithm only.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from .fit_resources import fit_resources
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem, pow2
 from .rules.gemm import NARROW, product_tiles
-from .rules.gemm_row_reduction import sweeps_again, swept, swept_tiles
+from .rules.gemm_row_reduction import gemm_row_reduction_tiles, recomputes_product_rows, swept
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN, row_tiles
-from .rules.row_column_reduction import crossing_tiles
-from .rules.sibling_gemms import at_hand, sums_apart
-from .rules.skinny_gemm_pair import pass_tiles, passes
+from .rules.row_column_reduction import row_column_tiles
+from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
+from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -36,7 +36,7 @@ OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives
 
 
 def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
-    """A legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
+    """Return a legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
 
     Where inputs have several dtypes, tiles suit the operands of the product with the most work.
 
@@ -48,7 +48,7 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """The formula's schedule, then those that fuse otherwise, each legal; the last fuses nothing."""
+    """Yield the default schedule, then those that fuse differently, each legal; the last fuses nothing."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
@@ -56,10 +56,10 @@ def schedules(
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Primitive(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
-        if f.stores_again(fused, tiles):
+        if f.stores_redundantly(fused, tiles):
             continue
         for root in roots:
-            tiles[root] = f.through_warpgroups(root, fused, tiles, compiled) or tiles[root]
+            tiles[root] = f.warp_specialized_tiles(root, fused, tiles, compiled) or tiles[root]
         schedule = Schedule(tuple(dict.fromkeys((*fused, *(p for found in tiles.values() for p in found), *compiled))))
         for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))):
             try:
@@ -89,11 +89,11 @@ class _Fusion:
         return self.shape.sizes
 
     def placements(self):
-        """Ways to fuse, best first: chains of reductions in one pass, in several, not at all."""
+        """Yield ways to fuse, best first: chains of reductions in one pass, in several passes, not at all."""
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
-            if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_again(fused):
+            if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
         yield first
         yield self._fused(streaming=True, within=True, storing=True)
@@ -103,16 +103,16 @@ class _Fusion:
         yield ()
 
     def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-        """block, tensorize, map, num_warps and the like of one kernel."""
-        if any(p.primitive() in fused for p in passes(self.shape)) and (found := pass_tiles(self.shape, root)):
+        """Return the statements that tile one kernel: block, tensorize, map, num_warps and the like."""
+        if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
         if any(self.shape.dots(m) for m in members):
-            return swept_tiles(self.shape, root, members) or product_tiles(self.shape, root, members)
-        return crossing_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
+            return gemm_row_reduction_tiles(self.shape, root, members) or product_tiles(self.shape, root, members)
+        return row_column_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
-        """Funcs computed in the kernel of ``root``."""
+        """Return the Funcs that the kernel of ``root`` computes."""
         members = [root]
         inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
         for m in members:
@@ -123,8 +123,8 @@ class _Fusion:
             members += [f for f in dict.fromkeys(again) if f not in members]
         return members
 
-    def through_warpgroups(self, root: str, fused: tuple, tiles: dict[str, tuple], compiled: tuple) -> tuple[Primitive, ...]:
-        """Tiles for specialised warps where the GPU's backend takes the kernel that comes of them, else none."""
+    def warp_specialized_tiles(self, root: str, fused: tuple, tiles: dict[str, tuple], compiled: tuple) -> tuple[Primitive, ...]:
+        """Return tiles for specialized warps if the GPU's backend accepts the resulting kernel, else none."""
         found = warpgroup_tiles(self.shape, root, self._members(root, fused))
         if not found:
             return ()
@@ -135,9 +135,12 @@ class _Fusion:
             return ()
         return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
 
-    def stores_again(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
-        """Whether a product that is written is computed and stored anew by programs that differ in a label it does not have, and
-        they write more of it together than of the kernel's own output."""
+    def stores_redundantly(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
+        """Return whether programs compute and store an output product redundantly, at a cost above that of the kernel's own output.
+
+        Programs that differ in a label that the product lacks compute the same product; together they write more of it than of
+        the output of the kernel.
+        """
         written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
         for func, (root, _) in Schedule(fused).fused().items():
             if func in written and self.shape.dots(func) and root in tiles:
@@ -148,11 +151,11 @@ class _Fusion:
         return False
 
     def _own_kernels(self, fused: tuple[Primitive, ...]) -> int:
-        """Outputs that are not fused."""
+        """Count the outputs that are not fused."""
         return len(set(self.outputs) - {p.func for p in fused if p.name == "fuse_at"})
 
-    def _writes_again(self, fused: tuple[Primitive, ...]) -> bool:
-        """Whether an output is written by several programs of another's kernel, each with a block of a label that it lacks."""
+    def _writes_redundantly(self, fused: tuple[Primitive, ...]) -> bool:
+        """Return whether several programs of another output's kernel write an output, each for a block of a label that it lacks."""
         for output, root in ((o, host(o, Schedule(fused).fused())) for o in self.outputs):
             blocks = Schedule(self.tiles(root, fused)).sizes(root, "block")
             if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in blocks.items()):
@@ -166,10 +169,10 @@ class _Fusion:
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
-        shared = passes(self.shape) if passing else ()
-        joined = fused_outputs(self.shape, self._at_hand, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        shared = shared_passes(self.shape) if passing else ()
+        joined = fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
-        inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._made_from(o)}
+        inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
         inner |= used
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
@@ -183,30 +186,30 @@ class _Fusion:
             if d.name in used and (len(roots) != 1 or d.name in roots or not in_rows(self.shape, d.name, *roots)):
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
-            again = (len(roots) == 1 or self._recomputed(d.name)) and not self._read_often(d.name, roots) and not self._compared(d.name)
-            place = self._place(d.name, first, streaming) if again else None
+            again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
+            place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
-            if not place and streaming and (root := self._beside_sweep(d.name, roots)):
+            if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
                 hosts[d.name] = {root}
                 found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
-            elif not place and storing and (root := self._feeds(d.name, roots)):
+            elif not place and storing and (root := self._consumer_to_join(d.name, roots)):
                 hosts[d.name], common = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
                 found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, common[-1]))]
             elif place:
-                found.append(Primitive(d.name, "fuse_at", self._together(d.name, place, found, hosts)))
-        return (*reversed(found), *self._stored({p.func for p in found}))
+                found.append(Primitive(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
+        return (*reversed(found), *self._stored_sums({p.func for p in found}))
 
-    def _at_hand(self, output: str, root: str) -> bool:
+    def _loads_sum_operands(self, output: str, root: str) -> bool:
         if self.shape.dots(output) or not self.shape.dots(root):
             return True
-        return at_hand(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._read_often(f, {root})])
+        return loads_sum_operands(self.shape, output, [f for f in self.algorithm.needed_by((root,)) if not self._is_reread_operand(f, {root})])
 
-    def _made_from(self, output: str) -> bool:
-        """Whether another output is a product of this one."""
+    def _feeds_another_output(self, output: str) -> bool:
+        """Return whether another output is a product of this one."""
         return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
 
-    def _stored(self, fused: set[str]) -> tuple[Primitive, ...]:
-        """Sums for a later kernel that share the loop of an output: computed and stored there."""
+    def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
+        """Fuse and store sums that a later kernel reads and that share the loop of an output."""
         found: list[Primitive] = []
         for f in self.algorithm.needed_by(self.outputs):
             if f in fused or f in self.outputs or self.shape.dots(f):
@@ -215,86 +218,92 @@ class _Fusion:
             for o in self.outputs:
                 same = o not in fused and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
                 both = (*own, *reduced)
-                if same and self._before(o, f) and inputs_at(self.shape, f, both) & inputs_at(self.shape, o, both) and self.algorithm.needed_by((f,)) == (f,):
+                if same and self._precedes_readers(o, f) and inputs_at(self.shape, f, both) & inputs_at(self.shape, o, both) and self.algorithm.needed_by((f,)) == (f,):
                     found += [Primitive(f, "fuse_at", (o, reduced[-1])), Primitive(f, "store")]
                     break
         return tuple(found)
 
-    def _before(self, host: str, func: str) -> bool:
-        """Whether the kernel of ``host`` comes before all kernels that read ``func``."""
+    def _precedes_readers(self, host: str, func: str) -> bool:
+        """Return whether the kernel of ``host`` comes before all kernels that read ``func``."""
         order = self.algorithm.needed_by(self.outputs)
         users = [u for u in order if any(a.tensor == func for a in ex.accesses(self.algorithm[u].expr))]
         return all(order.index(host) < order.index(u) for u in users)
 
-    def _feeds(self, func: str, roots: set[str]) -> str | None:
-        """The one of ``roots``, the first to run, that takes the product ``func`` as a narrow operand: then the two overlap, and
-        together they take what reading and writing takes. Blocks of rows alone must keep the GPU busy."""
+    def _consumer_to_join(self, func: str, roots: set[str]) -> str | None:
+        """Return the first of ``roots`` to run that reads the product ``func`` as a narrow operand, if fusing it there pays.
+
+        The two then overlap and take no longer than the reads and writes. Blocks of rows alone must keep the GPU busy.
+        """
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._compared(func):
+        if len(order) < 2 or not self.shape.holds_chain(func, order[0]) or self._is_compared_for_equality(func):
             return None
         carried = [label for label in reduction_labels(self.algorithm, order[0]) if label in self.algorithm[func].labels]
         shared = [label for label in self.algorithm[order[0]].labels if label in self.algorithm[func].labels]
-        narrow = all(self.sizes[label] <= NARROW // 2 for label in carried) and self.shape.pitch(func) % 16 == 0
+        narrow = all(self.sizes[label] <= NARROW // 2 for label in carried) and self.shape.row_stride(func) % 16 == 0
         blocks = self._elements(tuple(shared)) // NARROW
         return order[0] if shared and narrow and 2 * blocks >= self.shape.target.multiprocessors else None
 
     # -- what is fused where ------------------------------------------------------------------------------------------
 
-    def _read_often(self, func: str, roots: set[str]) -> bool:
-        """Whether ``func``, made of inputs and of products that other kernels make, is an operand that large products take again for
-        each of their blocks: it is computed once."""
+    def _is_reread_operand(self, func: str, roots: set[str]) -> bool:
+        """Return whether large products reread the operand ``func`` for each of their blocks; it then gets a kernel of its own.
+
+        ``func`` is made of inputs and of products that other kernels make.
+        """
         made = [f for f in self.algorithm.needed_by((func,)) if f != func and (self.shape.dots(f) or reduction_labels(self.algorithm, f))]
         if self.shape.dots(func) or reduction_labels(self.algorithm, func) or not all(map(self.shape.dots, made)):
             return False
         for root in roots & set(self.algorithm.funcs):
-            elsewhere = all(self._costs_again(f, root) and not self.shape.starves(f, root) for f in made)
+            elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
             taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
             if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
                 return True
         return False
 
-    def _together(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
-        """Reductions over a row too long to hold share one pass over it, if that saves reading it again: ``func`` goes into the loop
-        of the one that uses it."""
+    def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
+        """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
         reduced = reduction_labels(self.algorithm, func)
         longest = max((self.sizes[r] for r in reduced), default=0)
-        if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._sweeps(func, hosts, place[0]) else ROW_LIMIT):
+        if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
             return place
         for user in (p.func for p in found if p.args == place):
-            if self._alike(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
+            if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
 
-    def _sweeps_again(self, func: str, root: str) -> bool:
-        """Whether ``func`` is better swept by a kernel of its own, or, a product that is stored, made by one for what sweeps it."""
+    def _needs_own_row_reduction(self, func: str, root: str) -> bool:
+        """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.
+
+        Either ``func`` reduces them, or it is the stored product.
+        """
         products = [f for f in self.algorithm.funcs if self.shape.dots(f)]
-        if func in products and not self._recomputed(func):
-            return any(sweeps_again(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
-        return sweeps_again(self.shape, func, root, [f for f in products if self._recomputed(f)])
+        if func in products and not self._is_recomputed(func):
+            return any(recomputes_product_rows(self.shape, f, root, (func,)) for f in self.algorithm.needed_by((root,)) if f != root)
+        return recomputes_product_rows(self.shape, func, root, [f for f in products if self._is_recomputed(f)])
 
-    def _beside_sweep(self, func: str, roots: set[str]) -> str | None:
-        """The one of ``roots``, the first to run, that sweeps the same rows of a product that is made again wherever it is read."""
+    def _row_reduction_to_join(self, func: str, roots: set[str]) -> str | None:
+        """Return the first of ``roots`` to run that reduces the same rows of a product that is recomputed wherever it is read."""
         order = [f for f in self.algorithm.needed_by(self.outputs) if f in roots]
-        same = self._alike(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
-        return order[0] if same and self._sweeps(func, {}, order[0]) else None
+        same = self._same_iteration_space(func, order[0]) and any(a.tensor == func for a in ex.accesses(self.algorithm[order[0]].expr))
+        return order[0] if same and self._reduces_product_rows(func, {}, order[0]) else None
 
-    def _sweeps(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
-        """Whether ``func`` sweeps rows of a product that is made where they are read: in ``root``, or wherever that is."""
+    def _reduces_product_rows(self, func: str, hosts: dict[str, set[str]], root: str) -> bool:
+        """Return whether ``func`` reduces rows of a product that is computed where it is read: in ``root`` or elsewhere."""
 
         def here(product: str) -> bool:
             users = [d.name for d in self.algorithm.definitions if any(a.tensor == product for a in ex.accesses(d.expr))]
-            return self._recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
+            return self._is_recomputed(product) or all(hosts.get(u) == {root} for u in users if u != func)
 
         return any(swept(self.shape, func, f) and here(f) for f in self.algorithm.needed_by((func,)))
 
-    def _alike(self, func: str, other: str) -> bool:
-        """Whether both reduce over the same labels for each element of the same ones."""
+    def _same_iteration_space(self, func: str, other: str) -> bool:
+        """Return whether both reduce over the same labels and have the same labels."""
         labels = [reduction_labels(self.algorithm, f) for f in (func, other)]
         return labels[0] == labels[1] != () and self.algorithm[func].labels == self.algorithm[other].labels
 
-    def _compared(self, func: str) -> bool:
-        """Whether it is asked what equals an element of ``func``, in which sums are: in another tile they may add up otherwise."""
+    def _is_compared_for_equality(self, func: str) -> bool:
+        """Return whether an element of ``func`` that contains sums is compared for equality: other tiles may add up to another value."""
         parts = [n for f in self.algorithm.needed_by((func,)) for n in self.algorithm[f].expr.walk()]
         if not any(isinstance(n, ex.Dot) or isinstance(n, ex.Reduce) and n.kind == "sum" for n in parts):
             return False
@@ -303,8 +312,8 @@ class _Fusion:
         tensors = [[side.tensor for side in sides if isinstance(side, ex.Access)] for sides in tests]
         return any(func in named for named, sides in zip(tensors, tests) if len(named) == len(sides))
 
-    def _recomputed(self, func: str) -> bool:
-        """Whether several kernels compute ``func`` each for itself: it is cheap, or larger than what it is made from."""
+    def _is_recomputed(self, func: str) -> bool:
+        """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""
         if not reduction_labels(self.algorithm, func):
             return True
         most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
@@ -314,11 +323,11 @@ class _Fusion:
     def _elements(self, labels: tuple[str | None, ...]) -> int:
         return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
 
-    def _place(self, func: str, root: str, streaming: bool) -> tuple[str, str] | None:
+    def _fusion_point(self, func: str, root: str, streaming: bool) -> tuple[str, str] | None:
         own, reduced = self.algorithm[func].labels, reduction_labels(self.algorithm, func)
         outer, inner = self.algorithm[root].labels, reduction_labels(self.algorithm, root)
         shared = [label for label in outer if label in own]
-        if self._costs_again(func, root) or self._sweeps_again(func, root) or not outer:  # a root without labels is one program: rows of it want many
+        if self._recompute_is_costly(func, root) or self._needs_own_row_reduction(func, root) or not outer:  # a root without labels is one program: rows of it want many
             return None
         if streaming and reduced and set(reduced) == set(inner) and set(own) <= set(outer):
             return (root, inner[-1])
@@ -327,24 +336,30 @@ class _Fusion:
             return (root, carried[-1])
         return (root, shared[-1]) if shared else None
 
-    def _adds_again(self, func: str, root: str, missing: tuple[str, ...]) -> bool:
-        """Whether ``func`` is a sum along no label of ``root`` and no loop of it, all whose terms each of its blocks would add up, or
-        one down columns that ``root`` is written along, too long to hold, so that each step of it would add them up."""
+    def _recomputes_sum(self, func: str, root: str, missing: tuple[str, ...]) -> bool:
+        """Return whether blocks or steps of ``root`` would recompute the sum ``func``.
+
+        Either it runs along no label or loop of ``root``, and each block would add up all terms; or it runs down columns that
+        ``root`` is written along, too long to hold, and each step would add them up.
+        """
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
-        if missing and sums_apart(self.shape, func, root, missing):
+        if missing and sum_needs_own_kernel(self.shape, func, root, missing):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
         terms, others = self._elements(over), self._elements(missing)
         return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
 
-    def _costs_again(self, func: str, root: str) -> bool:
-        """Whether a matrix product would be done again for every block of a label it does not have, or by too few programs, or a sum
-        for every block or step."""
+    def _recompute_is_costly(self, func: str, root: str) -> bool:
+        """Return whether fusing ``func`` recomputes too much.
+
+        A matrix product would be recomputed for every block of a label that it lacks, or computed by too few programs; a sum
+        would be recomputed for every block or step.
+        """
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
-            return self._adds_again(func, root, tuple(missing))
-        if self.shape.starves(func, root):
+            return self._recomputes_sum(func, root, tuple(missing))
+        if self.shape.underfills_gpu(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
-from ..codegen.ir.nest import Kernel, any_product
+from ..codegen.ir.nest import Kernel, has_matrix_product
 from ..codegen.pipeline import lower
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
@@ -19,7 +19,7 @@ _NARROWEST = 16  #: of a tile of a product
 
 
 def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Program:
-    """``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
+    """Return ``program``, with fewer stages and then narrower tiles as far as its kernels need more than ``target`` has.
 
     Unchanged where nothing smaller can be lowered; what is wrong is then told when it is compiled.
     """
@@ -37,7 +37,10 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | Input
 
 
 def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int | InputTypes) -> dict[str, int]:
-    """Bytes an element of each buffer that is not float32 anyway, for inputs of ``itemsize`` bytes an element, or of several dtypes."""
+    """Return bytes per element of each buffer that is not always float32.
+
+    ``itemsize``: bytes per element of the inputs, or their dtypes.
+    """
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
     if isinstance(itemsize, int):
         return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
@@ -49,7 +52,7 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
 
 
 def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsizes: dict[str, int], target: Target) -> Kernel | None:
-    """The first kernel that the GPU does not have room for."""
+    """Return the first kernel that exceeds the GPU's resources."""
     for kernel in kernels:
         try:
             check_resources(kernel, sizes, itemsizes, target)
@@ -67,21 +70,22 @@ def _can_be_lowered(program: Program) -> bool:
 
 
 def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: Callable[[str, Program], bool]) -> Iterator[Program]:
-    """Ways to make one kernel take less: results of a product stored by pointers, which need no shared memory; as many stages as there is
-    room for, two at least, since of one nothing is loaded ahead; then its widest label half as wide, then the next; then a stage less.
+    """Yield variants of one kernel that need fewer resources, the cheapest to give up first.
 
-    Stages are left as they are where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
+    Results of a product are stored by pointers, which need no shared memory; then as many stages as there is room for, two at least,
+    since one stage loads nothing ahead; then its widest label half as wide, then the next; then a stage less. Stages stay as they are
+    where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
     """
     schedule = program.schedule
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
-    if any_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
+    if has_matrix_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
         by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
         if has_room(kernel.func, by_pointers):
             yield by_pointers
-    stages = range(kernel.num_stages - 1, 0, -1) if any_product(kernel.body) else ()
+    stages = range(kernel.num_stages - 1, 0, -1) if has_matrix_product(kernel.body) else ()
     fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
-    narrowest = _NARROWEST if any_product(kernel.body) else 1
+    narrowest = _NARROWEST if has_matrix_product(kernel.body) else 1
     tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
     widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
     for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):
@@ -93,7 +97,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
 
 
 def _with(program: Program, *more: Primitive) -> Program:
-    """The program with statements that say otherwise than earlier ones of the same kind, which go."""
+    """Add statements to the program; each replaces an earlier statement of the same kind."""
     said = {p.name: p for p in more}
     kept = []
     for p in program.schedule.primitives:

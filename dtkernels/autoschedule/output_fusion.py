@@ -1,4 +1,4 @@
-"""Which outputs are computed in the kernel of another, so that what both read is read once."""
+"""Fuse outputs into the kernel of another, so that what both read is read once."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
 from .problem import WHOLE_SIDE, SchedulingProblem, pow2
 from .rules.reduction import ROW_LIMIT
-from .rules.row_column_reduction import crossing_tiles
+from .rules.row_column_reduction import row_column_tiles
 
 
-def fused_outputs(shape: SchedulingProblem, at_hand: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
-    """Outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
+def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, str], bool], rows: bool) -> dict[str, tuple[str, str]]:
+    """Return outputs computed in the kernel of another: those that share its reduction, and those of which it computes all parts.
 
-    ``at_hand`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
+    ``loads_sum_operands`` says whether a kernel loads what a sum is of. With ``rows`` in that of a later one too, where it holds rows; and no sum
     that others are made from, which may go where they are.
     None where an extent is 0: a kernel whose first output is empty is not launched, and others of its outputs may not be empty.
     """
@@ -26,36 +26,36 @@ def fused_outputs(shape: SchedulingProblem, at_hand: Callable[[str, str], bool],
     for i, o in enumerate(shape.outputs):
         for p in shape.outputs[:i]:
             wanted = not (o in read and reduction_labels(shape.algorithm, o))
-            if p not in found and o not in found and wanted and (label := _joins(shape, o, p, at_hand)):
+            if p not in found and o not in found and wanted and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     for o in shape.outputs:
-        host = next((p for p in shape.outputs if p not in found and _passes(shape, o, p)), None)
+        host = next((p for p in shape.outputs if p not in found and _fits_column_reduction_pass(shape, o, p)), None)
         if host and o not in found and o not in {p for p, _ in found.values()}:
             found[o] = (host, reduction_labels(shape.algorithm, host)[-1])
     for i, o in enumerate(shape.outputs if rows else ()):
         alone = o not in found and o not in {p for p, _ in found.values()} and not reduction_labels(shape.algorithm, o)
         for p in shape.outputs[i + 1 :] if alone else ():
-            if p not in found and o not in found and in_rows(shape, o, p) and (label := _joins(shape, o, p, at_hand)):
+            if p not in found and o not in found and in_rows(shape, o, p) and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     return found
 
 
-def _joins(shape: SchedulingProblem, output: str, root: str, at_hand: Callable[[str, str], bool]) -> str | None:
+def _fusion_loop(shape: SchedulingProblem, output: str, root: str, loads_sum_operands: Callable[[str, str], bool]) -> str | None:
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     reduced, inner = reduction_labels(shape.algorithm, output), reduction_labels(shape.algorithm, root)
     extra = [label for label in own if label not in outer]
     if reduced and root in shape.algorithm.needed_by((output,)):
         return None
     if reduced:
-        narrow = all(shape.sizes[label] <= WHOLE_SIDE for label in extra) and _held_together(shape, output, root)
-        return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and at_hand(output, root) else None
+        narrow = all(shape.sizes[label] <= WHOLE_SIDE for label in extra) and _both_fit_in_registers(shape, output, root)
+        return reduced[-1] if reduced == inner and narrow and set(own) & set(outer) and loads_sum_operands(output, root) else None
     parts = {f for f in shape.algorithm.needed_by((output,)) if f != output}
     made = parts and parts <= set(shape.algorithm.needed_by((root,)))
-    return own[-1] if own and not extra and (made or _beside(shape, output, root)) else None
+    return own[-1] if own and not extra and (made or _shares_elementwise_inputs(shape, output, root)) else None
 
 
 def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether the kernel of ``root`` sums along all labels that ``output`` lacks, in rows short enough to hold, and no product is near."""
+    """Return whether ``root`` sums along all labels that ``output`` lacks, in rows short enough to hold, without matrix products nearby."""
     own, outer = set(shape.algorithm[output].labels), set(shape.algorithm[root].labels)
     parts = shape.algorithm.needed_by((output, root))
     reduced = {label for f in parts for label in reduction_labels(shape.algorithm, f)}
@@ -63,16 +63,16 @@ def in_rows(shape: SchedulingProblem, output: str, root: str) -> bool:
     return own <= outer and outer - own <= reduced and short
 
 
-def _held_together(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether one program has registers for both sums, where both are of products."""
+def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether one program has registers for the accumulators of both, if both are sums of products."""
     if not (shape.dots(output) and shape.dots(root)):
         return True
     widths = [pow2(shape.sizes[label]) for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 
 
-def _beside(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether ``output`` is made element by element from inputs that ``root`` reads there as well."""
+def _shares_elementwise_inputs(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether ``output`` is computed elementwise from inputs that ``root`` reads at the same elements."""
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     parts, others = shape.algorithm.needed_by((output,)), shape.algorithm.needed_by((root,))
     if own != outer or any(reduction_labels(shape.algorithm, f) for f in (*parts, root)) or any(map(shape.dots, others)):
@@ -80,9 +80,11 @@ def _beside(shape: SchedulingProblem, output: str, root: str) -> bool:
     return bool(_inputs_of(shape, output, own) & _inputs_of(shape, root, own))
 
 
-def _passes(shape: SchedulingProblem, output: str, root: str) -> bool:
-    """Whether ``output`` is made from what ``root`` sums down columns, element by element or with sums along rows that
-    are held whole: one read of the inputs serves both."""
+def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str) -> bool:
+    """Return whether one read of the inputs serves both ``output`` and the column sums of ``root``.
+
+    ``output`` is made from what ``root`` sums, elementwise or with sums along rows that are held whole.
+    """
     reduced = reduction_labels(shape.algorithm, root)
     own, outer = shape.algorithm[output].labels, shape.algorithm[root].labels
     if (
@@ -98,11 +100,11 @@ def _passes(shape: SchedulingProblem, output: str, root: str) -> bool:
     if set(parts) & set(shape.outputs) or not any(reduction_labels(shape.algorithm, f) for f in parts):
         return not set(parts) & set(shape.outputs)
     sums = [o for o in shape.outputs if shape.algorithm[o].labels == outer and reduction_labels(shape.algorithm, o) == reduced]
-    return bool(crossing_tiles(shape, root, [*sums, output, *parts]))
+    return bool(row_column_tiles(shape, root, [*sums, output, *parts]))
 
 
 def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
-    """Inputs that ``func`` reads at all of ``labels``."""
+    """Return inputs that ``func`` reads at all of ``labels``."""
     return {
         a.tensor
         for a in ex.accesses(shape.algorithm[func].expr)
@@ -111,5 +113,5 @@ def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> s
 
 
 def _inputs_of(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:
-    """Inputs that ``func`` or what it is made from reads at all of ``labels``."""
+    """Return inputs that ``func`` or what it is made from reads at all of ``labels``."""
     return set().union(*(inputs_at(shape, f, labels) for f in shape.algorithm.needed_by((func,))))

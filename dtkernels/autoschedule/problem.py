@@ -1,4 +1,4 @@
-"""What the formula asks of an algorithm at given sizes, whatever kind of kernel it is for."""
+"""Answer what scheduling rules ask about an algorithm at given sizes."""
 
 from __future__ import annotations
 
@@ -35,36 +35,38 @@ class SchedulingProblem:
     types: InputTypes | None = None
 
     def operand_bytes(self, dot: ex.Dot) -> int:
-        """Bytes an element of what a product multiplies."""
+        """Return the bytes per element of the operands of products."""
         return BYTES[self.types.operand(OperandTypes(self.algorithm).of(dot))] if self.types else self.itemsize
 
     def result_bytes(self) -> int:
-        """Bytes an element of the outputs."""
+        """Return bytes an element of the outputs."""
         return BYTES[self.types.result(self.algorithm)] if self.types else self.itemsize
 
     def dots(self, func: str) -> list[ex.Dot]:
-        """The matrix products in the definition of ``func``."""
+        """Return the matrix products in the definition of ``func``."""
         return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
 
-    def beside(self, root: str, members: list[str]) -> bool:
-        """Whether all products of a kernel are of what ``root`` is, and none is made of another."""
+    def has_only_sibling_products(self, root: str, members: list[str]) -> bool:
+        """Return whether all products of a kernel have the labels of ``root`` and none is an operand of another."""
         products = [m for m in members if self.dots(m)]
         sides = [side for m in products for d in self.dots(m) for side in (d.left, d.right)]
         fed = self.algorithm.needed_by(tuple(a.tensor for side in sides for a in ex.accesses(side) if a.tensor in self.algorithm))
         return not set(fed) & set(products) and all(set(self.algorithm[m].labels) == set(self.algorithm[root].labels) for m in products)
 
     def holds_chain(self, func: str, root: str) -> bool:
-        """Whether a product feeds another through an intermediate narrow enough to hold whole."""
+        """Return whether a product feeds another through an intermediate narrow enough to hold whole."""
         carried = [label for label in reduction_labels(self.algorithm, root) if label in self.algorithm[func].labels]
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
             return False
         few = self._inner(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
-        return not self.starves(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
+        return not self.underfills_gpu(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
 
-    def starves(self, func: str, root: str) -> bool:
-        """Whether a long product into a narrow intermediate leaves a third of the multiprocessors idle where it is computed by
-        blocks of rows of ``root``: in a kernel of its own it can be cut over programs."""
+    def underfills_gpu(self, func: str, root: str) -> bool:
+        """Return whether a long product into a narrow intermediate, computed by row blocks of ``root``, idles a third of the multiprocessors.
+
+        In a kernel of its own it can be split over programs.
+        """
         narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
         return narrow and self._inner(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
 
@@ -76,31 +78,33 @@ class SchedulingProblem:
         return self.programs({label: ROWS if label == shared[-1] else 1 for label in shared})
 
     def depth(self, sides: int) -> tuple[int, int]:
-        """(elements, stages) of a product's loop, both of whose tiles together are ``sides`` wide: 128 bytes deep and up to 4 stages,
-        as far as shared memory holds them."""
+        """Return (elements, stages) of a product's loop whose two tiles together are ``sides`` wide.
+
+        Tiles are 128 bytes deep, in up to 4 stages, as far as shared memory holds them.
+        """
         depth = 128 // self.itemsize
         while depth > 16 and 2 * sides * depth * self.itemsize > self.target.shared_bytes:
             depth //= 2
         return depth, max(2, min(4, self.target.shared_bytes // (sides * depth * self.itemsize)))
 
-    def pitch(self, tensor: str) -> int:
-        """Elements from one row of a tensor to the next if it is laid out in order; 1 where that is not known."""
+    def row_stride(self, tensor: str) -> int:
+        """Return the elements between rows of a contiguous tensor; 1 if unknown."""
         label = self.last_label(tensor)
         return self.sizes[label] if label is not None else 1
 
     def last_label(self, tensor: str) -> str | None:
-        """The label of a tensor's last dimension; None where it has none, or one of unknown extent."""
+        """Return the label of a tensor's last dimension; None where it has none, or one of unknown extent."""
         labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
         return labels[-1] if labels else None
 
     def elements(self, tensor: str) -> int:
-        """Elements of an input or a Func; a dimension of unknown extent counts as 1."""
+        """Return the number of elements of an input or a Func; a dimension of unknown extent counts as 1."""
         labels = self.algorithm[tensor].labels if tensor in self.algorithm else self.algorithm.plain_labels(tensor)
         return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)
 
     def aligned(self, tensors: set[str]) -> bool:
-        """Whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
-        return all(self.pitch(t) * self.itemsize % 16 == 0 for t in tensors)
+        """Return whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
+        return all(self.row_stride(t) * self.itemsize % 16 == 0 for t in tensors)
 
     def statements(
         self,
@@ -113,7 +117,7 @@ class SchedulingProblem:
         share: int = 0,
         extra: tuple[Primitive, ...] = (),
     ) -> tuple[Primitive, ...]:
-        """The primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
+        """Return the primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
         wanted a multiprocessor, to which a long reduction is split if need be."""
         found = []
         if block:
@@ -123,26 +127,26 @@ class SchedulingProblem:
         if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
             row, column, size = grouped
             rest = tuple(label for label in block if label not in grouped)
-            inner = self.unused(row)
+            inner = self.unused_label(row)
             found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
-        parts = self._parts(root, block, tile, share)
+        parts = self._split_parts(root, block, tile, share)
         if parts:
             found.append(Primitive(root, "split", parts))
         return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
 
-    def unused(self, label: str) -> str:
-        """A name for the place inside a group of ``label``."""
+    def unused_label(self, label: str) -> str:
+        """Return an unused name for the position inside a group of ``label``."""
         return next(name for i in range(1, 99) if (name := f"{label}{i}") not in self.algorithm.labels)
 
     def programs(self, block: dict[str, int]) -> int:
-        """Blocks of the grid."""
+        """Return the number of blocks of the grid."""
         count = 1
         for label, size in block.items():
             count *= -(-self.sizes[label] // size)
         return count
 
-    def _parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
-        """A long reduction cut over programs where the blocks alone would leave multiprocessors without work."""
+    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
+        """Split a long reduction over programs if the blocks alone would leave multiprocessors idle."""
         programs = self.programs(block)
         looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
         wanted = self.target.multiprocessors * share
@@ -160,5 +164,5 @@ def whole_parts(parts: int) -> int:
 
 
 def pow2(n: int) -> int:
-    """The smallest power of two that is at least n, 1 for 0."""
+    """Return the smallest power of two that is at least n, 1 for 0."""
     return 1 << max(0, n - 1).bit_length()

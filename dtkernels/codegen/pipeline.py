@@ -35,7 +35,7 @@ from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.loop_partition import partition_loops
-from .transforms.loops.split_k import OneOfBlock, split_k
+from .transforms.loops.split_k import UniformInBlock, split_k
 from .transforms.loops.tail_wave import add_tail_wave
 from .transforms.loops.unrolled_ranges import bound_unrolled_ranges
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
@@ -103,26 +103,26 @@ def without(*names: str) -> Iterator[None]:
 
 
 def lower(program: Program) -> tuple[Kernel, ...]:
-    """The kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
+    """Return the kernels of ``program`` in the order they run: one for each Func that is compiled or not fused."""
     return _lower(program, program.algorithm.stands_for, _left_out.get())
 
 
 @lru_cache(maxsize=16)  # the default schedule, the resource check and the printer each ask for the kernels of one program
 def _lower(program: Program, stands_for: tuple, left_out: frozenset[str]) -> tuple[Kernel, ...]:
-    """``stands_for`` is that of the algorithm, which its equality leaves out."""
+    """Return ``stands_for`` is that of the algorithm, which its equality leaves out."""
     program = prelower(program)
     return tuple(kernel for root in kernel_roots(program) for kernel in lower_root(program, root))
 
 
 def prelower(program: Program) -> Program:
-    """The program with the Funcs that its schedule adds: partial sums, and copies with aligned rows."""
+    """Return the program with the Funcs that its schedule adds: partial sums, and copies with aligned rows."""
     for _, run in PROGRAM_PASSES:
         program = run(program)
     return program
 
 
 def lower_one(program: Program, root: str) -> tuple[Kernel, ...]:
-    """The kernels of one Func that is not fused, as ``lower`` makes them.
+    """Return the kernels of one Func that is not fused, as ``lower`` makes them.
 
     Kernels that make its copies come first, those that add up its partial sums last.
     """
@@ -146,7 +146,7 @@ def check_heeded(program: Program) -> None:
 
 
 def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:
-    """The kernels of one Func of a prelowered program; ``trace`` is told each pass and what it leaves."""
+    """Return the kernels of one Func of a prelowered program; ``trace`` is told each pass and its result."""
     options, left_out = KernelOptions(program, root), _left_out.get()
     tell = trace or (lambda name, kernels: None)
     raw = lower_kernel(program, options)
@@ -175,7 +175,7 @@ def _split(program: Program, kernel: Kernel, options: KernelOptions) -> tuple[Ke
     """Split a kernel's reductions; lower it again where an element loaded once for a block keeps its parts from being told apart."""
     try:
         return split_k(kernel, options)
-    except OneOfBlock:
+    except UniformInBlock:
         return split_k(lower_kernel(program, options, once_a_block=False), options)
 
 
@@ -195,7 +195,7 @@ class Forms:
 
 
 def forms(kernels: tuple[Kernel, ...], target: Target | None) -> tuple[Forms, ...]:
-    """The forms of each kernel of one call and of their tail waves, in the order they are launched."""
+    """Return the forms of each kernel of one call and of their tail waves, in the order they are launched."""
     left_out = _left_out.get()
     overlapping = target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
     linked = links([one for k in kernels for one in (k, *k.tail)]) if overlapping else {}
@@ -209,14 +209,14 @@ def forms(kernels: tuple[Kernel, ...], target: Target | None) -> tuple[Forms, ..
 
 
 def pointer_form(kernel: Kernel) -> Kernel:
-    """The kernel that reaches memory by pointers alone."""
+    """Return the kernel that reaches memory by pointers alone."""
     for _, run in POINTER_FORM:
         kernel = run(kernel)
     return kernel
 
 
 def triton_form(kernel: Kernel) -> Kernel:
-    """The kernel after the passes that both forms of Triton's text have last."""
+    """Return the kernel after the passes that both forms of Triton's text have last."""
     for name, run in TRITON_FORM:
         kernel = kernel if name in _left_out.get() else run(kernel)
     return kernel
@@ -233,7 +233,7 @@ Trace = Callable[[str, tuple[Kernel, ...]], None]
 
 
 def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str, str, Program | tuple[Kernel | WarpSpecializedKernel, ...]]]:
-    """(Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
+    """Yield (Func or "", name of the pass, what it leaves), pass by pass, to the kernels as they are printed."""
     yield "", "program", program
     for name, run in PROGRAM_PASSES:
         program = run(program)
@@ -245,6 +245,6 @@ def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str
             yield root, name, left
         for printed in forms(kernels, target):
             if printed.pointers is not None:
-                yield root, "printed, by pointers", (printed.pointers,)
+                yield root, "printed (pointers)", (printed.pointers,)
             if printed.descriptors is not None:
-                yield root, "printed, through descriptors", (printed.descriptors,)
+                yield root, "printed (descriptors)", (printed.descriptors,)

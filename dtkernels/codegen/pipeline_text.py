@@ -1,4 +1,4 @@
-"""The pipeline for people to read: a program and its kernels after each pass, and the kernels as they are printed."""
+"""Format the pipeline for people to read: a program and its kernels after each pass, and the kernels as they are printed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
 
 def passes_text(program: Program, target: Target | None = None) -> str:
-    """The program, then the nest of each kernel, after every pass that changed it."""
+    """Return the program, then the nest of each kernel, after every pass that changed it."""
     return "\n\n".join(_paragraphs(program, target))
 
 
@@ -30,7 +30,7 @@ def _paragraphs(program: Program, target: Target | None) -> Iterator[str]:
 
 
 def forms_text(kernels: tuple[Kernel, ...], target: Target | None = None) -> str:
-    """The nests that are printed: each kernel by pointers, then through descriptors where its schedule wants that."""
+    """Return the nests that are printed: each kernel by pointers, then through descriptors where its schedule wants that."""
     found = []
     for form in pipeline.forms(kernels, target):
         found += [form_text(k) for k in (form.pointers, form.descriptors) if k is not None]
@@ -38,7 +38,7 @@ def forms_text(kernels: tuple[Kernel, ...], target: Target | None = None) -> str
 
 
 def form_text(form: Kernel | WarpSpecializedKernel) -> str:
-    """One kernel as indented text; of warp-specialised ones also who does what."""
+    """Return one kernel as indented text; of warp-specialised ones also who does what."""
     if isinstance(form, Kernel):
         return nest_text(form)
     rings = ", ".join(f"{ring.name} ({', '.join(t.name for t in ring.tiles)})" for ring in form.rings)

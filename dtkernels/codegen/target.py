@@ -1,4 +1,4 @@
-"""What a schedule must know of a GPU. Figures are the vendors' datasheets'; shared memory is what one block may take."""
+"""Describe GPUs to schedules. Figures are from the vendors' datasheets; shared memory is the most that one block may use."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ TARGETS = {
 
 
 def target(name: str) -> Target:
-    """The target called ``name``. Raises DTError where there is none."""
+    """Return the target called ``name``. Raises DTError where there is none."""
     if name not in TARGETS:
         raise DTError("unknown GPU", found=repr(name), allowed=", ".join(TARGETS))
     return TARGETS[name]
@@ -57,7 +57,7 @@ def target(name: str) -> Target:
 
 @lru_cache(maxsize=1)
 def triton_version() -> tuple[int, int] | None:
-    """(major, minor) of the Triton that is installed, None where there is none; Triton is not imported."""
+    """Return (major, minor) of the Triton that is installed, None where there is none; Triton is not imported."""
     try:
         found = re.match(r"(\d+)\.(\d+)", metadata.version("triton"))
     except metadata.PackageNotFoundError:

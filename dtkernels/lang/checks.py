@@ -39,7 +39,7 @@ def check_algorithm(algorithm: Algorithm, declared_at: Places) -> None:
         _check_accesses(algorithm, definition)
         _check_labels(algorithm, definition)
         _check_remainders(algorithm, definition)
-        kind_of(definition.expr)
+        expression_kind(definition.expr)
     _check_used(algorithm, declared_at)
     _check_extents(algorithm, declared_at)
 
@@ -201,7 +201,7 @@ def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
 
 
 def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
-    _check_told(algorithm, declared_at)
+    _check_declared_extents(algorithm, declared_at)
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
@@ -225,7 +225,7 @@ def _extent_remedy(algorithm: Algorithm, label: str) -> str:
     return f"Extent {label} = {tensor}[{dim}]; for the size of that dimension, or a number, {number}" if tensor else number
 
 
-def _check_told(algorithm: Algorithm, declared_at: Places) -> None:
+def _check_declared_extents(algorithm: Algorithm, declared_at: Places) -> None:
     """Check ``Extent j = K[1];``: label, input and dimension exist, and labels of one extent have one number."""
     ranks = {access.tensor: len(access.index) for d in algorithm.definitions for access in ex.accesses(d.expr)}
     for label, tensor, dim in algorithm.extents:
@@ -242,7 +242,7 @@ def _check_told(algorithm: Algorithm, declared_at: Places) -> None:
             raise DTError("a label has one extent", found=f"{one} and {dim} of {label}", allowed="one of them", at=at)
 
 
-def kind_of(expr: ex.Expr) -> str:
+def expression_kind(expr: ex.Expr) -> str:
     """Return ``number``, ``boolean`` or ``either`` (elements and parameters); raise DTError for an operand of the wrong kind."""
     match expr:
         case ex.Const(value):
@@ -252,26 +252,26 @@ def kind_of(expr: ex.Expr) -> str:
         case ex.Param():
             return "either"
         case ex.Unary("not", arg):
-            return _want("boolean", "boolean", arg)
+            return _require_kind("boolean", "boolean", arg)
         case ex.Binary("and" | "or", left, right):
-            return _want("boolean", "boolean", left, right)
+            return _require_kind("boolean", "boolean", left, right)
         case ex.Binary(op, left, right) if op in ex.COMPARISONS:
-            if op in ("==", "!=") and "boolean" in (kind_of(left), kind_of(right)):
-                return _want("boolean", "boolean", left, right)
-            return _want("number", "boolean", left, right)
+            if op in ("==", "!=") and "boolean" in (expression_kind(left), expression_kind(right)):
+                return _require_kind("boolean", "boolean", left, right)
+            return _require_kind("number", "boolean", left, right)
         case ex.Call("where", (condition, a, b)):
-            _want("boolean", "boolean", condition)
-            kinds = {kind_of(a), kind_of(b)} - {"either"}
+            _require_kind("boolean", "boolean", condition)
+            kinds = {expression_kind(a), expression_kind(b)} - {"either"}
             if len(kinds) > 1:
                 raise DTError("both values of where are of one kind", found=str(expr), at=expr.pos)
             return kinds.pop() if kinds else "either"
         case ex.Reshape(arg, _):
-            return kind_of(arg)
-    return _want("number", "number", *expr.children())
+            return expression_kind(arg)
+    return _require_kind("number", "number", *expr.children())
 
 
-def _want(kind: str, result: str, *args: ex.Expr) -> str:
+def _require_kind(kind: str, result: str, *args: ex.Expr) -> str:
     for arg in args:
-        if kind_of(arg) not in (kind, "either"):
-            raise DTError(f"a {kind} is wanted here", found=f"{arg}, a {kind_of(arg)}", at=arg.pos)
+        if expression_kind(arg) not in (kind, "either"):
+            raise DTError(f"a {kind} is wanted here", found=f"{arg}, a {expression_kind(arg)}", at=arg.pos)
     return result

@@ -43,16 +43,16 @@ def clashes(name: str, taken: Collection[str]) -> bool:
 def check_names(algorithm: Algorithm, declared_at: dict[str, Position]) -> None:
     """Raise DTError for a declared name that conflicts with a name in the emitted file."""
     names = (*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels, *(n for n, _ in algorithm.params))
-    made = {name: of for of, derived in _derived(algorithm) for name in derived}
+    made = {name: of for of, derived in _emitted_names(algorithm) for name in derived}
     for name in names:
-        beside = made.get(name) or _part_of(name, algorithm)
+        beside = made.get(name) or _tensor_of_size_name(name, algorithm)
         taken = name in TAKEN or name in CALLED and name in algorithm.funcs or name in LAUNCHED and name in algorithm.scalars
         if taken or beside:
             found = repr(name) if taken else f"{name!r} beside {beside!r}"
             raise DTError("a name that the emitted file uses itself", found=found, allowed="another name", at=declared_at.get(name))
 
 
-def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
+def _emitted_names(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield each declared name with the names that the emitted file derives from it."""
     for t in (*algorithm.inputs, *algorithm.funcs):
         yield t, tuple(f"{t}_{word}" for word in _OF_TENSORS)
@@ -65,6 +65,6 @@ def _derived(algorithm: Algorithm) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield x, tuple(f"{x}_{word}" for word in ("ok", "start", "first", "tile", "part", "piece", "chunk", "from", "to", "in_row"))
 
 
-def _part_of(name: str, algorithm: Algorithm) -> str:
+def _tensor_of_size_name(name: str, algorithm: Algorithm) -> str:
     """Return the tensor that ``name`` would be a stride or a size of; "" if there is none."""
     return next((t for t in (*algorithm.inputs, *algorithm.funcs) if name.startswith((f"{t}_stride_", f"{t}_size_"))), "")

@@ -19,7 +19,7 @@ from .checks import check_given
 from .errors import DTError
 from .parser import parse
 from .schedule import Program
-from .tuning_space import DTYPES, Family, Shapes, among, check_shapes, read_families, read_shapes
+from .tuning_space import DTYPES, Family, Shapes, check_shapes, read_families, read_shapes, read_words
 from .yaml_text import read_located, read_text
 
 REQUIRED = ("op", "doc", "algorithm")
@@ -75,7 +75,7 @@ def parse_spec(text: str, source: str = "<spec>") -> Spec:
             raise DTError(
                 f"{source}: parameters documents a Param of the algorithm", found=repr(name), allowed=", ".join(declared) or "none"
             )
-    dtypes = among(data["dtypes"], DTYPES, f"{source}: dtypes") if data.get("dtypes") else DTYPES
+    dtypes = read_words(data["dtypes"], DTYPES, f"{source}: dtypes") if data.get("dtypes") else DTYPES
     families, shapes = read_families(data.get("schedules"), source, dtypes, located.places), read_shapes(data.get("shapes"), source, dtypes)
     check_shapes(shapes, program.algorithm, source)
     named = {w for f in families for w in re.findall(r"\w+", f.schedule)} | {label for s in shapes for label in s.sizes}
@@ -89,7 +89,7 @@ def _check_program(program: Program, op: str) -> None:
     """Check that a spec's program names its results and has no other schedule statements."""
     for p in program.schedule.primitives:
         if p.name != "compile":
-            raise DTError("an op gets its schedule call by call, from a table or the formula", found=str(p).rstrip(";"),
+            raise DTError("an op gets a schedule for each call, from a table or by default", found=str(p).rstrip(";"),
                           allowed="compile() here; families for the tuner under schedules:; one fixed schedule in a program for dtkernels.compile", at=p.pos)  # fmt: skip
     if op not in program.algorithm:
         return check_given(program)

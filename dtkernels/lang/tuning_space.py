@@ -71,7 +71,7 @@ def read_families(
 ) -> tuple[Family, ...]:
     """Read families from the plain data under ``schedules``. ``places``: see ``Located``. Raises DTError, one line."""
     found: list[Family] = []
-    for where, item in _items(data, f"{source}: schedules", ("schedule", "space", "direction", "dtypes")):
+    for where, item in _read_entries(data, f"{source}: schedules", ("schedule", "space", "direction", "dtypes")):
         text, space = item.get("schedule"), item.get("space") or {}
         if not isinstance(text, str) or not text.strip():
             raise DTError(f"{where}: schedule is DT text", found=repr(text))
@@ -81,11 +81,11 @@ def read_families(
         for name in {*holes} ^ {*space}:
             allowed = ", ".join(sorted(holes & {*space})) or "none"
             raise DTError(f"{where}: the names in the text are those of the space", found=repr(name), allowed=allowed)
-        values = {name: _several(v, (int, str), f"{where}: space of {name}") for name, v in space.items()}
+        values = {name: _read_values(v, (int, str), f"{where}: space of {name}") for name, v in space.items()}
         direction = item.get("direction", "forward")
         if direction not in DIRECTIONS:
             raise DTError(f"{where}: direction", found=repr(direction), allowed=", ".join(DIRECTIONS))
-        found.append(Family(text.strip(), values, direction, among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
+        found.append(Family(text.strip(), values, direction, read_words(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes")))
         first, offsets = _first(found[-1], len(text) - len(text.lstrip()))
         at = places("schedules", len(found) - 1, "schedule") if places else None
         # syntax only; the rest depends on the kind of call
@@ -144,7 +144,7 @@ def _check_extents(entry: Shapes, algorithm: Algorithm, where: str) -> None:
 def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> tuple[Shapes, ...]:
     """Read shapes from the plain data under ``shapes``. Raises DTError, one line."""
     found = []
-    for where, item in _items(data, f"{source}: shapes", ("sizes", "params", "dtypes", "directions", "wanted", "held_out")):
+    for where, item in _read_entries(data, f"{source}: shapes", ("sizes", "params", "dtypes", "directions", "wanted", "held_out")):
         sizes, params, held_out = item.get("sizes"), item.get("params") or {}, item.get("held_out", False)
         if not isinstance(sizes, dict) or not sizes:
             raise DTError(f"{where}: sizes maps labels to extents", found=repr(sizes))
@@ -155,7 +155,7 @@ def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> 
         for name in (*sizes, *params):
             if not isinstance(name, str):
                 raise DTError(f"{where}: sizes and params have names", found=repr(name))
-        extents = {label: _several(v, (int,), f"{where}: size of {label}") for label, v in sizes.items()}
+        extents = {label: _read_values(v, (int,), f"{where}: size of {label}") for label, v in sizes.items()}
         for label, values in extents.items():
             if not values or not all(1 <= n <= LARGEST for n in values):
                 wrong = next((n for n in values if not 1 <= n <= LARGEST), "none")
@@ -164,16 +164,16 @@ def read_shapes(data: object, source: str, dtypes: tuple[str, ...] = DTYPES) -> 
             Shapes(
                 extents,
                 params,
-                among(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes"),
-                among(item.get("directions", DIRECTIONS), DIRECTIONS, f"{where}: directions"),
-                _several(item.get("wanted", ()), (str,), f"{where}: wanted"),
+                read_words(item.get("dtypes", dtypes), DTYPES, f"{where}: dtypes"),
+                read_words(item.get("directions", DIRECTIONS), DIRECTIONS, f"{where}: directions"),
+                _read_values(item.get("wanted", ()), (str,), f"{where}: wanted"),
                 held_out,
             )
         )
     return tuple(found)
 
 
-def _items(data: object, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
+def _read_entries(data: object, where: str, keys: tuple[str, ...]) -> Iterator[tuple[str, dict]]:
     if data is None:
         return
     if not isinstance(data, list):
@@ -187,7 +187,7 @@ def _items(data: object, where: str, keys: tuple[str, ...]) -> Iterator[tuple[st
         yield f"{where}: entry {i + 1}", item
 
 
-def _several(value: object, kinds: tuple[type, ...], where: str) -> tuple:
+def _read_values(value: object, kinds: tuple[type, ...], where: str) -> tuple:
     values = tuple(value) if isinstance(value, (list, tuple)) else (value,)
     for v in values:
         if not isinstance(v, kinds) or isinstance(v, bool):
@@ -195,9 +195,9 @@ def _several(value: object, kinds: tuple[type, ...], where: str) -> tuple:
     return values
 
 
-def among(value: object, allowed: tuple[str, ...], where: str) -> tuple[str, ...]:
+def read_words(value: object, allowed: tuple[str, ...], where: str) -> tuple[str, ...]:
     """Read a word or a list of words and check that each is in ``allowed``."""
-    values = _several(value, (str,), where)
+    values = _read_values(value, (str,), where)
     for v in values:
         if v not in allowed:
             raise DTError(where, found=repr(v), allowed=", ".join(allowed))

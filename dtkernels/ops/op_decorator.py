@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..runtime.bind.library_ops import call_entry, signature
-from ..runtime.signature.arguments import Interface, refuse_layout, told
+from ..runtime.signature.arguments import Interface, refuse_layout, type_name
 from .registry import interfaces, shipped
 
 compiling = torch.compiler.is_dynamo_compiling
@@ -63,6 +63,6 @@ def only_tensors(name: str, **given: object) -> None:
     """Raise TypeError, one line, where an argument is not a tensor with a shape, before its shape is used."""
     for argument, value in given.items():
         if not isinstance(value, torch.Tensor):
-            raise TypeError(f"{name}: {argument} is {told(value)}; allowed: a tensor")
+            raise TypeError(f"{name}: {argument} is {type_name(value)}; allowed: a tensor")
         if value.is_nested:
             refuse_layout(name, argument, value)

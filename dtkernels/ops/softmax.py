@@ -16,10 +16,10 @@ def softmax(x: torch.Tensor, dim: int = -1, *, dtype: torch.dtype | None = None)
     """
     if dim == -1 and dtype is None:
         return softmax.operator()(x)
-    return _along(x, dim, dtype)
+    return _softmax_along_dim(x, dim, dtype)
 
 
-def _along(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
+def _softmax_along_dim(x: torch.Tensor, dim: int, dtype: torch.dtype | None) -> torch.Tensor:
     """Compute softmax over any dimension."""
     only_tensors("softmax", x=x)
     if not isinstance(dim, int):

@@ -23,8 +23,8 @@ def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
     """
     function = _callable(op)
     operator = function if isinstance(function, Operator) else function.operator()  # type: ignore[attr-defined]
-    outline = operator.outline
-    own = "gpu" in (*outline.inputs, *outline.scalars, *(name for name, _ in outline.params))
+    manifest = operator.manifest
+    own = "gpu" in (*manifest.inputs, *manifest.scalars, *(name for name, _ in manifest.params))
     gpu = None if own else kwargs.pop("gpu", None)
     given, named = operator.arguments(lambda: function(*args, **kwargs))
     return explain_call(operator, given, named, gpu)

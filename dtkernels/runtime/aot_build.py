@@ -20,12 +20,12 @@ from .build.specialization import ANY_PRECISION, Build, builds
 from .build.triton_compile import (
     KernelLaunch,
     compile_kernel,
-    entry_of,
     ir_of,
     plain_constant,
     plain_types,
     record_launches,
     split_multiples,
+    stored_kernel_of,
 )
 from .launch.wrapper_recorder import host_text
 from .reference.evaluator import extents
@@ -115,7 +115,7 @@ def _largest(index: ex.Expr, sizes: dict[str, int]) -> int:
     return 0
 
 
-def widest_of(rows: Sequence[Row]) -> set[int]:
+def rows_with_any_build(rows: Sequence[Row]) -> set[int]:
     """Return the places of the rows that also get the ``any`` build: the largest of each kind of call. It serves the other rows' calls too."""
     found: dict[tuple, int] = {}
     for i, row in enumerate(rows):
@@ -255,5 +255,5 @@ def _compile_one(launch: KernelLaunch, build: Build, host: str, source: str, tar
         compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, target)
         if compiled.metadata.shared > target.shared_bytes:
             raise BuildError(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {target.name} has {target.shared_bytes}")
-        _known[key] = entry_of(compiled, host, target.arch), compiled.asm["cubin"]
+        _known[key] = stored_kernel_of(compiled, host, target.arch), compiled.asm["cubin"]
     return _known[key]

@@ -11,7 +11,7 @@ from .select.row_ranking import Candidate
 from .select.schedule_selection import Call, Choice, choose
 from .select.shape_buckets import PlannedKernel, ScheduleCache
 from .select.table_loader import table_names, tables_folder
-from .tables.table import Row, handing
+from .tables.table import Row, saved_words
 
 if TYPE_CHECKING:
     from ..codegen.analysis.product_types import InputTypes
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 SHOWN = 5  #: alternatives
 KINDS = 8  #: kinds of rows listed
-LOOKED_UP = "prebuilt if a binary fits"  #: the path of a row with kernels, where no GPU can tell more
-TO_COMPILE = "compiled when first called"
+LOOKED_UP = "prebuilt kernel if one fits"  #: the path of a row with kernels, where no GPU can tell more
+TO_COMPILE = "compiled on first call"
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Decision:
 
     def candidate_lines(self) -> list[str]:
         """Return one line per candidate row: its sizes, distance and times, and the reason where it is refused."""
-        return [f"  row {described(c, self.sizes)}" for c in self.alternatives]
+        return [f"  row {describe_candidate(c, self.sizes)}" for c in self.alternatives]
 
 
-def described(candidate: Candidate, sizes: dict[str, int]) -> str:
+def describe_candidate(candidate: Candidate, sizes: dict[str, int]) -> str:
     """Describe a candidate: its sizes, parameters where they differ from the call's, distance and times."""
     row = candidate.row
     words = " ".join(f"{k}={v}" for k, v in row.sizes.items())
     if not candidate.exact:
         words += f", of {' '.join(f'{k}={str(v).lower()}' for k, v in row.params.items()) or 'the default parameters'}"
-    return f"{words}: {candidate.told()}, {times(candidate, sizes)}" + (f"; refused: {candidate.refused}" if candidate.refused else "")
+    return f"{words}: {candidate.distance_text()}, {times(candidate, sizes)}" + (f"; refused: {candidate.refused}" if candidate.refused else "")
 
 
 def times(candidate: Candidate, sizes: dict[str, int]) -> str:
@@ -61,11 +61,11 @@ def times(candidate: Candidate, sizes: dict[str, int]) -> str:
     row = candidate.row
     if row.microseconds is None:
         return "not measured"
-    text = f"{row.microseconds:g} us {'measured' if row.measured else 'estimated'}"
+    text = f"{'measured' if row.measured else 'estimated'} {row.microseconds:g} us"
     if sizes == row.sizes:
         return text
     here = None if candidate.refused else scaled(row, sizes)
-    return f"{text} at its sizes" + (f", about {here:.4g} us here" if here is not None else "")
+    return f"{text} at its sizes" + (f", estimated {here:.4g} us at these" if here is not None else "")
 
 
 def direction_of(subject: Call) -> str:
@@ -73,13 +73,13 @@ def direction_of(subject: Call) -> str:
     return subject.direction + (" (saving for backward)" if subject.saved else "")
 
 
-def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
+def make_decision(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
     """Build the decision for ``choice``, which runs ``planned``: by ``candidate``, or by the default schedule if it is None."""
     if candidate is not None:
-        why = f"row {candidate.row.title()}, {candidate.told()}, {times(candidate, choice.sizes)}: the nearest that fits"
+        why = f"nearest row that fits: {candidate.row.title()}; {candidate.distance_text()}, {times(candidate, choice.sizes)}"
         schedule = candidate.row.schedule
     else:
-        why = f"schedule from the formula, the default{_anchor_note(planned.asked, choice.sizes)}: {choice.why_none()}{_alternatives_note(subject, choice)}"
+        why = f"default schedule{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
         schedule = str(planned.program.schedule)
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
@@ -102,7 +102,7 @@ def look_up(
     known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None}
     choice = choose(subject, dtype, known, target, pitches(algorithm))
     planned = ScheduleCache(lambda: algorithm, outputs, fixed).plan(choice, types, target)
-    return decided(subject, dtype, expected_path(planned.candidate), choice, planned, planned.candidate), planned, choice
+    return make_decision(subject, dtype, expected_path(planned.candidate), choice, planned, planned.candidate), planned, choice
 
 
 def pitches(algorithm: Algorithm) -> frozenset[str]:
@@ -118,21 +118,21 @@ def _alternatives_note(subject: Call, choice: Choice) -> str:
         return f" (tables in {tables_folder()}: {', '.join(table_names()) or 'none'})"
     if choice.considered:
         return ""
-    kinds = list(dict.fromkeys(kind_words(r) for r in choice.table.rows))
+    kinds = list(dict.fromkeys(call_kind_words(r) for r in choice.table.rows))
     more = f" and {len(kinds) - KINDS} more kinds" if len(kinds) > KINDS else ""
     return f" (rows of {subject.op}: {'; '.join(kinds[:KINDS]) or 'none'}{more})"
 
 
-def kind_words(row: Row) -> str:
+def call_kind_words(row: Row) -> str:
     """Describe the kind of call that a row is for, without its sizes."""
-    words = [row.direction + handing(row.saved, row.kept), row.dtype, *(f"{k}={str(v).lower()}" for k, v in row.params.items())]
+    words = [row.direction + saved_words(row.saved, row.kept), row.dtype, *(f"{k}={str(v).lower()}" for k, v in row.params.items())]
     words += [f"gradients of {', '.join(row.wanted)}"] if row.wanted else []
     return " ".join(words + ([f"batched {', '.join(row.batched)}"] if row.batched else []))
 
 
 def _anchor_note(asked: dict[str, int], sizes: dict[str, int]) -> str:
     """Name the sizes that the default schedule was made for, where they differ from the call's."""
-    return f", asked at sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
+    return f", made for sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 
 
-__all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "decided", "described", "direction_of", "expected_path", "kind_words", "look_up", "pitches", "times"]
+__all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "describe_candidate", "direction_of", "expected_path", "call_kind_words", "look_up", "make_decision", "pitches", "times"]

@@ -8,7 +8,7 @@ import torch
 
 from ..codegen.target import Target, target
 from .bind.operator import BoundCall, DifferentiablePair, Operator, Variant, choose_path, device_target
-from .decision import Decision, decided, direction_of, expected_path
+from .decision import Decision, direction_of, expected_path, make_decision
 from .dispatch.dispatcher import DTYPE_NAMES
 from .reference.evaluator import result_dtype
 
@@ -90,11 +90,11 @@ def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict, 
     candidate = planned.candidate
     if known is not None:
         if known.candidate is None and candidate is not None and known.kind != "prebuilt":  # the row's kernel did not compile
-            planned = variant.dispatch.programs.formula(choice, variant.dispatch.types(tensors), where)
+            planned = variant.dispatch.programs.default_plan(choice, variant.dispatch.types(tensors), where)
         candidate, kind = known.candidate, known.kind
     else:
         kind = "interpreter" if path == "interpreter" else expected_path(candidate)
-    return decided(variant.subject, DTYPE_NAMES[dtype], kind, choice, planned, candidate)
+    return make_decision(variant.subject, DTYPE_NAMES[dtype], kind, choice, planned, candidate)
 
 
 __all__ = ["Decision", "Explanation", "explain_call"]

@@ -71,7 +71,7 @@ def no_kernel(tensor: torch.Tensor) -> str | None:
     ``DTKERNELS_FALLBACK=reference`` asks for the reference instead. Constant under torch.compile, like the device itself.
     """
     if tensor.is_cuda:
-        return _why_unable(tensor.get_device()) if _unable else None
+        return _why_compiler_fails(tensor.get_device()) if _unable else None
     return without_kernels(tensor.device.type)
 
 
@@ -80,7 +80,7 @@ def runs_reference(tensor: torch.Tensor) -> bool:
     return not tensor.is_cuda and not (tensor.device.type == "cpu" and interpreting())
 
 
-def _why_unable(gpu: int) -> str | None:
+def _why_compiler_fails(gpu: int) -> str | None:
     return _unable.get(gpu) if fallback() == "own" else None
 
 
@@ -92,7 +92,7 @@ def without_kernels(device: str) -> str | None:
 
 
 _function: Any
-for _function in (_why_unable, without_kernels):  # torch.compiler.assume_constant_result, without its import
+for _function in (_why_compiler_fails, without_kernels):  # torch.compiler.assume_constant_result, without its import
     _function._dynamo_marked_constant = True
 
 

@@ -72,10 +72,10 @@ def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: d
         return "adapters and layer of different dtypes"
     if any(w.device != x.device for w in weights):
         return "weights on another device"
-    return unsupported_rows(x) or next((why for name in names if (why := _special(module, name)) is not None), None)
+    return unsupported_rows(x) or next((why for name in names if (why := _why_not_plain(module, name)) is not None), None)
 
 
-def _special(module: nn.Module, name: str) -> str | None:
+def _why_not_plain(module: nn.Module, name: str) -> str | None:
     """Return why an adapter is more than two plain linear layers, or None."""
     if name in getattr(module, "lora_variant", {}):
         return "a variant of LoRA such as DoRA"
@@ -104,5 +104,5 @@ def _other_kind(module: nn.Module, linear: type) -> str | None:
     if not isinstance(weight, torch.Tensor) or not plain(weight) or not weight.dtype.is_floating_point:
         return f"its base layer is {type(base).__name__}, quantised or sharded"
     names = list(module.lora_A)
-    special = [why for name in names if (why := _special(module, name)) is not None]
+    special = [why for name in names if (why := _why_not_plain(module, name)) is not None]
     return special[0] if names and len(special) == len(names) else None

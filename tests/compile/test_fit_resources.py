@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs read best on one line)
-"""Kernels that a GPU has no room for: refused at the call, once looked at for each GPU, dtype and size; never proposed by the formula."""
+"""Kernels that a GPU has no room for: refused at the call, once looked at for each GPU, dtype and size; never proposed by the default schedule."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ def test_stages_go_only_where_that_helps(products, stages, left):
 
 @pytest.mark.parametrize("op", shipped())
 @pytest.mark.parametrize("gpu", TARGETS)
-def test_the_formula_proposes_what_fits(op, gpu):
+def test_the_default_schedule_proposes_what_fits(op, gpu):
     spec = load_spec(SPECS / f"{op}.yaml")
     algorithm = prepare_algorithm(spec.algorithm, spec.outputs)
     for size, other in ((64, 16), (1000, 128), (4096, 4096), (65536, 128)):

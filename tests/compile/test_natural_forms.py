@@ -1,4 +1,4 @@
-"""The formula's kernels of programs as mathematics has them: no product made more often than twice, no row read by every element."""
+"""The kernels of default schedules of programs as mathematics has them: no product made more often than twice, no row read by every element."""
 
 import math
 import sys
@@ -24,7 +24,7 @@ LARGE = {3: 32, 5: 64, 7: 8192, 16: 128, 20: 4096, 24: 512, 32: 128, 33: 64, 40:
 
 
 def totals(algorithm, outputs, sizes: dict[str, int]) -> tuple[float, float]:
-    """(bytes moved, operations of products) of the formula's kernels, as the tuner counts them."""
+    """(bytes moved, operations of products) of the kernels of the default schedule, as the tuner counts them."""
     program = Program(algorithm, default_schedule(algorithm, outputs, sizes, 2, target("h200")))
     found = [0.0, 0.0]
     for kernel in lower(program):

@@ -29,7 +29,7 @@ def _noting(found, build):
 
 @pytest.fixture
 def builds(monkeypatch, tmp_path):
-    """(kernel, multiples) of each compilation, None for the formula; there is no table."""
+    """(kernel, multiples) of each compilation, None for the default schedule; there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
     table_loader.forget()
     driver = SimpleNamespace(launch=lambda *args: 0, function=lambda *args: ctypes.c_void_p(1), overlaps=True)

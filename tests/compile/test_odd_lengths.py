@@ -22,7 +22,7 @@ ODD, EIGHTH, EVEN = 4099 * 4097, 10007 * 1000, 4096 * 4096
 
 
 def widths(op: str, direction: str, length: int, dtype: torch.dtype, gpu: str = "h200") -> list[Counter]:
-    """Of each build of the formula's kernel: how many instructions move (load or store, bits) of global memory."""
+    """Of each build of the kernels of the default schedule: how many instructions move (load or store, bits) of global memory."""
     variant = shipped(op).variant((), frozenset(), 0)
     variant = variant if direction == "forward" else variant.pair(tuple(variant.signature.inputs)).backward
     program = variant.program({"x": length}, dtype.itemsize, target(gpu))

@@ -52,7 +52,7 @@ def build(tmp_path, monkeypatch):
 
 
 def test_the_kernels_of_a_spec_are_built_when_its_file_is_named(spec, build, tmp_path, capsys):
-    assert build("--formula", "l40s", "--few", "1", "--dtypes", "fp32", "--ops", spec) == 0
+    assert build("--default-schedules", "l40s", "--few", "1", "--dtypes", "fp32", "--ops", spec) == 0
     path = tmp_path / "tables" / "nvidia_l40s" / "own_squares.yaml"
     rows = read_rows(path.read_text(), str(path))
     store = KernelStore(path.with_suffix(".safetensors"))
@@ -88,7 +88,7 @@ def test_what_is_no_rows_failure_leaves_tables_as_they_are(problem, spec, build,
     def fails(*row):
         raise problem
 
-    assert build("--ops", spec, "--formula", "a100", "--few", "1", "--dtypes", "fp32") == 0
+    assert build("--ops", spec, "--default-schedules", "a100", "--few", "1", "--dtypes", "fp32") == 0
     before = {p: p.read_bytes() for p in (tmp_path / "tables").rglob("*") if p.is_file()}
     monkeypatch.setattr(build_tool, "build_row", fails)
     monkeypatch.setattr(build_tool, "ProcessPoolExecutor", lambda *size, **context: ThreadPoolExecutor(1))
@@ -98,7 +98,7 @@ def test_what_is_no_rows_failure_leaves_tables_as_they_are(problem, spec, build,
     assert {p: p.read_bytes() for p in (tmp_path / "tables").rglob("*") if p.is_file()} == before
 
 
-def test_a_formula_table_that_cannot_be_written_is_one_line(spec, build, tmp_path):
+def test_a_default_table_that_cannot_be_written_is_one_line(spec, build, tmp_path):
     (tmp_path / "tables").write_text("")
     with pytest.raises(SystemExit, match="^build: .*Not a directory"):
-        build("--ops", spec, "--formula", "a100", "--few", "1")
+        build("--ops", spec, "--default-schedules", "a100", "--few", "1")

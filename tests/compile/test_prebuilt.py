@@ -26,7 +26,14 @@ from dtkernels.runtime import aot_build
 from dtkernels.runtime.aot_build import known_labels
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import builds, fits, loses_alignment, specialized
-from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_constant, plain_types, record_launches, split_multiples
+from dtkernels.runtime.build.triton_compile import (
+    compile_kernel,
+    plain_constant,
+    plain_types,
+    record_launches,
+    split_multiples,
+    stored_kernel_of,
+)
 from dtkernels.runtime.dispatch import dispatcher
 from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.launch.cuda_driver import LaunchConfig
@@ -42,7 +49,7 @@ H200 = target("h200")
 
 
 def write_table(folder: Path, op: str, sizes: dict[str, int], wanted: tuple[str, ...], dtype: str = "fp32") -> None:
-    """Rows by formula of forward and backward."""
+    """Rows of default schedules of forward and backward."""
     operator = shipped(op)
     core, rows = operator.variant((), frozenset(), 0), []
     for direction, names in (("forward", ()), ("backward", wanted)):
@@ -137,7 +144,7 @@ def test_rows_of_1000_elements_are_loaded_16_bytes_at_once(dtype, step):
     assert known[0] == dict.fromkeys(pitches, 8) and dict.fromkeys(pitches, step) in known and known[-2:] == [{}, {}]
     wide = [len(re.findall(r"(?:ld|st)\.global\S*\.v4\.b32", compile_kernel(bound_launch.kernel, b.types, b.constants, b.multiples, bound_launch.options, H200).asm["ptx"])) for b in found]
     assert wide[: known.index({})] == [2 * 8 // step] * known.index({}) and wide[-1] == 0
-    entry = entry_of(specialized(bound_launch, H200), "", 90)
+    entry = stored_kernel_of(specialized(bound_launch, H200), "", 90)
     for columns, fitting in ((1000, True), (1004, False), (2048, True)):
         args = (*bound_launch.args[:2], columns, columns, 1, columns, 1)
         assert fits(entry, tuple(entry.types), args, bound_launch.constants) == fitting, columns
@@ -176,9 +183,9 @@ def test_kernels_built_for_rows_of_an_odd_length_serve_any_other(m, n, k):
         assert fitting and not loses_alignment(fitting[0], names, one.args), one.kernel.__name__
 
 
-def test_a_gpu_that_nobody_measured_gets_the_formulas_schedules_and_says_so(tmp_path):
+def test_a_gpu_that_nobody_measured_gets_default_schedules_and_says_so(tmp_path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRITON_CACHE_DIR": str(tmp_path / "triton"), "DTKERNELS_CACHE": str(tmp_path / "dtkernels")}
-    what = ["--formula", "l40s", "--ops", "relu", "--few", "1", "--dtypes", "bf16", "--jobs", "2"]
+    what = ["--default-schedules", "l40s", "--ops", "relu", "--few", "1", "--dtypes", "bf16", "--jobs", "2"]
     command = [sys.executable, str(ROOT / "tools" / "build.py"), "--tables", str(tmp_path / "tables"), *what]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -226,8 +233,8 @@ def test_rows_that_are_missing_beside_the_kernels_are_read_from_the_table_with_o
     table = op_table("softmax", gpu_of(H200))
     with caplog.at_level(logging.WARNING, logger="dtkernels"):
         for _ in range(2):
-            assert rows[0] in table.like(rows[0].key)
-            assert table.like(RowKey("softmax", "forward", (), (), False, (), "fp16", frozenset("xy"))) == ()
+            assert rows[0] in table.rows_like(rows[0].key)
+            assert table.rows_like(RowKey("softmax", "forward", (), (), False, (), "fp16", frozenset("xy"))) == ()
     assert ["its rows are missing" in r.message for r in caplog.records] == [True]
 
 

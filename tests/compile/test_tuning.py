@@ -19,7 +19,7 @@ import tuning_workers  # noqa: E402
 from tuning.records.inputs_and_reference import make, wrong  # noqa: E402
 from tuning.records.journal import Journal, Time  # noqa: E402
 from tuning.records.measurement_store import read_matrices  # noqa: E402
-from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
+from tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
 from tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut  # noqa: E402
 from tuning.search.mutations import Surroundings, Tiling, neighbours  # noqa: E402
 from tuning.search.portfolio import choose, dispatched, summary  # noqa: E402
@@ -44,7 +44,7 @@ SMALL = {
 
 
 def works(op: str, dtype: str = "fp32", **more):
-    return works_of(op, read_shapes([{"sizes": SMALL[op], **more}], "test"), (dtype,))
+    return problems_of(op, read_shapes([{"sizes": SMALL[op], **more}], "test"), (dtype,))
 
 
 def whole(work) -> ScheduleCandidate:

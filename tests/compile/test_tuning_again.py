@@ -16,8 +16,8 @@ sys.path[:0] = [str(ROOT / "tools")]
 import tune as tune_tool  # noqa: E402
 from tuning.records.journal import Journal, Time  # noqa: E402
 from tuning.records.measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices  # noqa: E402
-from tuning.records.problems import row_of, variants_of, works_of  # noqa: E402
-from tuning.records.write_table import entrants, kept_rows, rows_of, run_at, settled  # noqa: E402
+from tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
+from tuning.records.write_table import corrected_by_races, entrants, kept_rows, rows_of, run_at  # noqa: E402
 from tuning.search.candidates import cut  # noqa: E402
 from tuning.search.portfolio import choose_group, dispatched  # noqa: E402
 from tuning.search.search import ScheduleSearch  # noqa: E402
@@ -35,7 +35,7 @@ HAND = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);\nsoftmax.bl
 
 def works(*sizes, dtype="bf16", held_out=False):
     shapes = read_shapes([{"sizes": {"x": x, "y": y}, "directions": ["forward"], "held_out": held_out} for x, y in sizes], "t")
-    return works_of("softmax", shapes, (dtype,))
+    return problems_of("softmax", shapes, (dtype,))
 
 
 def hand(rows: int, warps: int) -> str:
@@ -74,7 +74,7 @@ def test_rows_start_the_search_and_what_is_not_legal_is_counted(tmp_path):
     search._seeded(here, seeds)
     _, variant = variants_of(here.group)
     made = cut(variant.algorithm, variant.outputs, legal)
-    assert known.earlier[here] == [made] and made.plans[0] in known.spots[here, made.fused, "softmax"].waiting
+    assert known.earlier[here] == [made] and made.plans[0] in known.cells[here, made.fused, "softmax"].waiting
     assert dict(search.earlier.illegal) == {illegal: 1} and "1 schedules not legal at 1 sizes left out" in folder_text(search.earlier, tmp_path)
 
 
@@ -94,10 +94,10 @@ def measured():
     worker, times = CpuWorker(H200, compiling=False), {}
     for w in of_works:
         seeds = worker.seeds(w, False, (hand(2, 16),))
-        for spot in known.seeded(w, seeds):
+        for cell in known.seeded(w, seeds):
             for c in (*seeds.cuts.values(), *seeds.earlier):
-                for i, p in enumerate(p for p in c.plans if p.fused == spot.fused and p.root == spot.root):
-                    times[w.text(), p.text()] = spot.times[p] = Time(20.0 if c in seeds.earlier else 10.0 + i, 20.0 if c in seeds.earlier else 10.0 + i)
+                for i, p in enumerate(p for p in c.plans if p.fused == cell.fused and p.root == cell.root):
+                    times[w.text(), p.text()] = cell.times[p] = Time(20.0 if c in seeds.earlier else 10.0 + i, 20.0 if c in seeds.earlier else 10.0 + i)
     return known, times
 
 
@@ -109,15 +109,15 @@ def test_a_row_that_wins_its_race_stays_whatever_its_kernels_took_by_themselves(
     row = known.earlier[first][0]
     assert row not in chosen[group].values()
     races = entrants(known, {w: chosen[group].get(w) for w in (first, second)})
-    assert all(row in races[w] and known.composed(w) in races[w] and known.formula[w] in races[w] for w in (first, second))
+    assert all(row in races[w] and known.composed(w) in races[w] and known.default[w] in races[w] for w in (first, second))
     known.raced |= races
     for w in (first, second):
         times |= {(w.text(), c.text()): Time(10.0, 10.0) for c in races[w]}
     times |= {(first.text(), row.text()): Time(5.0, 5.0), (second.text(), row.text()): Time(12.0, 12.0)}
-    choice = settled(known, times, chosen, 1.02)
+    choice = corrected_by_races(known, times, chosen, 1.02)
     assert choice[group] == {first: row, second: chosen[group][second]}
     times[second.text(), row.text()] = Time(10.1, 10.1)
-    assert set(settled(known, times, chosen, 1.02)[group].values()) == {row}, "one schedule less, for 1%"
+    assert set(corrected_by_races(known, times, chosen, 1.02)[group].values()) == {row}, "one schedule less, for 1%"
     for size, wanted in ((4096, row), (8192, chosen[group][second])):
         near = replace(held, sizes=(("x", size), ("y", 1000)))
         known.of_group[group][2] = near
@@ -135,7 +135,7 @@ def test_a_row_that_was_not_tried_is_not_replaced(measured):
     first, second, _ = known.works
     chosen = {first.group: choose_group(known, first.group)}
     del times[first.text(), known.earlier[first][0].plans[0].text()]
-    assert set(settled(known, times, chosen, 1.02)[first.group]) == {second}
+    assert set(corrected_by_races(known, times, chosen, 1.02)[first.group]) == {second}
 
 
 def test_rows_at_other_sizes_stay_and_those_held_out_go(tmp_path, measured):
@@ -201,7 +201,7 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
     journal = Journal(out / "journal.jsonl", {})
     rows = [r for op in ("softmax", "two_mm") for r in read_rows((out / f"{op}.yaml").read_text(), op)]
     assert any(r.sizes["x"] == 77 for r in rows if r.op == "softmax"), "at a size that was not tuned"
-    made = tune_tool.all_works(tune_tool.arguments(["--ops", "softmax,two_mm", "--shapes", str(tmp_path / "shapes.yaml"), "--dtypes", "bf16"]))
+    made = tune_tool.all_problems(tune_tool.arguments(["--ops", "softmax,two_mm", "--shapes", str(tmp_path / "shapes.yaml"), "--dtypes", "bf16"]))
     known, worker = SearchState(made, journal), CpuWorker(H200, compiling=False)
     for w in made:
         known.seeded(w, worker.seeds(w, True))
@@ -212,8 +212,8 @@ def test_rows_race_as_whole_schedules_and_sizes_held_out_race_what_the_new_table
     for w in held:
         _, variant = variants_of(w.group)
         row = dispatched([r for r in rows if r.op == w.group.op], w)
-        runs = cut(variant.algorithm, variant.outputs, row.schedule) if row is not None else known.formula[w]
-        for which in (runs, known.composed(w), known.formula[w]):
+        runs = cut(variant.algorithm, variant.outputs, row.schedule) if row is not None else known.default[w]
+        for which in (runs, known.composed(w), known.default[w]):
             assert (w.text(), which.text()) in journal.times, w.title()
     assert "regret where held out:   2 sizes" in told and "regret where held out:   3 sizes" in told
 

@@ -114,7 +114,7 @@ def test_shapes_that_are_wrong_are_one_line(text, tmp_path):
     path = tmp_path / "shapes.yaml"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit) as end:
-        tune_tool.all_works(tune_tool.arguments(["--dry-run", "--ops", "relu,attention", "--shapes", str(path)]))
+        tune_tool.all_problems(tune_tool.arguments(["--dry-run", "--ops", "relu,attention", "--shapes", str(path)]))
     assert SHAPES[text] in end.value.code and "\n" not in end.value.code
 
 

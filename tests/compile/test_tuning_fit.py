@@ -9,7 +9,7 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parents[2] / "tools")]
 
 from tuning.records.inputs_and_reference import itemsizes, meta_arguments  # noqa: E402
-from tuning.records.problems import variants_of, works_of  # noqa: E402
+from tuning.records.problems import problems_of, variants_of  # noqa: E402
 from tuning.search.candidates import KernelCandidate, cut, kernels_of  # noqa: E402
 from tuning.search.mutations import Surroundings, neighbours  # noqa: E402
 from tuning.search.playoffs import Playoffs  # noqa: E402
@@ -28,7 +28,7 @@ from dtkernels.runtime.launch.wrapper_recorder import record  # noqa: E402
 
 def works(op, direction="backward", **sizes):
     shapes = read_shapes([{"sizes": sizes, "dtypes": ["bf16"], "directions": [direction]}], "t")
-    return [w for w in works_of(op, shapes) if w.group.direction == direction]
+    return [w for w in problems_of(op, shapes) if w.group.direction == direction]
 
 
 @pytest.fixture(scope="module")
@@ -41,15 +41,15 @@ def narrow():
 @pytest.mark.parametrize("failure, again", [("Refused: d_C takes 311296 bytes of shared memory", True), ("DTError: no", False)])
 def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure, again):
     (large, small), seeds = narrow
-    jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in (large, small)]
+    jobs = [Job(w, seeds.default, seeds.default.roots[0]) for w in (large, small)]
     told = []
-    search = ScheduleSearch(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    search = ScheduleSearch(SimpleNamespace(cells={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
     search.jobs_of[jobs[0].key] = [((0,), j) for j in jobs]
     search._computed(Finished(("compile", jobs[0], jobs[0].key), 0, failure=failure))
     assert [job.work for _, _, (job, _) in search.to_compile] == ([small] if again else [])
     assert told == [large.text()] if again else sorted(told) == sorted(w.text() for w in (large, small))
     finals = Playoffs(search.known, search.journal, None, None, {}, {})
-    finals.waiting = {w: [Job(w, seeds.formula, None)] for w in (large, small)}
+    finals.waiting = {w: [Job(w, seeds.default, None)] for w in (large, small)}
     finals.making = {(finals.waiting[large][0].key, large)}
     finals._compiled(finals.waiting[large][0], Finished(None, 0, failure=failure))
     assert finals._made(finals.waiting[large][0]) and not finals._made(finals.waiting[small][0])
@@ -58,9 +58,9 @@ def test_what_does_not_fit_at_one_size_is_compiled_for_the_next(narrow, failure,
 
 def test_what_was_compiled_for_other_sizes_is_compiled_for_each_of_those_that_wait(narrow):
     works_, seeds = narrow
-    jobs = [Job(w, seeds.formula, seeds.formula.roots[0]) for w in works_]
+    jobs = [Job(w, seeds.default, seeds.default.roots[0]) for w in works_]
     told = []
-    search = ScheduleSearch(SimpleNamespace(spots={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
+    search = ScheduleSearch(SimpleNamespace(cells={}), SimpleNamespace(put=lambda work, *rest: told.append(work)), None, None)
     for job in jobs:
         search._timed(Finished(job, 0, failure="Refused: no build of two_mm_kernel for this call"))
     assert [job.work for _, _, (job, _) in search.to_compile] == [*works_] and not told
@@ -70,13 +70,13 @@ def test_what_was_compiled_for_other_sizes_is_compiled_for_each_of_those_that_wa
 
 def test_steps_leave_the_statements_of_a_sum_of_parts_alone(narrow):
     (_, work), seeds = narrow
-    plan = next(p for p in seeds.formula.plans if p.root == "d_C")
+    plan = next(p for p in seeds.default.plans if p.root == "d_C")
     own = [line for line in plan.tiles.splitlines() if line.startswith("d_mm.")]
     found = neighbours(plan, Surroundings.of(variants_of(work.group)[1].algorithm, plan, work.extents, True))
     assert own and len(found) > 8
     for new in found:
         assert {line for line in new.tiles.splitlines() if line.startswith("d_mm.")} == {*own} and parse_schedule(new.tiles)
-    costs = CpuWorker(target("h200")).expand(work, seeds.formula, (plan,), frozenset(), 40)
+    costs = CpuWorker(target("h200")).expand(work, seeds.default, (plan,), frozenset(), 40)
     assert len(costs) > 8, "the number of parts is known to the estimate"
 
 
@@ -85,7 +85,7 @@ def test_what_products_alone_take_counts_as_the_inputs_do():
     (work,) = works("mmsigmoid", x=1024, y=1024, k=1024)
     assert itemsizes(work)["operand"] == 2
     seeds = CpuWorker(target("h200"), compiling=False).seeds(work)
-    assert all(cost is not None for plan, cost in seeds.plans.items() if plan in seeds.formula.plans)
+    assert all(cost is not None for plan, cost in seeds.plans.items() if plan in seeds.default.plans)
 
 
 def test_a_family_that_leaves_a_kernel_out_or_does_not_fit_is_left_out():
@@ -130,7 +130,7 @@ def test_a_share_of_the_exponentials_is_tried_and_left_beside_products_only():
     (work,) = works("attention", "forward", b=4, h=32, m=4096, n=64, l=4096, d=64)
     (plan,) = cut(*_of(work), str(default_schedule(*_of(work), work.extents, 2, target("h200")))).plans
     around = Surroundings.of(_of(work)[0], plan, work.extents, True)
-    assert "approximate(exp:1/8)" in plan.tiles, "the formula asks for it at 64 columns"
+    assert "approximate(exp:1/8)" in plan.tiles, "the default schedule asks for it at 64 columns"
     without = KernelCandidate(plan.fused, plan.root, plan.tiles.replace("attention.approximate(exp:1/8);\n", ""))
     assert any({*without.tiles.splitlines()} <= {*p.tiles.splitlines()} and "exp:" not in p.tiles for p in neighbours(plan, around))
     assert any("approximate(exp:1/8)" in p.tiles for p in neighbours(without, around))

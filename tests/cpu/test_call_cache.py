@@ -39,7 +39,7 @@ def unlooked(op: Operator, monkeypatch) -> None:
     def looked(*args):
         raise AssertionError("a call like the last one was looked at")
 
-    monkeypatch.setattr(op._quick, "key", looked)
+    monkeypatch.setattr(op._call_cache, "key", looked)
 
 
 def agree(op: Operator, name: str, inputs: list[torch.Tensor], grad: torch.Tensor | None = None) -> None:
@@ -195,7 +195,7 @@ def test_without_torchs_guards_calls_are_looked_at_by_their_keys(gpu, monkeypatc
     op = op_of("dyt")
     for _ in range(3):
         agree(op, "dyt", inputs_of("dyt", 6, 16))
-    assert not op._quick.last.same(*inputs_of("dyt", 6, 16)) and len(op._quick.known) == 1
+    assert not op._call_cache.last.same(*inputs_of("dyt", 6, 16)) and len(op._call_cache.known) == 1
 
 
 def test_calls_are_counted_once(gpu):
@@ -223,7 +223,7 @@ def heads(queries: int = 1, keys: int = 12, width: int = 16, dtype=torch.float32
     return [torch.randn(2, n, t, width, generator=generator).to(dtype) for n, t in ((4, queries), (2, keys), (2, keys))]
 
 
-def written_out(q, k, v, mask=None, *, causal=False, scale=0.25, softcap=None, sinks=None, offset=0) -> torch.Tensor:
+def inline_access(q, k, v, mask=None, *, causal=False, scale=0.25, softcap=None, sinks=None, offset=0) -> torch.Tensor:
     """In float64."""
     q, k, v = (t.double() for t in (q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1)))
     scores = scale * q @ k.mT
@@ -258,7 +258,7 @@ def test_what_an_op_is_called_with_is_not_worked_out_again(attention, name, quer
     for seed in range(3):
         inputs = [t + seed for t in heads(queries)]
         given = {n: v.roll(seed, 0) if isinstance(v, torch.Tensor) else v for n, v in GIVEN[name].items()}
-        torch.testing.assert_close(call(*inputs, **given).double(), written_out(*inputs, **given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call(*inputs, **given).double(), inline_access(*inputs, **given), atol=1e-5, rtol=1e-5)
     assert dtkernels.paths()["attention"]["gpu"] == before + 3
 
 
@@ -275,7 +275,7 @@ def test_whatever_differs_from_a_call_before_is_noticed(attention):
         call(q.detach(), k, v)  # what all the others are compared with
         for inputs, given in others:
             result = call(*inputs, **given)
-            torch.testing.assert_close(result.double(), written_out(*inputs, **given), atol=1e-5, rtol=1e-5)
+            torch.testing.assert_close(result.double(), inline_access(*inputs, **given), atol=1e-5, rtol=1e-5)
             assert result.requires_grad == inputs[0].requires_grad
 
 
@@ -318,7 +318,7 @@ def test_a_call_ready_for_another_shape_gives_the_result_in_it_and_nothing_where
     assert module.ready((2, 1, 4, 16), q, k, v) is None  # a kernel that takes q from anywhere may count on k
     call(q, k, v)
     run = module.ready((2, 1, 4, 16), q, k, v)
-    wanted = written_out(q, k, v).transpose(1, 2)
+    wanted = inline_access(q, k, v).transpose(1, 2)
     torch.testing.assert_close(run((q, k, v)).double(), wanted, atol=1e-5, rtol=1e-5)
     assert run((moved, k, v)) is None
     torch.testing.assert_close(call(q, k, v).double(), wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)
@@ -341,7 +341,7 @@ def test_what_lies_between_several_kernels_is_one_piece_of_memory_of_parts_that_
     inputs = heads(keys=40000)
     for seed in range(3):
         given = [t + seed for t in inputs]
-        torch.testing.assert_close(call(*given).double(), written_out(*given), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call(*given).double(), inline_access(*given), atol=1e-5, rtol=1e-5)
     bound = found[0]
     assert len(bound._plans) > 1 and len(bound.allocations) > 2
     frame = bound._free[-1]
@@ -359,7 +359,7 @@ def test_calls_by_turns_are_known_again_though_more_than_are_compared(attention,
         call(*inputs, **options)
     monkeypatch.setattr(module, "_arguments", lambda *args: 1 / 0)
     for inputs, options in given:
-        torch.testing.assert_close(call(*inputs, **options).double(), written_out(*inputs, **options), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call(*inputs, **options).double(), inline_access(*inputs, **options), atol=1e-5, rtol=1e-5)
     q, k, v = heads(keys=9)
     for other in ((q.mT.contiguous().mT, k, v), (q, k[:1].expand(2, 2, 9, 16), v), (q.bfloat16(), k.bfloat16(), v.bfloat16()), (q.requires_grad_(), k, v)):
         with raises(ZeroDivisionError):
@@ -382,7 +382,7 @@ def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatc
     monkeypatch.setattr(call_cache, "REMEMBERED", 5)
     for keys in range(9, 19):
         call(*heads(keys=keys))
-    assert [name[3][0][2] for name in module.attention.operator()._quick.named] == [14, 15, 16, 17, 18]
+    assert [name[3][0][2] for name in module.attention.operator()._call_cache.named] == [14, 15, 16, 17, 18]
 
 
 def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_not(attention):
@@ -391,10 +391,10 @@ def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_n
     call(q, k, v, scale=0.25), call(q, k, v, scale=0.25)
     run = module.ready((2, 1, 4, 16), q, k, v, scale=0.25)
     (route,) = module.attention.operator().bind((), module._arguments(q, k, v, None, False, 0.25, None, 0, None, None, None)).variant.dispatch._routes.values()
-    bound, wanted = route.launch, written_out(q, k, v)
+    bound, wanted = route.launch, inline_access(q, k, v)
     assert bound.shaped([(8, 1, 16)])._free is bound._free and bound.shaped([(8, 1, 16)], [1, 0, 2, 3])._free is not bound._free
     for seed in range(3):  # one after the other from one storage, each with pointers and a number of its own
         torch.testing.assert_close(run((q, k, v)).double(), wanted.transpose(1, 2), atol=1e-5, rtol=1e-5)
         other = [t + seed for t in (q, k, v)]
-        torch.testing.assert_close(call(*other, scale=0.5).double(), written_out(*other, scale=0.5), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(call(*other, scale=0.5).double(), inline_access(*other, scale=0.5), atol=1e-5, rtol=1e-5)
     assert len(bound._free) + len(bound._taken) == 1

@@ -120,4 +120,4 @@ def test_every_call_is_as_if_it_were_the_first(seed, monkeypatch):
                 grads = [draw.tensor(*r.shape, grad=False) for r in ours[: rng.choice((1, 2))]]
                 mine = torch.autograd.grad(ours[: len(grads)], leaves(values), grads, allow_unused=True)
                 agree(mine, torch.autograd.grad(wanted[: len(grads)], leaves(rights), [g.double() for g in grads], allow_unused=True), what)
-    assert sum(len(o._quick.known) for o in operators.values()) > CALLS / 8
+    assert sum(len(o._call_cache.known) for o in operators.values()) > CALLS / 8

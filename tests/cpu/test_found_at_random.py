@@ -51,7 +51,7 @@ def test_a_gradient_that_reads_nothing_that_arrives_is_zero():
 
 
 @pytest.mark.parametrize("beside", ["rsum(C[x, l], l)", "rmax(C[x, l] * A[x, l], l)"])
-def test_the_formula_takes_a_sum_beside_a_product(beside):
+def test_the_default_schedule_takes_a_sum_beside_a_product(beside):
     op = op_of(f"Func f; In A, B, C; Var x, y; RVar k, l; f[x, y] = rdot(A[x, k], B[k, y], k) + {beside};")
     a, b, c = rand(20, 40), rand(40, 17, seed=1), rand(20, 40, seed=2)
     extra = c.sum(1) if "rsum" in beside else (c * a).amax(1)

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from dtkernels.integrations.huggingface.attention import attention_call_cache, attention_function, masks
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
-from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
+from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
 from transformers.masking_utils import sliding_window_causal_mask_function
 
 from dtkernels import ops
@@ -65,7 +65,7 @@ def test_sinks_are_those_of_each_layer(gpu, monkeypatch):
     qkv, attention_call_cache = inputs(queries=1, keys=9), torch.ones(2, 1, 1, 9, dtype=torch.bool)
     for layer in range(3):
         ours, _ = dtkernels_attention(Attention(), *qkv, None, s_aux=SINKS + layer)
-        torch.testing.assert_close(ours, written_out(*qkv, attention_call_cache, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
+        torch.testing.assert_close(ours, inline_access(*qkv, attention_call_cache, sinks=SINKS + layer), atol=2e-6, rtol=1e-5)
         monkeypatch.setattr(attention_function, "_unsupported", lambda *args: 1 / 0)
 
 
@@ -189,7 +189,7 @@ def test_a_mask_that_was_written_to_says_what_it_says_now(gpu, queries):
         for _ in range(2):  # known the second time
             agrees_with_sdpa(Attention(), qkv, mask)
         mask[..., step] = step % 2 == 1
-    assert not hasattr(mask.clone(), masks.NOTE) and masks.note_on(mask) is None
+    assert not hasattr(mask.clone(), masks.NOTE) and masks.noted_keys(mask) is None
 
 
 def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
@@ -197,4 +197,4 @@ def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
         mask = decoding()
         for _ in range(3):
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), mask)
-        assert masks.reach_of(mask, 1, 9) is not None
+        assert masks.visible_keys_of(mask, 1, 9) is not None

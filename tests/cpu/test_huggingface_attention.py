@@ -8,9 +8,9 @@ pytest.importorskip("transformers")
 from dtkernels.integrations import huggingface
 from dtkernels.integrations.huggingface.attention import attention_function
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
-from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask, reach_of
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask, visible_keys_of
 from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
-from huggingface_calls import Attention, agrees_with_sdpa, inputs, written_out
+from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sliding_window_causal_mask_function
@@ -177,7 +177,7 @@ def test_softcap_and_sinks_run_on_the_op(given, padded):
     mask = torch.ones(5, 5, dtype=torch.bool).tril()[None, None].expand(2, 1, 5, 5)
     mask = mask & padding() | torch.eye(5, dtype=torch.bool) if padded else mask
     ours, weights = dtkernels_attention(module, *qkv, mask if padded else None, **given)
-    torch.testing.assert_close(ours, written_out(*qkv, mask, given.get("softcap"), given.get("s_aux")), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, inline_access(*qkv, mask, given.get("softcap"), given.get("s_aux")), atol=2e-6, rtol=1e-5)
     assert weights is None and module.record.calls == 1 and not module.record.fallbacks
 
 
@@ -205,7 +205,7 @@ def test_windows_offsets_and_padding_reach_the_kernel_as_such(sizes, padded, mon
     flags[0, :3], flags[1, 5] = False, False
     mask = dtkernels_mask(batch_size=2, attention_mask=flags if padded else None, allow_is_causal_skip=False, **sizes)
     queries, keys = sizes["q_length"], sizes["kv_length"]
-    assert reach_of(mask, queries, keys) is not None
+    assert visible_keys_of(mask, queries, keys) is not None
     seen = []
     attention_function = ops.attention
     monkeypatch.setattr(ops, "attention", lambda q, k, v, m=None, **kw: seen.append(m) or attention_function(q, k, v, m, **kw))
@@ -215,11 +215,11 @@ def test_windows_offsets_and_padding_reach_the_kernel_as_such(sizes, padded, mon
 
 def test_a_mask_that_was_cut_or_made_otherwise_is_read_as_it_is():
     mask = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=window(3), allow_is_causal_skip=False)
-    assert reach_of(mask[:, :, :, :4], 5, 4) is None and reach_of(mask.clone(), 5, 5) is None
+    assert visible_keys_of(mask[:, :, :, :4], 5, 4) is None and visible_keys_of(mask.clone(), 5, 5) is None
     agrees_with_sdpa(Attention(), inputs(keys=4), mask[:, :, :, :4])
     sizes = {"batch_size": 2, "q_length": 5, "kv_length": 5, "allow_is_causal_skip": False}
     custom = dtkernels_mask(mask_function=lambda b, h, q, k: (k <= q) & (k != 2), **sizes)
-    assert reach_of(custom, 5, 5) is None
+    assert visible_keys_of(custom, 5, 5) is None
     agrees_with_sdpa(Attention(), inputs(), custom)
 
 

@@ -23,7 +23,7 @@ H200 = target("h200")
 
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
-    """The sizes that the formula is asked for, where there is no table."""
+    """The sizes that the default schedule is asked for, where there is no table."""
     monkeypatch.setenv("DTKERNELS_TABLES", str(tmp_path))
     table_loader.forget()
     found, formula = [], formulas.default_schedule
@@ -51,7 +51,7 @@ def test_an_anchor_is_a_size_of_the_same_kind():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_growing_cache_asks_the_formula_a_handful_of_times_and_is_right(asked, dtype):
+def test_a_growing_cache_asks_the_default_schedule_a_handful_of_times_and_is_right(asked, dtype):
     op, generator = Operator(SPECS / "attention.yaml"), torch.Generator().manual_seed(0)
     q = torch.randn(1, 2, 1, 16, generator=generator).to(dtype)
     for length in range(129, 145):
@@ -74,8 +74,8 @@ def test_lengths_that_nothing_divides_are_right(asked):
 def test_a_schedule_that_is_not_legal_at_the_sizes_themselves_gives_way_to_theirs(asked, monkeypatch):
     monkeypatch.setattr(shape_buckets, "bucket_anchor", lambda n: 16)
     own, large = made("softmax"), {"x": 64, "y": 1 << 21}
-    assert own.formula(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
-    planned = own.formula(choice(**large), 2, H200)
+    assert own.default_plan(choice(x=64, y=1000), 2, H200).asked == {"x": 16, "y": 16}  # its row is held whole
+    planned = own.default_plan(choice(**large), 2, H200)
     assert planned.asked == large and str(planned.program.schedule) == str(formulas.default_schedule(own.algorithm(), own.outputs, large, 2, H200))
 
 
@@ -85,19 +85,19 @@ def test_a_schedule_does_not_depend_on_earlier_calls(op):
     rng = random.Random(0)
     kinds = [{label: rng.choice((1, 17, 64, 1000, 1001, 1003, 4100)) for label in labels} for _ in range(6)]
     forth, back = made(op), made(op)
-    first = [str(forth.formula(choice(**sizes), 2, H200).program.schedule) for sizes in kinds]
-    assert first == [str(back.formula(choice(**sizes), 2, H200).program.schedule) for sizes in reversed(kinds)][::-1]
+    first = [str(forth.default_plan(choice(**sizes), 2, H200).program.schedule) for sizes in kinds]
+    assert first == [str(back.default_plan(choice(**sizes), 2, H200).program.schedule) for sizes in reversed(kinds)][::-1]
 
 
 def test_labels_of_one_extent_only_stay_as_they_are():
     own = ScheduleCache(made("softmax").algorithm, ("softmax",), frozenset("y"))
-    assert own.formula(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
+    assert own.default_plan(choice(x=1001, y=1001), 2, H200).asked == {"x": bucket_anchor(1001), "y": 1001} != {"x": 1001, "y": 1001}
 
 
-def test_explain_says_at_which_sizes_the_formula_was_asked(asked):
+def test_explain_says_at_which_sizes_the_default_schedule_was_asked(asked):
     shipped.cache_clear()
     told, exact = (dtkernels.explain("softmax", torch.randn(4, n)).forward.why for n in (1001, 1024))
-    assert f"asked at sizes x=4 y={bucket_anchor(1001)}" in told and "formula" in exact and "asked at" not in exact
+    assert f"made for sizes x=4 y={bucket_anchor(1001)}" in told and "default schedule" in exact and "made for" not in exact
 
 
 def test_ever_new_lengths_do_not_fill_memory(monkeypatch):
@@ -109,5 +109,5 @@ def test_ever_new_lengths_do_not_fill_memory(monkeypatch):
         for _ in range(2):
             x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
             torch.testing.assert_close(op(x), torch.softmax(x, -1))
-            assert len(op._quick.known) <= 4 and len(op.variant((), frozenset(), 0).dispatch._routes) <= 4
-    assert [key[0][1] for key in op._quick.known] == [29, 30, 31, 20]  # the oldest go, one at a time
+            assert len(op._call_cache.known) <= 4 and len(op.variant((), frozenset(), 0).dispatch._routes) <= 4
+    assert [key[0][1] for key in op._call_cache.known] == [29, 30, 31, 20]  # the oldest go, one at a time

@@ -48,7 +48,7 @@ CASES = [(n, s) for n in PROGRAMS for s in SIZES if s[0] or "largest" not in n] 
 
 @pytest.mark.parametrize("name, sizes", CASES, ids=str)
 def test_programs_of_row_and_column_sums_agree_with_float64(name, sizes):
-    """By the formula's schedule, which is one pass wherever rows are few enough to be held, and there are any."""
+    """By the default schedule, which is one pass wherever rows are few enough to be held, and there are any."""
     algorithm = prepare_algorithm(parse(PROGRAMS[name] + " f.compile(); c.compile();").algorithm, ("f", "c"))
     schedule = default_schedule(algorithm, ("f", "c"), dict(zip("xy", sizes)), 4, target("h200"))
     assert ("f.fuse_at(c, x);" in str(schedule)) == (0 not in sizes) and "c.tensorize(x:" in str(schedule)

@@ -31,7 +31,7 @@ def test_outlines_are_current(op):
 def test_what_is_read_is_what_was_written(op):
     """Signatures of every setting, and of one gradient all that a call asks for, as the algorithm gives them."""
     outline, derived = read_manifest(SPECS / f"{op}.yaml"), Operator(load_spec(SPECS / f"{op}.yaml"))
-    assert {k: v for k, v in vars(outline).items() if k != "lines"} == {k: v for k, v in vars(derived.outline).items() if k != "lines"}
+    assert {k: v for k, v in vars(outline).items() if k != "lines"} == {k: v for k, v in vars(derived.manifest).items() if k != "lines"}
     settings, gradients = outline.keys()
     for params in settings[:8]:
         facts, variant = outline.facts(params, frozenset(), 0), derived.variant(params, frozenset(), 0)

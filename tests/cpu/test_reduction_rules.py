@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs read best on one line)
-"""What the formula makes of programs that move memory, at sizes no block divides: by the interpreter, against float64."""
+"""What the default schedule makes of programs that move memory, at sizes no block divides: by the interpreter, against float64."""
 
 import itertools
 
@@ -16,7 +16,7 @@ from dtkernels.lang.schedule import Program
 
 
 def kernels(text: str, sizes: dict[str, int], itemsize: int = 4):
-    """The program with the formula's schedule, and its kernels."""
+    """The program with the default schedule, and its kernels."""
     program = parse(text)
     algorithm = prepare_algorithm(program.algorithm, program.outputs())
     found = Program(algorithm, default_schedule(algorithm, program.outputs(), sizes, itemsize, target("h200")))

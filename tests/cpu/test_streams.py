@@ -1,4 +1,4 @@
-"""One pass for two products (skinny_gemm_pair.py), odd sizes and few rows: the numbers of the schedules that the formula makes."""
+"""One pass for two products (skinny_gemm_pair.py), odd sizes and few rows: the numbers of the schedules that the default schedule makes."""
 
 import pytest
 from oracle import check

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dtkernels.runtime.launch.symbolic_replay import Allocating, Shaped, Tape, Unknown, sort_of, stand_ins
+from dtkernels.runtime.launch.symbolic_replay import Allocating, Shaped, Tape, Unknown, stand_ins, template_key
 from dtkernels.runtime.launch.wrapper_recorder import record
 from dtkernels.runtime.select import row_ranking
 from dtkernels.runtime.select.table_loader import forget, op_table
@@ -111,10 +111,10 @@ def test_the_nearest_row_is_that_of_a_look_at_all(seed):
     own = rows(rng)
     key, moved = own[0].key, 0
     for sizes in ({"x": rng.randrange(1, 2000), "y": rng.randrange(0, 5000)} for _ in range(60)):
-        near = row_ranking.Near(row_ranking.agreeing(own, key), sizes, ROW["spec"], PITCHES)
+        near = row_ranking.NearbyRows(row_ranking.rows_of_kind(own, key), sizes, ROW["spec"], PITCHES)
         for _ in range(20):
             other = {"x": sizes["x"] + rng.randrange(-2, 3), "y": max(0, sizes["y"] + rng.randrange(-30, 31))}
-            if row_ranking.Near.name(other, PITCHES) != row_ranking.Near.name(sizes, PITCHES):
+            if row_ranking.NearbyRows.name(other, PITCHES) != row_ranking.NearbyRows.name(sizes, PITCHES):
                 continue
             close, found = near.first(other)
             usable = [c for c in row_ranking.candidates(own, key, other, ROW["spec"], pitches=PITCHES) if not c.refused and c.exact]
@@ -178,4 +178,4 @@ def test_a_wrapper_that_does_more_than_allocate_is_refused(made):
 def test_kinds_tell_apart_what_notes_hang_on():
     x = torch.empty(3, 4)
     kinds = [(x,), (x[0],), (x.half(),), (x, 1), (x, 2), (x, True), (x, 1.0), (x, x), (x.to("meta"),)]
-    assert len({sort_of(values) for values in kinds}) == len(kinds) and sort_of((x, 0.5)) == sort_of((x[:2].t(), 2.5))
+    assert len({template_key(values) for values in kinds}) == len(kinds) and template_key((x, 0.5)) == template_key((x[:2].t(), 2.5))

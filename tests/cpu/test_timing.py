@@ -145,5 +145,5 @@ def test_each_round_begins_with_another_and_the_median_counts(monkeypatch):
         return {"a": [9.0, 1.0, 5.0], "b": [2.0, 2.0, 8.0], "c": [3.0, 4.0, 3.0]}[fn()][order.count(fn()) - 1]
 
     monkeypatch.setattr(timing, "gpu_time", taken)
-    assert timing.in_turn({who: lambda who=who: who for who in "abc"}) == {"a": 5.0, "b": 2.0, "c": 3.0}
+    assert timing.interleaved_times({who: lambda who=who: who for who in "abc"}) == {"a": 5.0, "b": 2.0, "c": 3.0}
     assert "".join(order) == "abcbcacab"

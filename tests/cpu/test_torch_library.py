@@ -132,7 +132,7 @@ def test_the_spec_says_what_the_compiler_sees(mine, policy, monkeypatch):
         seen.extend(str(n.target) for n in graph.graph.nodes if n.op == "call_function")
         return graph.forward
 
-    monkeypatch.setattr(mine, "outline", dataclasses.replace(mine.outline, compiled=policy))
+    monkeypatch.setattr(mine, "manifest", dataclasses.replace(mine.manifest, compiled=policy))
     a, b = torch.randn(3, 4), torch.randn(3, 4)
     compiled = torch.compile(
         lambda a, b: mine(a, b, level=2.0)[0], fullgraph=True, backend=torch._dynamo.backends.common.aot_autograd(fw_compiler=backend)
@@ -337,7 +337,7 @@ def test_an_op_registered_anew_leaves_those_who_hold_the_one_before_what_they_ho
     new = dtkernels.register(path)
     assert new is not mine and library_ops.known[new.entry] is new and library_ops.known[mine.entry] is mine
     torch.testing.assert_close([held(*arguments), held(*arguments), *ways(lambda *given: mine(*given, level=0.5)[0], arguments)], wanted)
-    fewer = arguments[: len(new.outline.inputs) - 1]
+    fewer = arguments[: len(new.manifest.inputs) - 1]
     anew = by_name(*fewer)
     torch.testing.assert_close(anew, new(*fewer, level=0.5)[0])
     torch.testing.assert_close(ways(lambda *given: new(*given, level=0.5)[0], fewer)[0], anew)

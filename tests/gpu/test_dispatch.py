@@ -29,7 +29,7 @@ SHAPES = {"softmax": (512, 2048), "dyt": (512, 2048), "mmsigmoid": (512, 512, 51
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A table by formula for this GPU, with its kernels; DTKERNELS_TEST_TABLES names one built before."""
+    """A table of default schedules for this GPU, with its kernels; DTKERNELS_TEST_TABLES names one built before."""
     if named := os.environ.get("DTKERNELS_TEST_TABLES"):
         return Path(named)
     here = device_target(torch.device("cuda", 0))
@@ -187,7 +187,7 @@ def test_a_damaged_store_warns_once_and_the_result_is_right(tables, tmp_path, mo
     assert len([r for r in caplog.records if r.name == "dtkernels"]) == 1 and kinds("softmax") == {"compiled"}
 
 
-def test_a_schedule_too_large_for_the_gpu_gives_way_to_the_formula(tables, tmp_path, monkeypatch, caplog):
+def test_a_schedule_too_large_for_the_gpu_gives_way_to_the_default_schedule(tables, tmp_path, monkeypatch, caplog):
     (source,) = [p for p in tables.iterdir() if p.is_dir()]
     operator = shipped("mmsigmoid")
     huge = "mmsigmoid.block(x:64, y:64);\nmmsigmoid.tensorize(x:64, y:64, k:512);\nmmsigmoid.compile();"  # 256 KB, however few stages

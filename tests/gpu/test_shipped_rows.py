@@ -59,7 +59,7 @@ def compared(row: Row, group: CallKind, variant: Variant) -> str:
     route, results = variant.dispatch.bind({n: given[n] for n in inputs}, {n: given[n] for n in scalars})
     told = [f"{name}: {why}" for name, got in zip(variant.outputs, results) if (why := inputs_and_reference.wrong(got, made.right[name], group.torch_dtype))]
     if DEVICE == "cuda" and (route.kind != "prebuilt" or route.candidate is None or dict(route.candidate.row.sizes) != dict(row.sizes)):
-        told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the formula'}")
+        told.append(f"a call ran {route.kind}, {route.candidate.row.title() if route.candidate else 'the default schedule'}")
     del made, given, results
     gc.collect()
     torch.cuda.empty_cache()  # others may run beside this process

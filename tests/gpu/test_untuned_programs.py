@@ -1,6 +1,6 @@
 """Programs that nobody tuned, large enough for pipelined loops and matrix instructions: against float64, and the same bits twice.
 
-In the interpreter no load is late and no operand is rounded on its way to a matrix instruction: what the formula's schedules get wrong there
+In the interpreter no load is late and no operand is rounded on its way to a matrix instruction: what default schedules get wrong there
 shows here alone.
 """
 

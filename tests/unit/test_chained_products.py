@@ -193,7 +193,7 @@ def test_a_short_sum_is_not_cut_over_programs():
     assert not [p for p in schedule.primitives if p.name == "split"] and backward_of(LORA).schedule.of("d_B", "split")
 
 
-def test_every_way_that_the_formula_fuses_is_another():
+def test_every_way_that_the_default_schedule_fuses_is_another():
     algorithm, outputs = form("two_mm")
     g = gradient(algorithm, outputs, ("A", "B", "C"), ("mm",))
     prepared = prepare_algorithm(g.backward, outs := tuple(g.grads.values()))

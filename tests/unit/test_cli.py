@@ -245,14 +245,14 @@ def test_the_algorithm_is_dt_text(capsys):
 def test_the_schedule_is_dt_text_that_fits_shape_and_gpu(capsys):
     small = run(capsys, "show", "mmsigmoid", "--stage", "schedule", "--shape", "32x32x32")
     large = run(capsys, "show", "mmsigmoid", "--stage", "schedule", "--shape", "4096x4096x4096")
-    assert small.splitlines()[0] == "# by formula for mmsigmoid: x 32, y 32, k 32; bf16; h200"
+    assert small.splitlines()[0] == "# default schedule for mmsigmoid: x 32, y 32, k 32; bf16; h200"
     assert parse_schedule(small) != parse_schedule(large)
 
 
 def test_algebra_names_each_rule_that_changed_something(capsys):
     text = run(capsys, "show", "softmax", "--stage", "algebra")
     rules = [line for line in text.splitlines() if line.startswith("# ")]
-    assert rules[0] == "# as written" and [r.split(":")[0] for r in rules[1:]] == ["# stabilize"]
+    assert rules[0] == "# as written" and [r.split(":")[0] for r in rules[1:]] == ["# subtract_maxima"]
     assert parse(text.split("\n\n")[-1]).algorithm == Subject(read("softmax")).algorithm
 
 
@@ -340,7 +340,7 @@ def test_inputs_of_grouped_queries_have_fewer_heads():
 def test_sizes_by_name_are_those_in_order(capsys):
     named = run(capsys, "show", "mmsigmoid", "--sizes", "k=512, y=64,x=128", "--stage", "schedule")
     assert named == run(capsys, "show", "mmsigmoid", "--shape", "128x64x512", "--stage", "schedule")
-    assert named.startswith("# by formula for mmsigmoid: x 128, y 64, k 512;")
+    assert named.startswith("# default schedule for mmsigmoid: x 128, y 64, k 512;")
 
 
 def test_labels_that_share_an_extent_are_given_once_and_constants_not_at_all(tmp_path, capsys):
@@ -380,7 +380,7 @@ def test_doctor_knows_the_interpreter_crash(versions, warned, monkeypatch):
 def test_doctor_finds_what_is_missing(monkeypatch):
     monkeypatch.setattr(doctor, "version", lambda package: None)
     lines = list(doctor.report())
-    assert "WARN torch is not installed: 2.10 or newer is needed" in lines
+    assert "WARN torch is not installed: 2.10 or newer is required" in lines
     assert "OK   transformers is not installed: optional" in lines
 
 
@@ -392,7 +392,7 @@ def test_doctor_sees_the_interpreter(monkeypatch):
 def test_doctor_warns_where_the_cache_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "file"))
-    assert any(line.startswith(f"WARN cache folder: {tmp_path / 'file'} cannot be written") for line in doctor.report())
+    assert any(line.startswith(f"WARN cache folder: {tmp_path / 'file'} is not writable") for line in doctor.report())
 
 
 def test_version_and_help(capsys):

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs read best on one line)
-"""What the formula makes of products of products, of products side by side and of narrow rows. Without torch."""
+"""What the default schedule makes of products of products, of products side by side and of narrow rows. Without torch."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def test_what_an_input_lacks_is_taken_several_at_a_time(right, sizes, heads):
 
 
 def scheduled(text, sizes, itemsize=2, wrt=()):
-    """The formula's schedule of ``f``, or of its gradients, on an H200."""
+    """The default schedule of ``f``, or of its gradients, on an H200."""
     written, outputs = parse(text).algorithm, ("f",)
     if wrt:
         found = gradient(differentiable_form(written, outputs), outputs, wrt)

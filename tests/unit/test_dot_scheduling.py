@@ -17,7 +17,7 @@ from dtkernels.codegen.ir.nest import (
     Statement,
     Store,
     TileDot,
-    any_product,
+    has_matrix_product,
     statements,
 )
 from dtkernels.codegen.pipeline import lower
@@ -55,7 +55,7 @@ def step(*body: Statement) -> tuple[Statement, ...]:
 
 def test_a_product_that_is_summed_comes_behind_a_product_that_is_used():
     (kernel,) = lower(prepare(parse(BOTH)))
-    loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and any_product(s.body) and s.axis.label == "m"]
+    loops = [s for s in statements(kernel.body) if isinstance(s, Loop) and has_matrix_product(s.body) and s.axis.label == "m"]
     assert loops
     for loop in loops:
         order = [s.name for s in loop.body if isinstance(s, (Let, Assign)) and any(isinstance(n, TileDot) for n in s.value.walk())]

@@ -59,7 +59,7 @@ def test_the_page_lists_them_as_the_source_has_them():
 def told(monkeypatch, name: str, value: str) -> tuple[bool, str]:
     """What is reported of one variable."""
     monkeypatch.setenv(name, value)
-    (found,) = [(good, text) for good, text in environment.reported() if text.startswith(f"{name}=")]
+    (found,) = [(good, text) for good, text in environment.variable_reports() if text.startswith(f"{name}=")]
     assert "\n" not in found[1]
     return found
 

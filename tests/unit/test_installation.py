@@ -39,7 +39,7 @@ def bare(*argv) -> subprocess.CompletedProcess:
 def test_the_doctor_names_what_is_missing_before_anything_else_can_run():
     found = bare("-m", "dtkernels", "doctor")
     assert found.returncode == 1 and found.stderr == ""
-    assert {"WARN pyyaml is not installed: it is needed", "WARN torch is not installed: 2.10 or newer is needed"} <= set(found.stdout.splitlines())
+    assert {"WARN pyyaml is not installed, but required", "WARN torch is not installed: 2.10 or newer is required"} <= set(found.stdout.splitlines())
 
 
 def test_any_other_command_says_what_is_missing_in_one_line():
@@ -60,7 +60,7 @@ def test_the_doctor_gets_by_without_any_folder_that_can_be_written(monkeypatch, 
     monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "file"))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     source_cache._temporary.cache_clear()
-    assert any(line.startswith("WARN cache folder: none can be written") for line in doctor.report())
+    assert any(line.startswith("WARN cache folder: none is writable") for line in doctor.report())
     source_cache._temporary.cache_clear()
 
 

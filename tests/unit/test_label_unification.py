@@ -3,7 +3,7 @@
 import pytest
 
 from dtkernels.algebra.pipeline import prepare, prepare_algorithm
-from dtkernels.algebra.rules.canonicalize import hoist_reductions
+from dtkernels.algebra.rules.canonicalize import extract_nested_reductions
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.lang import parse
 from dtkernels.lang.spec import parse_spec
@@ -70,12 +70,12 @@ def test_a_program_with_a_schedule_keeps_its_labels():
 
 def test_equal_reductions_are_hoisted_once():
     a = read("Func f; In A; Var x; RVar y, z;", "f[x] = rsum(exp(A[x, y] - rmax(A[x, z], z)) * rmax(A[x, z], z), y);")
-    assert lines(hoist_reductions(a)) == ["f_max[x] = rmax(A[x, z], z);", "f[x] = rsum(exp(A[x, y] - f_max[x]) * f_max[x], y);"]
+    assert lines(extract_nested_reductions(a)) == ["f_max[x] = rmax(A[x, z], z);", "f[x] = rsum(exp(A[x, y] - f_max[x]) * f_max[x], y);"]
 
 
 def test_a_product_that_a_func_is_made_from_is_not_made_again():
     names, dot = "Func s, t, f; In A, B; Var x; RVar y, k;", "rdot(A[x, k], B[k, y], k)"
-    assert lines(hoist_reductions(read(names, f"s[x, y] = {dot}; t[x] = rsum(exp({dot}) * s[x, y], y); f[x, y] = exp({dot}) / t[x];"))) == [
+    assert lines(extract_nested_reductions(read(names, f"s[x, y] = {dot}; t[x] = rsum(exp({dot}) * s[x, y], y); f[x, y] = exp({dot}) / t[x];"))) == [
         f"s[x, y] = {dot};", "t[x] = rsum(exp(s[x, y]) * s[x, y], y);", "f[x, y] = exp(s[x, y]) / t[x];"]  # fmt: skip
 
 
@@ -87,11 +87,11 @@ def test_a_product_of_what_stands_beside_is_its_own():
             "Var x; RVar y", "Var x, y; RVar"
         ),
     )
-    assert [d.name for d in hoist_reductions(algorithm).definitions] == ["s_dot", "s", "t_dot", "t"]
+    assert [d.name for d in extract_nested_reductions(algorithm).definitions] == ["s_dot", "s", "t_dot", "t"]
 
 
 def test_a_sum_along_a_label_of_another_extent_is_its_own():
     """Of what is read beside a label nothing tells its extent."""
     a = read("Func g, f; In A, B, C; Var x, c; RVar y, k;",
              "g[x] = rsum(A[x + 1, k], k); f[c] = rsum(rsum(A[y + 1, k], k) * B[y, c], y) + rsum(g[x] * C[x], x);")  # fmt: skip
-    assert [d.name for d in hoist_reductions(a).definitions] == ["g", "f_sum", "f"]
+    assert [d.name for d in extract_nested_reductions(a).definitions] == ["g", "f_sum", "f"]

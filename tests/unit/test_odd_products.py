@@ -1,4 +1,4 @@
-"""What the formula makes of products whose rows start at no multiples of 16 bytes. Without torch."""
+"""What the default schedule makes of products whose rows start at no multiples of 16 bytes. Without torch."""
 
 import pytest
 

@@ -115,7 +115,7 @@ def test_a_sum_takes_its_maximum_into_its_own_pass_before_the_pass_that_writes()
 
 @pytest.mark.parametrize("way, readings", [((), {"A": 2}), (("--backward",), {"d_softmax": 2, "softmax": 2})])
 def test_what_a_long_row_is_read_from_again_stays_in_the_caches_until_then(way, readings, capsys):
-    """The formula asks for it where a row is longer than registers hold: kept by every loop that reads it but the last."""
+    """The default schedule asks for it where a row is longer than registers hold: kept by every loop that reads it but the last."""
     text = run(capsys, "show", "softmax", *way, "--gpu", "h200", "--shape", "2048x65536")
     for tensor, times in readings.items():
         loads = re.findall(rf"tl\.load\(\s*{tensor}_ptr.*?\)\.to\(tl\.float32\)", text, re.DOTALL)

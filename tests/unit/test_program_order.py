@@ -16,7 +16,7 @@ f.compile();
 
 
 def order(text: str, gpu: str = "a100", **sizes: int) -> str:
-    """The map of f that the formula prints, what is between its brackets; empty where there is none."""
+    """The map of f that the default schedule prints, what is between its brackets; empty where there is none."""
     algorithm = parse(text).algorithm
     lines = str(default_schedule(algorithm, ("f",), sizes, 2, target(gpu))).splitlines()
     return next((line[len("f.map(") : -2] for line in lines if line.startswith("f.map(")), "")

@@ -38,8 +38,8 @@ def test_next_to_a_launch_little_is_wasted():
 def test_a_row_that_wastes_is_further_away_and_one_that_wastes_much_is_refused():
     found = take([row(2048, 2048, SQUARES, **TUNED), row(1000, 1000, SQUARES, **TUNED)], 1500, 1500)
     assert found[0].row.sizes["x"] == 1000 and found[0].distance > found[1].distance and found[0].reach < found[1].reach and not found[1].refused
-    assert "times the time for the same work" in found[1].told() and found[0].wasted < found[1].wasted < 2
+    assert "quantization cost" in found[1].distance_text() and found[0].wasted < found[1].wasted < 2
     (few,) = take([row(2048, 2048, SQUARES, **TUNED)], 900, 900)
-    assert few.distance < 2 and "2.6 times as long for the same work, more than 2" in few.refused
+    assert few.distance < 2 and "quantization cost 2.6x is more than 2x" in few.refused
     (same,) = take([row(2048, 2048, SQUARES, **TUNED)], 2048, 2048)
-    assert (same.distance, same.wasted, same.refused, same.told()) == (0, 1, "", "0.00 away")
+    assert (same.distance, same.wasted, same.refused, same.distance_text()) == (0, 1, "", "distance 0.00")

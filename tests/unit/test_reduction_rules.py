@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs read best on one line)
-"""What the formula makes of programs that move memory. Without torch."""
+"""What the default schedule makes of programs that move memory. Without torch."""
 
 from itertools import permutations
 
@@ -14,7 +14,7 @@ from dtkernels.lang.schedule import Program
 
 
 def scheduled(text, itemsize=2, gpu="h200", **sizes):
-    """The formula's schedule of a program's outputs, and its kernels."""
+    """The default schedule of a program's outputs, and its kernels."""
     program = parse(text)
     algorithm = prepare_algorithm(program.algorithm, program.outputs())
     schedule = default_schedule(algorithm, program.outputs(), sizes, itemsize, target(gpu))

@@ -47,7 +47,7 @@ def test_a_tile_finds_what_is_below_it_once():
     assert list(both.walk()) == [both, a, both.args[1], b, a]
 
 
-def test_a_program_is_lowered_once_from_the_formula_to_the_text():
+def test_a_program_is_lowered_once_from_the_default_schedule_to_the_text():
     pipeline._lower.cache_clear()
     show.Subject(show.read("attention"), given={"causal": True}).text("triton")
     assert pipeline._lower.cache_info().misses <= 2 <= pipeline._lower.cache_info().hits

@@ -22,11 +22,11 @@ def refusal(text: str) -> str:
 
 RESULTS = {
     TWICE.format("A[x]"): "s.yaml:5:3: what is declared is used: found Func 'aux' is not, by the result twice; allowed: aux.compile(); twice.compile(); where it is a result too",
-    TWICE.format("A[x]") + "  aux.block(x:4);\n": "s.yaml:7:3: an op gets its schedule call by call",
+    TWICE.format("A[x]") + "  aux.block(x:4);\n": "s.yaml:7:3: an op gets a schedule for each call",
     TWICE.format("A[x]") + "  aux.compile();\n": "s.yaml:6:3: op names a result: found 'twice', a Func that is not compiled; allowed: twice.compile();",
     HEAD + "algorithm: |\n  Func aux, twice; In A; Var x;\n  twice[x] = A[x];\n  aux[x] = twice[x];\n": "s.yaml:6:3: what is declared is used: found Func 'aux' is not, by the result twice",
     HEAD + "algorithm: |\n  Func a, b; In A; Var x;\n  a[x] = A[x];\n  b[x] = A[x];\n": "s.yaml:5:3: what is declared is used: found Func 'a' is not, by the result b",
-    TWICE.format("aux[x]") + "  twice.compile_to_kernel();\n": "s.yaml:7:3: an op gets its schedule call by call, from a table or the formula: found twice.compile_to_kernel(); allowed: compile() here; ",
+    TWICE.format("aux[x]") + "  twice.compile_to_kernel();\n": "s.yaml:7:3: an op gets a schedule for each call, from a table or by default: found twice.compile_to_kernel(); allowed: compile() here; ",
 }
 
 

@@ -110,7 +110,7 @@ def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
     return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
 
 
-def in_turn(running: dict[str, Callable[[], object]], milliseconds: float = 30.0, rounds: int = 3) -> dict[str, float]:
+def interleaved_times(running: dict[str, Callable[[], object]], milliseconds: float = 30.0, rounds: int = 3) -> dict[str, float]:
     """Return the median GPU time of each in microseconds, over several rounds that each begin with another one."""
     times: dict[str, list[float]] = {who: [] for who in running}
     order = list(running)

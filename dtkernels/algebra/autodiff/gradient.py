@@ -17,7 +17,7 @@ from ..rules.condition_folding import fold_condition
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.index_inversion import Inverse, solve, unknown
 from ..rules.operand_cse import merge_equal_operands
-from ..smart_constructors import ZERO, add_alike, is_zero, negate, simplify, where
+from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .saved_tensors import SavedTensors, choose_saved_tensors
 
@@ -57,12 +57,12 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
     backward = merge_equal_operands(merge_equal_funcs(backward, tuple(grads.values())))
-    backward = _unrounded(algorithm, outputs, backward, grads)
-    backward = replace(backward, stands_for=_stand_ins(saved.forward, backward, r.adjoint_inputs))
+    backward = _gradients_in_float32(algorithm, outputs, backward, grads)
+    backward = replace(backward, stands_for=_computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
 
 
-def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
+def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
     """Return gradients of inputs that feed no product in float32, where results are cast to 16 bits.
 
     The adjoint then has 16 bits, and the gradient of a float32 bias that is only added would otherwise be rounded to them.
@@ -80,7 +80,7 @@ def _unrounded(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm
     return backward.with_definitions(tuple(map(change, backward.definitions)))
 
 
-def _stand_ins(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def _computed_input_sources(forward: Algorithm, backward: Algorithm, adjoints: dict[str, str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """List the inputs of ``backward`` that are computed values (adjoints and saved tensors), each with the sources of its dtype.
 
     The gradients of a product are products of the same operand type, whatever the dtype of the results.
@@ -136,7 +136,7 @@ class _Reverse:
         own = tuple(ex.Label(label) for label in d.labels)
         total: ex.Expr = ex.Access(self.adjoint_inputs[d.name], own) if d.name in self.adjoint_inputs else ZERO
         for c in self.received.get(d.name, []):
-            total = add_alike(total, self._gathered(c, d.labels))
+            total = add_with_common_factors(total, self._gathered(c, d.labels))
         if is_zero(total):
             return None
         if isinstance(total, ex.Access):
@@ -151,7 +151,7 @@ class _Reverse:
         labels = self._labels_of(name, found)
         total: ex.Expr = ZERO
         for c in found:
-            total = add_alike(total, self._gathered(c, labels))
+            total = add_with_common_factors(total, self._gathered(c, labels))
         if is_zero(total):
             return None
         func = fresh_name(f"d_{name}", self.taken)
@@ -197,7 +197,7 @@ class _Reverse:
                 inside = ex.Binary("<", place, ex.Len(name.rstrip("'")))
                 conditions.append(ex.Binary("and", ex.Binary(">=", place, ZERO), inside))
         for name, condition in divides:
-            adjoint = _only_where(condition, adjoint, name)
+            adjoint = _masked(condition, adjoint, name)
         inner = {label.rstrip("'"): f"{label}'" for label in _bound(adjoint) & set().union(*map(ex.free_labels, solved.values()))}
         adjoint = ex.substitute(rename_bound(adjoint, {twin[:-1]: twin for twin in inner.values()}), solved)
         for condition in conditions:
@@ -219,12 +219,12 @@ class _Reverse:
                 alike = self.algorithm.tied_labels(round_)
                 if name is None or own not in alike or target.name not in alike and dimension not in self.algorithm.extent_sources(round_):
                     return None
-                found = solve(moved, target, name, self._rest)
+                found = solve(moved, target, name, self._remainder_label)
                 return None if found.new or found.when else (name, Inverse(ex.Binary("%", found.value, ex.Len(round_))))
         name = unknown(index, over)
-        return None if name is None else (name, solve(index, target, name, self._rest))
+        return None if name is None else (name, solve(index, target, name, self._remainder_label))
 
-    def _rest(self, division: ex.Binary, name: str) -> str:
+    def _remainder_label(self, division: ex.Binary, name: str) -> str:
         """Return the label of the remainder of ``name`` in ``division``."""
         size = division.right.value  # type: ignore[attr-defined]
         within = sum(isinstance(n, ex.Binary) and n.op == "/" for n in division.left.walk())
@@ -337,13 +337,13 @@ def _finite_outside(e: ex.Expr, label: str) -> bool:
     return all(_finite_outside(child, label) for child in e.children())
 
 
-def _only_where(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
+def _masked(condition: ex.Expr, e: ex.Expr, label: str) -> ex.Expr:
     """Return ``e`` where ``condition`` holds, else 0. The factor that varies with ``label`` is masked, so that a product stays one."""
     match e:
         case ex.Binary("*", a, b) if (label in ex.free_labels(a)) != (label in ex.free_labels(b)):
-            return ex.Binary("*", *(_only_where(condition, x, label) if label in ex.free_labels(x) else x for x in (a, b)))
+            return ex.Binary("*", *(_masked(condition, x, label) if label in ex.free_labels(x) else x for x in (a, b)))
         case ex.Unary("-", a):
-            return negate(_only_where(condition, a, label))
+            return negate(_masked(condition, a, label))
     return where(condition, e, ZERO)
 
 

@@ -16,10 +16,10 @@ from fractions import Fraction
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from ..rules.canonicalize import fresh_name, matches, written_out
-from ..rules.constant_folding import drop_unused, keep_extents, with_plain_vars, written_out_copies
+from ..rules.canonicalize import fresh_name, inline_access, matches
+from ..rules.constant_folding import drop_unused, inline_copies, keep_extents, with_plain_vars
 from ..rules.max_subtraction import shift_exponent
-from ..rules.shift_degree import Degree, degree_of, moved_terms
+from ..rules.shift_degree import Degree, degree_of, shift_dependent_terms
 from ..rules.sum_exp_addends import addends, shifted_alike
 from ..smart_constructors import ONE, ZERO, is_zero, simplify
 
@@ -88,7 +88,7 @@ def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
         return None
     term: ex.Expr | None = parts[0].arg
     while isinstance(term, ex.Access) and term.tensor in algorithm:
-        term = written_out(term, algorithm)
+        term = inline_access(term, algorithm)
     return term.args[0] if isinstance(term, ex.Call) and term.fn == "exp" else None
 
 
@@ -113,33 +113,33 @@ def _shift_by(
         if d.name in alike:
             expr = shift_exponent(d.expr, ex.Cast(ex.Access(name, tuple(map(ex.Label, d.labels))), "fp32"))
         else:
-            expr = moved_terms(d.expr, known, shifted) if by_term else shifted(d.expr)
+            expr = shift_dependent_terms(d.expr, known, shifted) if by_term else shifted(d.expr)
         definition = replace(d, expr=expr)
         known[d.name] = degree_of(definition, known)
         definitions.append(definition)
     if any(known[g] is None or not known[g].free for g in grads):  # type: ignore[union-attr]
         return None
     vanish = _rows_vanish(list(backward.definitions), total.name, argument, grads)
-    kept = tuple(replace(d, expr=simplify(_with_unit_sum(d.expr, total.name, name, rows_vanish=vanish))) for d in definitions)
+    kept = tuple(replace(d, expr=simplify(_normalize_sum(d.expr, total.name, name, rows_vanish=vanish))) for d in definitions)
     changed = replace(backward, inputs=(*backward.inputs, name)).with_definitions(kept)
     return _inline_copies(changed, grads)
 
 
-def _with_unit_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
+def _normalize_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
     """Replace ``total`` by 1, or by 0 where ``log`` is -inf. If such rows vanish, only comparisons keep that distinction."""
     match expr:
         case ex.Access(tensor, index) if tensor == total:
-            return ONE if rows_vanish else _one_or_zero(log, index)
+            return ONE if rows_vanish else _normalized_sum(log, index)
         case ex.Call("where", (_, _, kept)) if rows_vanish and _is_guard(expr, total):
-            return _with_unit_sum(kept, total, log, rows_vanish=True)
+            return _normalize_sum(kept, total, log, rows_vanish=True)
         case ex.Binary("==" | "!=" as op, ex.Access(tensor, index), ex.Const(0)) if tensor == total:
             return ex.Binary(op, ex.Access(log, index), ex.NEG_INF)
         case ex.Binary(op, _, _) if op in ex.COMPARISONS:
-            return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=False))
-    return expr.rebuild(lambda child: _with_unit_sum(child, total, log, rows_vanish=rows_vanish))
+            return expr.rebuild(lambda child: _normalize_sum(child, total, log, rows_vanish=False))
+    return expr.rebuild(lambda child: _normalize_sum(child, total, log, rows_vanish=rows_vanish))
 
 
-def _one_or_zero(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
+def _normalized_sum(log: str, index: tuple[ex.Expr, ...]) -> ex.Expr:
     return ex.Call("where", (ex.Binary("==", ex.Access(log, index), ex.NEG_INF), ZERO, ONE))
 
 
@@ -204,7 +204,7 @@ def _inline_copies(algorithm: Algorithm, keep: tuple[str, ...]) -> Algorithm:
     """Drop Funcs that only rename another or a constant."""
     simple = (ex.Access, ex.Const, ex.Scalar)
     copies = tuple(d.name for d in algorithm.definitions if isinstance(d.expr, simple) and d.name not in keep)
-    changed = written_out_copies(algorithm, copies)
+    changed = inline_copies(algorithm, copies)
     used = {a.tensor for d in changed.definitions for a in ex.accesses(d.expr)}
     kept = (replace(d, expr=simplify(d.expr)) for d in changed.definitions if d.name not in copies or d.name in used)
     return algorithm.with_definitions(tuple(kept))
@@ -228,7 +228,7 @@ def _tested_by_output(backward: Algorithm, output: str, grads: tuple[str, ...]) 
     own = tuple(map(ex.Label, backward[output].labels))
     tested, bound = test.left, test.right
     picked = isinstance(tested, ex.Access) and tested.tensor in backward.inputs
-    same = set(own) <= set(tested.index) and _in_every_dtype(bound.value) if picked else is_zero(bound)  # type: ignore[attr-defined]
+    same = set(own) <= set(tested.index) and _is_exact_in_every_dtype(bound.value) if picked else is_zero(bound)  # type: ignore[attr-defined]
     if not same:
         return backward
     changed = _replaced(backward, output, test, replace(test, left=ex.Access(output, own)))
@@ -245,12 +245,12 @@ def _test(e: ex.Expr) -> ex.Binary | None:
             return ex.Binary(">" if fn == "maximum" else "<", tested, bound)
         case ex.Call("where", (ex.Binary(">" | "<=" as op, tested, bound) as test, a, b)) if is_zero(bound):  # otherwise a value that rounds to 0 is no longer below the bound
             kept, other = (a, b) if op == ">" else (b, a)
-            if kept == tested and (is_zero(other) or _slopes(other, tested)):
+            if kept == tested and (is_zero(other) or _is_positive_multiple(other, tested)):
                 return test
     return None
 
 
-def _slopes(e: ex.Expr, tested: ex.Expr) -> bool:
+def _is_positive_multiple(e: ex.Expr, tested: ex.Expr) -> bool:
     """Return whether ``e`` is ``tested`` times a positive number."""
     match e:
         case ex.Binary("*", ex.Const(times), arg) | ex.Binary("*" | "/", arg, ex.Const(times)):
@@ -264,7 +264,7 @@ def _reductions(backward: Algorithm, output: str, grads: tuple[str, ...]) -> int
     return sum(isinstance(n, (ex.Reduce, ex.Dot)) for f in rest.needed_by(grads) for n in rest[f].expr.walk())
 
 
-def _in_every_dtype(value: float) -> bool:
+def _is_exact_in_every_dtype(value: float) -> bool:
     """Return whether a number is the same in float32, float16 and bfloat16."""
     significand, exponent = math.frexp(value)
     return value == 0 or (significand * 256).is_integer() and -13 <= exponent <= 16
@@ -292,14 +292,14 @@ def _compared(func: str, backward: Algorithm) -> bool:
     if isinstance(d.expr, ex.Access) and d.expr.tensor in backward:
         return _compared(d.expr.tensor, backward)
     parts = [n for f in backward.needed_by((func,)) for n in backward[f].expr.walk()]
-    if all(_picks(n) for n in parts):
+    if all(_is_selection(n) for n in parts):
         return False
     tests = [n.children() for d in backward.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ("==", "!=")]
     read = [[a.tensor for a in sides if isinstance(a, ex.Access)] for sides in tests]
     return any(func in names for names in read if len(names) == 2)
 
 
-def _picks(node: ex.Expr) -> bool:
+def _is_selection(node: ex.Expr) -> bool:
     """Return whether ``node`` selects one of its values without changing it."""
     return (
         isinstance(node, (ex.Access, ex.Const, ex.Label, ex.Len))

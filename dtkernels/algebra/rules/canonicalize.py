@@ -26,7 +26,7 @@ def mean_to_sum(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def reduce_invariants(algorithm: Algorithm) -> Algorithm:
+def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     """Evaluate a reduction over a label that its terms lack: the extent times the term, or the term itself.
 
     Before: ``rsum(A[x], y)``, ``rmax(A[x], y)``, ``rdot(A[x], B[x], y)``
@@ -53,7 +53,7 @@ def reduce_invariants(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def sums_to_products(algorithm: Algorithm) -> Algorithm:
+def sums_to_matrix_products(algorithm: Algorithm) -> Algorithm:
     """Rewrite a sum of products of two inputs as a matrix product, where each input has a label that the other lacks.
 
     Before: ``f[x, y] = rsum(A[x, k] * B[k, y], k);``  After: ``f[x, y] = rdot(A[x, k], B[k, y], k);``
@@ -73,7 +73,7 @@ def sums_to_products(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
-def hoist_reductions(algorithm: Algorithm) -> Algorithm:
+def extract_nested_reductions(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it is inside the argument of another or runs over a label of its Func.
 
     Before: ``y[x] = rsum(exp(rdot(A[x, k], B[k, l], k)), l);``
@@ -88,7 +88,7 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
         below = algorithm.with_definitions((*definitions, d)).needed_by((d.name,))
-        hoisting = _Hoisting(d, [f for f in definitions if f.name in below], taken, algorithm)
+        hoisting = _NestedReductionExtractor(d, [f for f in definitions if f.name in below], taken, algorithm)
         expr = hoisting.of(d.expr, whole=True)
         hoisting.below += hoisting.made
         expr = hoisting.of(expr, whole=True)  # the rest of the definition
@@ -96,7 +96,7 @@ def hoist_reductions(algorithm: Algorithm) -> Algorithm:
     return algorithm.with_definitions(tuple(definitions))
 
 
-def name_reductions(algorithm: Algorithm) -> Algorithm:
+def extract_reductions_for_gradient(algorithm: Algorithm) -> Algorithm:
     """Give a reduction its own Func if it enters anything but sums and products, so that derivatives can refer to it.
 
     A Func whose derivative follows from its own value, such as a sigmoid of the reduction, needs none. The argument of a maximum gets a Func
@@ -108,15 +108,15 @@ def name_reductions(algorithm: Algorithm) -> Algorithm:
     definitions: list[Definition] = []
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for d in algorithm.definitions:
-        naming = _Naming(d, taken, algorithm.labels)
+        naming = _GradientReductionExtractor(d, taken, algorithm.labels)
         by_value = isinstance(d.expr, ex.Call) and d.expr.fn in ("exp", "exp2", "sqrt", "rsqrt", "sigmoid", "tanh")
         expr = d.expr.rebuild(naming.of) if by_value else naming.of(d.expr, whole=True)
         definitions += [*naming.made, replace(d, expr=expr)]
     return algorithm.with_definitions(tuple(definitions))
 
 
-class _Naming:
-    """Makes the Funcs of ``name_reductions`` for one definition."""
+class _GradientReductionExtractor:
+    """Makes the Funcs of ``extract_reductions_for_gradient`` for one definition."""
 
     def __init__(self, owner: Definition, taken: set[str], order: tuple[str, ...]):
         self.owner, self.taken, self.order = owner, taken, order
@@ -127,10 +127,10 @@ class _Naming:
         match node:
             case ex.Reduce("max" | "min", arg, _):
                 if not isinstance(arg, ex.Access):
-                    node = replace(node, arg=self._own(arg, "term"))
-                return node if whole else self._own(node, node.kind)
+                    node = replace(node, arg=self._extract(arg, "term"))
+                return node if whole else self._extract(node, node.kind)
             case ex.Reduce("sum", _, _) | ex.Dot():
-                return node if linear else self._own(node, "dot" if isinstance(node, ex.Dot) else "sum")
+                return node if linear else self._extract(node, "dot" if isinstance(node, ex.Dot) else "sum")
             case ex.Binary("+" | "-" | "*", _, _) | ex.Unary("-", _) | ex.Cast() | ex.Reshape():
                 return node.rebuild(lambda child: self.of(child, linear))
             case ex.Binary("/", left, right):
@@ -139,12 +139,12 @@ class _Naming:
                 return replace(node, args=(self.of(condition, False), self.of(a, linear), self.of(b, linear)))
         return node.rebuild(lambda child: self.of(child, False))
 
-    def _own(self, node: ex.Expr, kind: str) -> ex.Expr:
-        return _own_func(node, kind, self.owner, self.made, self.taken, self.order)
+    def _extract(self, node: ex.Expr, kind: str) -> ex.Expr:
+        return _extracted_func(node, kind, self.owner, self.made, self.taken, self.order)
 
 
-class _Hoisting:
-    """Makes the Funcs of ``hoist_reductions`` for one definition, or finds them among the Funcs ``below``."""
+class _NestedReductionExtractor:
+    """Makes the Funcs of ``extract_nested_reductions`` for one definition, or finds them among the Funcs ``below``."""
 
     def __init__(self, owner: Definition, below: list[Definition], taken: set[str], algorithm: Algorithm):
         self.owner, self.below, self.taken, self.order, self.tied = owner, below, taken, algorithm.labels, algorithm.tied_labels
@@ -157,13 +157,13 @@ class _Hoisting:
         node = node.rebuild(lambda child: self.of(child, inside or reduces))
         if not reduces:
             return node
-        if not whole and (same := self._computed(node)):
+        if not whole and (same := self._existing_func(node)):
             return same
         if not inside and not set(over) & set(self.owner.labels):
             return node
-        return _own_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
+        return _extracted_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
 
-    def _computed(self, node: ex.Expr) -> ex.Expr | None:
+    def _existing_func(self, node: ex.Expr) -> ex.Expr | None:
         """Return the element of a Func below that computes just this reduction, perhaps at other labels."""
         for d in self.below:
             names = matches(d.expr, node) if isinstance(d.expr, type(node)) else None
@@ -172,7 +172,7 @@ class _Hoisting:
         return None
 
 
-def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+def _extracted_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
     """Return an element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after ``kind``."""
     for d in made:
         if d.expr == node:
@@ -183,7 +183,7 @@ def _own_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition
     return ex.Access(name, tuple(ex.Label(label) for label in labels), pos=node.pos)
 
 
-def written_out(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
+def inline_access(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
     """Inline the definition of a Func at ``access``; None where the result would differ.
 
     It differs where the index may lie outside the extent, which reads 0, and where a reduction inside binds a label of the index.

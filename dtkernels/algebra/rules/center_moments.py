@@ -11,7 +11,7 @@ from fractions import Fraction
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..smart_constructors import ZERO, simplify
-from .canonicalize import written_out
+from .canonicalize import inline_access
 
 
 def center_moments(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
@@ -41,13 +41,13 @@ def cancel_deviations(algorithm: Algorithm) -> Algorithm:
 
     The gradient of a variance contains such a sum, from its mean. In floating point it is only the rounding error of ``m``.
     """
-    changed = {d.name: d.expr.transform(lambda node: ZERO if _sums_to_nothing(node, algorithm) else node) for d in algorithm.definitions}
+    changed = {d.name: d.expr.transform(lambda node: ZERO if _is_zero_sum(node, algorithm) else node) for d in algorithm.definitions}
     return algorithm.with_definitions(
         tuple(d if changed[d.name] == d.expr else replace(d, expr=simplify(changed[d.name])) for d in algorithm.definitions)
     )
 
 
-def _sums_to_nothing(node: ex.Expr, algorithm: Algorithm) -> bool:
+def _is_zero_sum(node: ex.Expr, algorithm: Algorithm) -> bool:
     match node:
         case ex.Reduce("sum", ex.Binary("-", terms, ex.Access(tensor, _) as mean), over) if tensor in algorithm:
             found = _monomial(mean, algorithm)
@@ -82,7 +82,7 @@ def _monomial(e: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None = 
         case ex.Reduce("sum", _, _) | ex.Dot():
             return _Monomial(sums=(e,))
         case ex.Access(tensor, _) if tensor in algorithm and (inline is None or tensor in inline):
-            body = written_out(e, algorithm)
+            body = inline_access(e, algorithm)
             return None if body is None else _monomial(body, algorithm, inline)
         case ex.Binary("*" | "/" as op, left, right):
             a, b = _monomial(left, algorithm, inline), _monomial(right, algorithm, inline)
@@ -106,7 +106,7 @@ def _centered(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None
         for first, second in (means.sums, means.sums[::-1]):
             if _is_sum_of(first, f, over) and _is_sum_of(second, g, over):
                 means_of = [_mean(s, over, node.right, algorithm) for s in (first, second)]  # type: ignore[arg-type]
-                return _of_deviations(products, moment, (f, g), means_of)  # type: ignore[arg-type]
+                return _sum_of_deviations(products, moment, (f, g), means_of)  # type: ignore[arg-type]
     return node
 
 
@@ -129,7 +129,7 @@ def _factors(moment: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | Non
     elif isinstance(moment, ex.Reduce):
         terms: ex.Expr | None = moment.arg
         while isinstance(terms, ex.Access) and terms.tensor in algorithm and (inline is None or terms.tensor in inline):
-            terms = written_out(terms, algorithm)
+            terms = inline_access(terms, algorithm)
         if isinstance(terms, ex.Binary) and terms.op == "*":
             yield terms.left, terms.right
 
@@ -153,7 +153,7 @@ def _mean(total: ex.Reduce, over: tuple[str, ...], text: ex.Expr, algorithm: Alg
     return found
 
 
-def _of_deviations(products: _Monomial, moment: ex.Reduce | ex.Dot, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
+def _sum_of_deviations(products: _Monomial, moment: ex.Reduce | ex.Dot, terms: tuple[ex.Expr, ex.Expr], means: list[ex.Expr]) -> ex.Expr:
     """Return the multiple of a sum that ``products`` describes, with ``terms`` replaced by their deviations from ``means``."""
     left, right = (ex.Binary("-", term, mean) for term, mean in zip(terms, means))
     if isinstance(moment, ex.Dot):

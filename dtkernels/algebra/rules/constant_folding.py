@@ -44,7 +44,7 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
     simple = (ex.Access, ex.Const, ex.Scalar)
     reduced_to_names = {d.name for d in folded.definitions if isinstance(d.expr, simple)}
     emptied = tuple(d.name for d in algorithm.definitions if d.name in reduced_to_names and not isinstance(d.expr, simple))
-    return keep_extents(drop_unused(fold_constants(written_out_copies(folded, emptied)) if emptied else folded), algorithm)
+    return keep_extents(drop_unused(fold_constants(inline_copies(folded, emptied)) if emptied else folded), algorithm)
 
 
 def _check_divisors(algorithm: Algorithm) -> None:
@@ -56,7 +56,7 @@ def _check_divisors(algorithm: Algorithm) -> None:
             raise DTError("a whole number is divided by something", found=str(n), allowed="a divisor that is not 0", at=n.pos)
 
 
-def written_out_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
+def inline_copies(algorithm: Algorithm, names: tuple[str, ...]) -> Algorithm:
     """Inline the Funcs ``names``, each an element of another Func or input, a scalar or a constant.
 
     A Func that some use shifts is not inlined: outside its extent it reads 0, and what it copies may not.

@@ -7,10 +7,10 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..smart_constructors import is_length
-from .canonicalize import written_out
+from .canonicalize import inline_access
 
 
-def hoist_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
+def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
     """Hoist factors that do not depend on the summed label.
 
     Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
@@ -20,16 +20,16 @@ def hoist_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozen
     test of ``d[m] == 0`` covers this case.
     """
 
-    def pull(node: ex.Expr) -> ex.Expr:
-        return _needless(node) if isinstance(node, ex.Call) else _pull(node, algorithm, inline)
+    def hoist(node: ex.Expr) -> ex.Expr:
+        return _drop_redundant_guard(node) if isinstance(node, ex.Call) else _hoist(node, algorithm, inline)
 
-    definitions = tuple(replace(d, expr=d.expr.transform(pull)) for d in algorithm.definitions)
+    definitions = tuple(replace(d, expr=d.expr.transform(hoist)) for d in algorithm.definitions)
     changed = replace(algorithm, definitions=definitions)
     needed = changed.needed_by(outputs)
     return changed.with_definitions(tuple(d for d in changed.definitions if d.name in needed))
 
 
-def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
+def _hoist(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -> ex.Expr:
     if isinstance(node, ex.Dot):
         left, left_out = _split(node.left, node.labels, algorithm, inline)
         right, right_out = _split(node.right, node.labels, algorithm, inline)
@@ -50,7 +50,7 @@ def _pull(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) ->
     return kept
 
 
-def _needless(node: ex.Expr) -> ex.Expr:
+def _drop_redundant_guard(node: ex.Expr) -> ex.Expr:
     """Drop the guard against an empty sum inside ``where(d == 0, 0, x / d)``, which covers that case."""
     match node:
         case ex.Call("where", (ex.Binary("==", d, ex.Const(0)) as none, ex.Const(0) as zero, ex.Call("where", (empty, _, kept)))):
@@ -63,7 +63,7 @@ def _needless(node: ex.Expr) -> ex.Expr:
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
     """Split ``node`` into (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
-        body = written_out(node, algorithm)
+        body = inline_access(node, algorithm)
         if isinstance(body, ex.Binary) and body.op in "*/":
             inner, outside = _split(body, labels, algorithm, inline)
             if outside:

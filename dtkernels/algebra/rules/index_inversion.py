@@ -35,7 +35,7 @@ def unknown(index: ex.Expr, over: list[str]) -> str | None:
     form = _form(index)
     if list(form) == [index]:  # a product whose factor is not a constant
         return None
-    return next((name for name in over if (atom := _alone(form, name)) is not None and unknown(atom, [name])), None)
+    return next((name for name in over if (atom := _single_addend(form, name)) is not None and unknown(atom, [name])), None)
 
 
 def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.Binary, str], str]) -> Inverse:
@@ -48,7 +48,7 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
             found = solve(inner, ex.Binary("+", ex.Binary("*", size, target), ex.Label(rest)), name, rest_label)
             return replace(found, new=(*found.new, rest))
     form = _form(index)
-    atom = _alone(form, name)
+    atom = _single_addend(form, name)
     assert atom is not None
     times = form.pop(atom)
     others = [a for a in form if form[a]]
@@ -69,7 +69,7 @@ def _is_sum(index: ex.Expr) -> bool:
     return isinstance(index, ex.Unary) and index.op == "-" or isinstance(index, ex.Binary) and index.op in "+-*"
 
 
-def _alone(form: _Form, name: str) -> ex.Expr | None:
+def _single_addend(form: _Form, name: str) -> ex.Expr | None:
     """Return the one addend that contains the label ``name``."""
     having = [a for a, times in form.items() if times and a is not None and name in ex.free_labels(a)]
     return having[0] if len(having) == 1 else None

@@ -27,23 +27,23 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
     for d in reversed(algorithm.definitions):
         bound = dict.fromkeys(label for n in _reductions(d.expr) for label in n.labels if label not in algorithm.named)
         for label in bound:
-            shared = next((name for name, at in _shared(d, label, later) if name not in given and given.get(label, {at}) == {at}), None)
+            shared = next((name for name, at in _unifiable_labels(d, label, later) if name not in given and given.get(label, {at}) == {at}), None)
             if shared is not None:
                 d = replace(d, expr=rename_bound(d.expr, {label: shared}))
                 renamed = {**{old: new if new != label else shared for old, new in renamed.items()}, label: shared}
         later.append(d)
-    shared_ones = algorithm.with_definitions(tuple(replace(d, expr=_same_lengths(d.expr, renamed)) for d in reversed(later)))
-    return _told(shared_ones, algorithm) if renamed else shared_ones
+    shared_ones = algorithm.with_definitions(tuple(replace(d, expr=_rename_lengths(d.expr, renamed)) for d in reversed(later)))
+    return _declare_lost_extents(shared_ones, algorithm) if renamed else shared_ones
 
 
-def _told(after: Algorithm, before: Algorithm) -> Algorithm:
+def _declare_lost_extents(after: Algorithm, before: Algorithm) -> Algorithm:
     """Declare an ``Extent`` for each label that is still reduced, and whose extent only a renamed access defined."""
     used = {label for d in after.definitions for n in _reductions(d.expr) for label in n.labels}
     told = keep_extents(after, before)
     return replace(told, extents=tuple(e for e in told.extents if e in after.extents or e[0] in used))
 
 
-def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
+def _rename_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
     """Rename labels in ``len(...)``, since nothing may index the old ones any more."""
 
     def change(node: ex.Expr) -> ex.Expr:
@@ -52,7 +52,7 @@ def _same_lengths(e: ex.Expr, renamed: dict[str, str]) -> ex.Expr:
     return e.transform(change) if renamed else e
 
 
-def _shared(d: Definition, label: str, later: list[Definition]) -> Iterator[tuple[str, tuple[str, int]]]:
+def _unifiable_labels(d: Definition, label: str, later: list[Definition]) -> Iterator[tuple[str, tuple[str, int]]]:
     """Find labels whose name ``label``, which ``d`` binds, may take.
 
     Each comes with the dimension of a tensor that both index, either in ``d`` itself or in a Func of ``later`` that reads it unshifted.

@@ -9,8 +9,8 @@ from fractions import Fraction
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import fresh_name, matches, written_out
-from .shift_degree import Degree, degree, degree_of, moved_terms
+from .canonicalize import fresh_name, inline_access, matches
+from .shift_degree import Degree, degree, degree_of, shift_dependent_terms
 from .sum_exp_addends import shifted_alike
 
 
@@ -32,18 +32,18 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
     for softmax*, 2018, found here by degree instead of by pattern.
     """
     tried: set[tuple[str, ex.Expr]] = set()
-    while (site := next(_sites(algorithm, tried), None)) is not None:
+    while (site := next(_exponential_sites(algorithm, tried), None)) is not None:
         owner, arg, over = site
         tried.add((owner.name, arg))
         users = frozenset(d.name for d in algorithm.definitions if any(a.tensor == owner.name for a in ex.accesses(d.expr)))
         for within, by_term in ((frozenset(algorithm.funcs), False), (users | {owner.name}, False), (users, True)):
-            if (shifted := _shifted(algorithm, outputs, owner, arg, over, within, by_term)) is not None:
+            if (shifted := _try_shift(algorithm, outputs, owner, arg, over, within, by_term)) is not None:
                 algorithm = shifted
                 break
     return algorithm
 
 
-def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
+def move_masks_into_exponentials(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Move a mask into the exponential: a masked exponential has the argument -inf. Applied where ``subtract_maxima`` then shifts no fewer.
 
     Before: ``s[x] = rsum(where(m[x, y], exp(A[x, y]), 0), y);  f[x] = log(s[x]);``
@@ -67,7 +67,7 @@ def masked_exponents(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorith
     return masked if instead >= plain > len(algorithm.definitions) else algorithm
 
 
-def _sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
+def _exponential_sites(algorithm: Algorithm, tried: set[tuple[str, ex.Expr]]) -> Iterator[tuple[Definition, ex.Expr, tuple[str, ...]]]:
     """Yield (Func that sums it, argument of exp, labels summed over) for each exp under a reduction, in order of definition."""
     for d in algorithm.definitions:
         for reduction in d.expr.walk():
@@ -102,12 +102,12 @@ def _exponents(reduction: ex.Expr, algorithm: Algorithm) -> Iterator[ex.Expr]:
         if isinstance(node, ex.Call) and node.fn == "exp":
             yield node.args[0]
         if isinstance(node, ex.Access) and node.tensor in algorithm:
-            body = written_out(node, algorithm)
+            body = inline_access(node, algorithm)
             todo += [] if body is None else [body]
         todo += node.children()
 
 
-def _shifted(
+def _try_shift(
     algorithm: Algorithm,
     outputs: tuple[str, ...],
     owner: Definition,
@@ -132,7 +132,7 @@ def _shifted(
         if d.name in alike:
             expr = shift_exponent(expr, ex.Access(name, tuple(map(ex.Label, labels))))
         elif d.name == owner.name or d.name in within:
-            expr = moved_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
+            expr = shift_dependent_terms(expr, known, shifted) if by_term and d.name != owner.name else shifted(expr)
         definition = replace(d, expr=_restore_logarithms(expr, known, name))
         known[d.name] = degree_of(definition, known)
         definitions.append(definition)

@@ -92,11 +92,11 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     return FREE if all(d is not None and d.free for d in below) else None
 
 
-def moved_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[[ex.Expr], ex.Expr]) -> ex.Expr:
+def shift_dependent_terms(expr: ex.Expr, known: dict[str, Degree | None], shift: Callable[[ex.Expr], ex.Expr]) -> ex.Expr:
     """Apply ``shift`` to those addends of ``expr`` that depend on mu."""
     match expr:
         case ex.Binary("+" | "-", _, _) | ex.Unary("-", _):
-            return expr.rebuild(lambda child: moved_terms(child, known, shift))
+            return expr.rebuild(lambda child: shift_dependent_terms(child, known, shift))
     found = degree(expr, known)
     return expr if found is not None and found.free else shift(expr)
 
@@ -129,13 +129,13 @@ def _reduced(d: Degree | None, labels: tuple[str, ...]) -> Degree | None:
     return d
 
 
-def _together(a: Degree, b: Degree) -> bool:
+def _same_shift(a: Degree, b: Degree) -> bool:
     """Return whether at most one of the two moves, or both move with the same element of mu."""
     return a.free or b.free or a.at == b.at
 
 
 def _sum(a: Degree | None, b: Degree | None, sign: int) -> Degree | None:
-    if a is None or b is None or not _together(a, b):
+    if a is None or b is None or not _same_shift(a, b):
         return None
     if not a.times and not b.times:
         return _degree(0, a.plus + sign * b.plus, b.at if a.free else a.at)
@@ -144,7 +144,7 @@ def _sum(a: Degree | None, b: Degree | None, sign: int) -> Degree | None:
 
 def _product(op: str, left: ex.Expr, right: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
     a, b = degree(left, known), degree(right, known)
-    if a is None or b is None or not _together(a, b):
+    if a is None or b is None or not _same_shift(a, b):
         return None
     if not a.plus and not b.plus:
         return _degree(a.times + (b.times if op == "*" else -b.times), 0, b.at if a.free else a.at)
@@ -164,7 +164,7 @@ def _rational(node: ex.Expr) -> Fraction | None:
     return None
 
 
-def _fits_any(node: ex.Expr, *, additive: bool) -> bool:
+def _has_any_degree(node: ex.Expr, *, additive: bool) -> bool:
     """Match constants that have every degree: 0 multiplicatively, plus or minus infinity additively."""
     if additive:
         return node in (ex.INF, ex.NEG_INF)
@@ -175,7 +175,7 @@ def _same(a: Degree | None, b: Degree | None, nodes: tuple[ex.Expr, ex.Expr]) ->
     if a is None or b is None:
         return None
     for one, node in ((a, nodes[1]), (b, nodes[0])):
-        if _fits_any(node, additive=bool(one.plus)):
+        if _has_any_degree(node, additive=bool(one.plus)):
             return one
     return a if a == b else None
 

@@ -15,7 +15,7 @@ from .canonicalize import fresh_name
 from .constant_folding import constant
 
 
-def name_addends(algorithm: Algorithm) -> Algorithm:
+def extract_sum_exp_addends(algorithm: Algorithm) -> Algorithm:
     """Name each exponential or positive constant that is added to a sum of exponentials, as a Func over the labels of that sum.
 
     Before: ``t[x] = 1 + rsum(exp(A[x, y]), y);``  After: ``t_rest[x] = exp(0);  t[x] = t_rest[x] + rsum(exp(A[x, y]), y);``

@@ -1,4 +1,4 @@
-"""Tiles of kernels with matrix products: one product, or a product of a product."""
+"""Tile kernels with matrix products: one product, or a product of a product."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
 from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem, pow2
-from .program_order import walk
-from .sibling_gemms import each_of, products, stays, tiles_read, width
+from .program_order import causal_program_order
+from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
 TILED = 128  #: extent that fills a tile
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
@@ -28,7 +28,7 @@ def product_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tu
     rows = [label for label in labels if label in ex.free_labels(dot.left) and label not in ex.free_labels(dot.right)]
     columns = [label for label in labels if label in ex.free_labels(dot.right) and label not in ex.free_labels(dot.left)]
     inner = set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m)))
-    if inner and not shape.beside(root, members):
+    if inner and not shape.has_only_sibling_products(root, members):
         if columns and set(columns) <= inner and not inner & set(rows):  # blocks are of what both products have, whichever side that is
             rows, columns = columns, rows
         return _Chain(shape, root, members, rows, columns).tiles()
@@ -39,14 +39,14 @@ def product_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tu
 
 
 def loaded_ahead(shape: SchedulingProblem, root: str, members: list[str], dot: ex.Dot, steps: int) -> tuple[Primitive, ...]:
-    """A small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
+    """Return a small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
     sides = [s.tensor for s in (dot.left, dot.right) if isinstance(s, ex.Access)]
     if shape.itemsize != 2 or len(set(sides)) < 2 or not shape.target.has_tma or steps < MERGED:
         return ()
     for tensor, other in (sides, sides[::-1]):
         small = 8 * shape.elements(tensor) <= shape.elements(other)
-        if small and tensor not in members and shape.pitch(tensor) % 16 and shape.pitch(other) % 16 == 0:
+        if small and tensor not in members and shape.row_stride(tensor) % 16 and shape.row_stride(other) % 16 == 0:
             if shape.aligned({tensor}):
                 return (Primitive(root, "descriptor", (tensor,)),)
             if tensor in shape.algorithm.inputs:
@@ -76,7 +76,7 @@ class _Product:
         batch = math.prod(shape.sizes[label] for label in labels if label not in self.rows[-1:] + self.columns[-1:])
         k = max((shape.sizes[label] for label in self.dot.labels), default=1)
         bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
-        alone = min(m, n) <= NARROW or self._streams(m, n, k, batch)
+        alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
         tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
         block = dict(tile)
         for dot in self.dots:
@@ -91,7 +91,7 @@ class _Product:
         return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
-        """(rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
+        """Return (rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
 
         Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
         """
@@ -105,12 +105,12 @@ class _Product:
             return (bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4), ())
         if min(m, n) <= NARROW:
             bm, bn = min(bm, 64), min(max(16, pow2(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
-            return self._waiting(bm, bn) if self._loose() else (bm, bn, *self._fitting(bm, bn, 128, 5), ())
-        if self._streams(m, n, k, batch):
+            return self._latency_bound_config(bm, bn) if self._loose() else (bm, bn, *self._fit_shared_memory(bm, bn, 128, 5), ())
+        if self._is_bandwidth_bound(m, n, k, batch):
             bn = min(128, pow2(n))
             bm, bn = (64, bn) if n <= m else (bm, 64)
-            return (bm, bn, *self._fitting(bm, bn, 128, 4), ())
-        narrow_loads = any(shape.pitch(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
+            return (bm, bn, *self._fit_shared_memory(bm, bn, 128, 4), ())
+        narrow_loads = any(shape.row_stride(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
         full = (bm, min(bn, 256))
         waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
         if full == (128, 256) and k >= 64 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
@@ -127,18 +127,20 @@ class _Product:
             return (bm, bn, 64, 8 if small == (128, 128) else 4, 4, through)
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
-        return (bm, bn, *self._fitting(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
+        return (bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
 
     def _loose(self) -> bool:
-        """Whether the larger operand's rows are not aligned, so that nothing of it is loaded ahead."""
+        """Return whether rows of the larger operand are not aligned to 16 bytes, so that its loads cannot be pipelined."""
         return not self.shape.aligned({max(self._sides(), key=self.shape.elements)}) if self._sides() else False
 
-    def _waiting(self, bm: int, bn: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
-        """Programs that wait for their loads: four a multiprocessor have as many on the way. Where the sum runs along the rows of
-        the larger operand they are of few rows, else the sum is cut."""
+    def _latency_bound_config(self, bm: int, bn: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
+        """Return tiles for programs that wait for their loads: four per multiprocessor keep as many loads in flight.
+
+        Where the sum runs along the rows of the larger operand they have few rows, else the sum is split.
+        """
         large = max(self._sides(), key=self.shape.elements)
         along = self.shape.last_label(large) in self.dot.labels
         if along:
@@ -149,13 +151,15 @@ class _Product:
         sides = (side for dot in (self.dot, *self.dots) for side in (dot.left, dot.right))
         return list(dict.fromkeys(side.tensor for side in sides if isinstance(side, ex.Access)))
 
-    def _streams(self, m: int, n: int, k: int, batch: int) -> bool:
-        """Whether a product is bound by reading its longer operand, which is read once if a tile holds the narrower side whole:
-        blocks are then few, and the sum is cut over programs."""
+    def _is_bandwidth_bound(self, m: int, n: int, k: int, batch: int) -> bool:
+        """Return whether reading the longer operand bounds the product.
+
+        It is read once if a tile holds the narrower side whole: blocks are then few, and the sum is split over programs.
+        """
         few = 10 * self._blocks(m, n, 128, 128, batch) < 9 * self.shape.target.multiprocessors
         return self.shape.itemsize == 2 and NARROW < min(m, n) <= 2 * NARROW < max(m, n) and few and k >= 2048
 
-    def _fitting(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
+    def _fit_shared_memory(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
         rows = self._width(bm, bn)
         while depth > 32 and 3 * rows * depth * self.shape.itemsize > self.shape.target.shared_bytes:
             depth //= 2
@@ -167,8 +171,10 @@ class _Product:
         return batch * -(-m // bm) * -(-n // bn)
 
     def _descriptors(self) -> tuple[Primitive, ...]:
-        """Large products through tensor descriptors, by programs that stay. Operands whose rows are not aligned are copied first: that
-        costs a tenth of what the product gains."""
+        """Use tensor descriptors and persistent programs for large products.
+
+        Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
+        """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
         if not shape.target.has_tma:
             return ()
@@ -176,13 +182,13 @@ class _Product:
         extra = [Primitive(t, "align") for t in loose if t in shape.algorithm]
         extra += [Primitive(root, "stage", copied)] if (copied := tuple(t for t in loose if t in shape.algorithm.inputs)) else []
         names = (*sides, *([root] if shape.aligned({root}) else []))
-        persistent = (Primitive(root, "persistent"),) if stays(shape, self.dots) else ()
+        persistent = (Primitive(root, "persistent"),) if may_be_persistent(shape, self.dots) else ()
         return *persistent, Primitive(root, "descriptor", names), *extra
 
     def _tail(self, bm: int, bn: int, waves: float) -> tuple[Primitive, ...]:
-        """The blocks of a last wave that is up to half full in quarters, so that it does not take as long as the others."""
+        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
-        if waves < 1 or not 0 < rest <= 0.5 or not stays(self.shape, self.dots):
+        if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
         pieces = [Sized(self.rows[-1], bm // 2), Sized(self.columns[-1], bn // 2)]
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
@@ -210,10 +216,10 @@ class _Chain:
         wide = max((pow2(sizes[c]) for c in self.columns), default=1)
         tile: dict[str, int] = {}
         block: dict[str, int] = {}
-        packed = self._packed()
-        bm, step, warps, stages = self._figures(wide, bool(packed))
-        short = self._few_rows(bm)
-        few = short and self._narrow()
+        packed = self._packed_groups()
+        bm, step, warps, stages = self._measured_tile_sizes(wide, bool(packed))
+        short = self._rows_underfill_gpu(bm)
+        few = short and self._has_narrow_product()
         blocks = {label: bm if label in self.rows[-1:] else CUT_SIDE if label in self.columns else 1 for label in labels if few or label not in self.columns}
         idle = shape.programs(blocks) < 2 * shape.target.multiprocessors
         bm = 16 if short and idle and (itemsize == 4 or not few) else bm  # without tensor cores a small tile takes no longer
@@ -233,9 +239,9 @@ class _Chain:
                 block[label] = tile[label] = 1
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
-        tile |= self._inner(tile, held, step)
-        loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self._narrow() else ())
-        extra = (*self._order(), *self._walk(block, packed), *loads, *self._rows(tile))
+        tile |= self._reduction_tiles(tile, held, step)
+        loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self._has_narrow_product() else ())
+        extra = (*self._order(), *self._program_order(block, packed), *loads, *self._rows(tile))
         return shape.statements(root, block, tile, warps, stages, share=1 if packed else 2, extra=extra)
 
     def _rows(self, tile: dict[str, int]) -> tuple[Primitive, ...]:
@@ -244,11 +250,11 @@ class _Chain:
         Where their rows start anywhere each is loaded by itself, by every thread that needs it, in every step: on an H200 attention's
         backward of 4001 rows took 1.2 to 1.6 times as long. A copy takes as long as a step or two of a long loop.
         """
-        found = self._single_numbers() if self.shape.itemsize == 2 and self._sums() > 1 else {}
+        found = self._lower_rank_operands() if self.shape.itemsize == 2 and self._accumulator_count() > 1 else {}
         odd = tuple(t for t, k in found.items() if self.shape.sizes[k] % 16 and tile.get(k, 0) and self.shape.sizes[k] // tile[k] >= LONG)
         return (Primitive(self.root, "stage", odd),) if odd else ()
 
-    def _single_numbers(self) -> dict[str, str]:
+    def _lower_rank_operands(self) -> dict[str, str]:
         """Tensor read from memory that has fewer dimensions than others -> the label that its rows and the loop share."""
         algorithm, outputs = self.shape.algorithm, self.shape.outputs
         read = dict.fromkeys(a.tensor for m in self.members for a in ex.accesses(algorithm[m].expr) if a.tensor not in (*self.members, *outputs))
@@ -266,17 +272,18 @@ class _Chain:
                 found += loaded_ahead(self.shape, self.root, self.members, dot, longest)
         return tuple(found)
 
-    def _few_rows(self, bm: int) -> bool:
-        """Whether blocks of rows alone leave multiprocessors idle, and the inner product is so short that blocks of columns may
-        each do it again."""
+    def _rows_underfill_gpu(self, bm: int) -> bool:
+        """Return whether blocks of rows alone idle multiprocessors, and the inner product is short enough to recompute for blocks of columns."""
         shape = self.shape
         inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
         blocks = shape.programs({x: bm if x in self.rows[-1:] else 1 for x in shape.algorithm[self.root].labels if x not in self.columns})
         return bool(inner) and 2 * blocks <= shape.target.multiprocessors and max(inner) <= WHOLE_CHAIN
 
     def _loose(self) -> tuple[Primitive, ...]:
-        """Small operands from copies by descriptors where rows of the large one are not aligned: what it cannot load ahead it
-        waits for, and for nothing else."""
+        """Load small operands through descriptors, from aligned copies, where rows of the large one are not aligned.
+
+        The kernel then waits only for the large operand, which it cannot load ahead.
+        """
         shape, found = self.shape, self._operands()
         if not found or shape.aligned({found[0]}):
             return ()
@@ -293,12 +300,12 @@ class _Chain:
         return (Primitive(self.root, "descriptor", found),) if wide else ()
 
     def _operands(self) -> tuple[str, ...]:
-        """Inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
+        """Return inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
         shape = self.shape
         sides = [s for m in self.members for dot in shape.dots(m) for s in (dot.left, dot.right)]
         names = dict.fromkeys(s.tensor for s in sides if isinstance(s, ex.Access) and s.tensor not in self.members)
         inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
-        if not self._narrow() or shape.itemsize != 2 or not shape.target.has_tma or max(inner, default=0) < 128 * MERGED:
+        if not self._has_narrow_product() or shape.itemsize != 2 or not shape.target.has_tma or max(inner, default=0) < 128 * MERGED:
             return ()
         return tuple(sorted(names, key=shape.elements, reverse=True)) if names.keys() <= {*shape.algorithm.inputs} else ()
 
@@ -308,18 +315,18 @@ class _Chain:
         longest_last = tuple(sorted(own, key=lambda label: self.shape.sizes[label]))
         return (Primitive(self.root, "reorder", longest_last),) if len(own) > 1 and longest_last != own else ()
 
-    def _walk(self, block: dict[str, int], packed: dict) -> tuple[Primitive, ...]:
-        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self._masked():
+    def _program_order(self, block: dict[str, int], packed: dict) -> tuple[Primitive, ...]:
+        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self._has_mask():
             return ()
-        return walk(self.shape, self.root, self.members, block, self.rows[-1])
+        return causal_program_order(self.shape, self.root, self.members, block, self.rows[-1])
 
-    def _figures(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
-        """(rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
+    def _measured_tile_sizes(self, wide: int, packed: bool) -> tuple[int, int, int, int]:
+        """Return (rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
 
         Under a mask tiles are smaller, since on its edge they are work for nothing.
         """
         itemsize, products = self.shape.itemsize, self._products()
-        if self._narrow():
+        if self._has_narrow_product():
             return 64, 256 // itemsize, 4, 4
         if packed:
             return 16, 128 if wide <= 128 and itemsize == 2 else 32, 4, self._stages(16, 128, wide, 3)
@@ -328,44 +335,44 @@ class _Chain:
         if wide <= 64 or wide <= 128 and products == 2:
             rows, step, warps, stages = 64, 64, 4, 3
         elif wide > 128:
-            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self._sums() == 1 else (64, 64, 8, 2)
-        elif self._sums() == 1:
+            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self._accumulator_count() == 1 else (64, 64, 8, 2)
+        elif self._accumulator_count() == 1:
             rows, step, warps, stages = 128, 64, 8, 3
         else:
-            rows, step, warps, stages = (64, 64, 4, 2) if self._masked() and not self._large_and_odd() else (128, 64, 8, 3)
+            rows, step, warps, stages = (64, 64, 4, 2) if self._has_mask() and not self._is_large_and_unaligned() else (128, 64, 8, 3)
         return rows, step, warps, self._stages(rows * (2 if products > 2 else 1), step, wide, stages)
 
-    def _large_and_odd(self) -> bool:
-        """Whether the loop reads copies with aligned rows, and there are blocks of 128 rows for two waves of programs."""
+    def _is_large_and_unaligned(self) -> bool:
+        """Return whether the loop reads copies with aligned rows, and there are blocks of 128 rows for two waves of programs."""
         blocks = self.shape.programs({label: 128 if label in self.rows[-1:] else 1 for label in self.shape.algorithm[self.root].labels if label not in self.columns})
         return bool(self._rows({k: 64 for k in reduction_labels(self.shape.algorithm, self.root)})) and blocks >= 2 * self.shape.target.multiprocessors
 
     def _stages(self, rows: int, step: int, wide: int, stages: int) -> int:
-        """As many of ``stages`` as shared memory holds."""
+        """Return as many of ``stages`` as shared memory holds."""
         while stages > 1 and (rows + 2 * stages * step) * wide * self.shape.itemsize > self.shape.target.shared_bytes:
             stages -= 1
         return stages
 
-    def _narrow(self) -> bool:
+    def _has_narrow_product(self) -> bool:
         return any(self.shape.holds_chain(m, self.root) for m in self.members[1:])
 
     def _products(self) -> int:
         return sum(len(self.shape.dots(m)) for m in self.members)
 
-    def _sums(self) -> int:
-        """Accumulators that a program holds at once."""
+    def _accumulator_count(self) -> int:
+        """Count the accumulators that a program holds at once."""
         return 1 + sum(1 for m in self.members[1:] if m in self.shape.outputs and self.shape.dots(m))
 
-    def _masked(self) -> bool:
-        """Whether a comparison of a row with the intermediate's label cuts the loop."""
+    def _has_mask(self) -> bool:
+        """Return whether a comparison of a row with the intermediate's label masks the loop."""
         inner = set(reduction_labels(self.shape.algorithm, self.root))
         nodes = [
             n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS
         ]
         return any(ex.free_labels(n) & inner and ex.free_labels(n) & set(self.rows) for n in nodes)
 
-    def _inner(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:
-        """Tiles of the labels that are reduced."""
+    def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:
+        """Return the tiles of the labels that are reduced."""
         shape = self.shape
         found: dict[str, int] = {}
         sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
@@ -381,8 +388,8 @@ class _Chain:
                     found[k] = 0 if narrow else min(max(16, pow2(shape.sizes[k])), step)
         return found
 
-    def _packed(self) -> dict[str, tuple[int, int]]:
-        """(block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
+    def _packed_groups(self) -> dict[str, tuple[int, int]]:
+        """Return (block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
 
         Decoding is such: one query, and heads that share keys. A tile then holds the group, so that what it shares is read once.
         """

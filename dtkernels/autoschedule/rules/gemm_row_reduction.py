@@ -1,4 +1,4 @@
-"""Rows that a product makes and that are reduced in turn: the softmax of ``A B``, say, or the logarithm of its sum.
+"""Tile kernels that reduce the rows of a matrix product, such as the softmax of ``A B`` or the logarithm of its sum.
 
 A narrow row is held whole, so that its product is made once. A wide one that an output is written along is swept by a kernel that
 sums it and stores the sums, since every block of the output would sweep it again; then each block makes its product once more.
@@ -22,21 +22,23 @@ PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
 def swept(shape: SchedulingProblem, func: str, made: str) -> set[str]:
-    """Labels of the product ``made`` over which ``func``, computed from it and no product itself, reduces."""
+    """Return the labels of the product ``made`` that ``func`` reduces over; none if ``func`` is a product itself."""
     if func == made or shape.dots(func) or not shape.dots(made) or made not in shape.algorithm.needed_by((func,)):
         return set()
     return set(reduction_labels(shape.algorithm, func)) & set(shape.algorithm[made].labels)
 
 
-def sweeps_again(shape: SchedulingProblem, func: str, root: str, made: Iterable[str]) -> bool:
-    """Whether each block of ``root`` would sweep whole rows of one of the products ``made`` for ``func``: rows along which it is
-    written, too wide to hold."""
+def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made: Iterable[str]) -> bool:
+    """Return whether each block of ``root`` would recompute whole rows of one of the products ``made`` to reduce them for ``func``.
+
+    That is so where ``root`` is written along these rows and they are too wide to hold.
+    """
     along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
 
 
-def swept_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """All primitives of a kernel that makes one product and reduces its rows, none for other kernels."""
+def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
+    """Return all statements of a kernel that computes one product and reduces its rows; none for other kernels."""
     products = [m for m in members if shape.dots(m)]
     if len(products) != 1 or len(shape.dots(products[0])) != 1:
         return ()
@@ -59,7 +61,7 @@ def swept_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tupl
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
     longest = max(dot.labels, key=lambda label: shape.sizes[label])
-    wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
+    wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills_gpu(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
     if wide:
         block[rows[-1]], width = WIDE
     depth, stages = (64, 3) if wide else shape.depth(block[rows[-1]] + width)
@@ -67,23 +69,23 @@ def swept_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tupl
         depth, stages = 128, 5  # as a narrow product's: each streams alone
     tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
-    return shape.statements(root, block, tile, warps, stages, extra=() if held else _cut(shape, root, block, row, width))
+    return shape.statements(root, block, tile, warps, stages, extra=() if held else _split(shape, root, block, row, width))
 
 
-def _cut(shape: SchedulingProblem, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
-    """A sweep over programs where blocks of rows alone leave multiprocessors without work."""
+def _split(shape: SchedulingProblem, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
+    """Split the row reduction over programs if blocks of rows alone leave multiprocessors idle."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
-    parts = min(_pieces(wanted), _most(shape, row, width))
+    parts = min(_pieces(wanted), _max_parts(shape, row, width))
     return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
 
 
-def _fills(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> bool:
-    """Whether blocks of rows, each cut over programs as far as it can be, are as many as nine tenths of the multiprocessors."""
-    return 10 * shape.programs(block) * _most(shape, row, width) >= 9 * shape.target.multiprocessors
+def _fills_gpu(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> bool:
+    """Return whether blocks of rows, each split as far as possible, occupy at least nine tenths of the multiprocessors."""
+    return 10 * shape.programs(block) * _max_parts(shape, row, width) >= 9 * shape.target.multiprocessors
 
 
-def _most(shape: SchedulingProblem, row: str, width: int) -> int:
-    """Programs that a sweep can be cut over."""
+def _max_parts(shape: SchedulingProblem, row: str, width: int) -> int:
+    """Return the most programs that a row reduction can be split over."""
     return _pieces(shape.sizes[row] // width // PARTS)
 
 

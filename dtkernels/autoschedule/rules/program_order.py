@@ -1,4 +1,4 @@
-"""In which order a kernel of products takes its blocks where a mask makes some longer than others."""
+"""Order the blocks of a kernel with products where a mask makes some longer than others."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ KEPT = 0.75  #: of the L2: what may be read again from it while a group of block
 NEAR = 4  #: times as many blocks as there are may come at other sizes: up to this the order says how many go together
 
 
-def walk(shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], row: str) -> tuple[Primitive, ...]:
-    """The same rows of all heads together, so that blocks of one length run beside each other; the longest go first.
+def causal_program_order(shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], row: str) -> tuple[Primitive, ...]:
+    """Order blocks by row over all heads, the longest rows first, so that blocks of equal length run at the same time.
 
-    Each of them reads what blocks of other rows read again. On an H200 (L2 of 50 MB) the order gains 8 to 30% where the heads together
-    read up to 50 MB, and loses 10% from 67 MB on: so many heads go together as the L2 keeps.
+    Blocks of other rows read the same keys again. On an H200 (L2 of 50 MB) the order gains 8 to 30% where the heads together read up
+    to 50 MB, and loses 10% from 67 MB on: as many heads are grouped as the L2 keeps.
     """
     rest = [label for label in block if label != row]
     each = sum(_bytes(shape, root, access, rest) for access in _shared(shape, members, row))
@@ -30,7 +30,7 @@ def walk(shape: SchedulingProblem, root: str, members: list[str], block: dict[st
             order.insert(1, label)
             fit //= blocks
         elif fit > 1:
-            inside = shape.unused(label)
+            inside = shape.unused_label(label)
             order = [Grouped(label, inside, pow2(fit + 1) // 2), row, inside, *order[1:]]
             fit = 0
         else:
@@ -40,13 +40,13 @@ def walk(shape: SchedulingProblem, root: str, members: list[str], block: dict[st
 
 
 def _shared(shape: SchedulingProblem, members: list[str], row: str) -> list[ex.Access]:
-    """What the kernel reads that does not vary with ``row``, a tensor once."""
+    """Return the accesses of the kernel that do not vary with ``row``, one for each tensor."""
     found = {a.tensor: a for m in members for a in ex.accesses(shape.algorithm[m].expr)}
     return [a for tensor, a in found.items() if tensor not in members and row not in ex.free_labels(a)]
 
 
 def _bytes(shape: SchedulingProblem, root: str, access: ex.Access, rest: list[str]) -> int:
-    """Bytes of a tensor for one of each label of ``rest``. A label that only a Func inside has stands for several of the root's."""
+    """Return bytes of a tensor for one of each label of ``rest``. A label that only a Func inside has stands for several of the root's."""
     known = {*shape.algorithm[root].labels, *reduction_labels(shape.algorithm, root)}
     count = shared = 1
     for index in access.index:

@@ -1,4 +1,4 @@
-"""Tiles of kernels without matrix products: element by element, rows, sums down columns."""
+"""Tile kernels without matrix products: elementwise, row reductions, column sums."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
     """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
     labels = shape.algorithm[root].labels
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
-    if pair := _pair(shape, root, members):
-        return _pair_tiles(shape, root, pair, members)
-    read = _read(shape, root, members)
-    if sides := _sides(shape, root, members, read):
-        return _side_tiles(shape, root, sides, members)
+    if pair := _pairwise_labels(shape, root, members):
+        return _pairwise_tiles(shape, root, pair, members)
+    read = _loaded_accesses(shape, root, members)
+    if sides := _transposed_labels(shape, root, members, read):
+        return _transpose_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
     width = 1
-    passing = _passes(shape, root, members)
+    passing = _stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
-    rest = _nearest_first(shape, [r for r in reduced if r not in columns], read)
-    down = [r for r in rest if labels and _down_columns(r, read)]  # the width goes to the label that lies contiguous
+    rest = _by_stride(shape, [r for r in reduced if r not in columns], read)
+    down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
     rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
     for r in columns:
         tile[r] = 0
@@ -42,7 +42,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
         tile[r] = min(pow2(shape.sizes[r]), rows)
         width, rows = width * tile[r], rows // tile[r]
     for r in (r for r in rest if r not in down):
-        whole = pow2(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _crowded(shape, r, members, read) else ROW_LIMIT)
+        whole = pow2(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
         tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
         width *= pow2(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
@@ -54,10 +54,10 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
         room //= block[label]
         width *= block[label]
     if not reduced:
-        block |= _held(shape, block, members)
+        block |= _broadcast_reuse_block(shape, block, members)
     block = {label: block[label] for label in labels if label in block}
     tile |= block
-    extra = _ahead(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
+    extra = _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
     if passing:
         extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
@@ -68,14 +68,17 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
 
 
-def _crowded(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
-    """Whether registers hold rows of several tensors through so many sums that they lack room for the longest."""
+def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
+    """Return whether rows of several tensors, kept across many sums, leave no registers for the longest row."""
     tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
     return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
 
 
 def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapping[str, int], members: Iterable[str]) -> tuple[str, ...]:
-    """Tensors of which a kernel reads rows too long to hold more than once: for what is reduced along them, and for what is written."""
+    """Return the tensors whose rows a kernel reads twice because they are too long to hold.
+
+    It reads them to reduce them, and again for what is written along them.
+    """
     summed = {m: set(reduction_labels(algorithm, m)) for m in members if m != root}
     over = set().union(*summed.values()) & {*algorithm[root].labels, *reduction_labels(algorithm, root)}
     long = {label for label in over if 0 < tile.get(label, 0) < sizes[label]}
@@ -83,9 +86,12 @@ def reread(algorithm: Algorithm, sizes: Mapping[str, int], root: str, tile: Mapp
     return tuple(dict.fromkeys(a.tensor for a in read if a.tensor not in members))
 
 
-def _held(shape: SchedulingProblem, block: dict[str, int], members: list[str]) -> dict[str, int]:
-    """A block of a label that an input lacks, where a program would load of that input as much as it computes, and the input is more
-    than a row, which no cache near the program holds: what is loaded of it then serves all of the block, which is indexed once."""
+def _broadcast_reuse_block(shape: SchedulingProblem, block: dict[str, int], members: list[str]) -> dict[str, int]:
+    """Block a label that an input lacks, so that each load of that input (cos in RoPE) serves several outputs.
+
+    Only where a program loads as much of that input as it computes, and the input is more than a row, since a row stays in L1. The
+    block is indexed once.
+    """
     wide = {label for label, size in block.items() if size > 1}
     read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members]
     lacked = [label for label in block if block[label] == 1 and any(wide <= own and len(own) > 1 and label not in own for own in read)]
@@ -96,9 +102,11 @@ def _held(shape: SchedulingProblem, block: dict[str, int], members: list[str]) -
     return {}
 
 
-def _pair(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, ...]:
-    """Two labels of ``root`` of which what it sums reads one without the other, as distances of all rows from all others do; the one
-    that results lie contiguous along last. None where other Funcs reduce too."""
+def _pairwise_labels(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str, ...]:
+    """Return two labels of ``root`` such that each summed input has one without the other, as in pairwise distances.
+
+    The label that results are contiguous along comes last. Empty if other Funcs reduce too.
+    """
     labels, own = shape.algorithm[root].labels, set(reduction_labels(shape.algorithm, root))
     if not own or own & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
         return ()
@@ -109,8 +117,8 @@ def _pair(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[str,
     return max(apart, key=lambda pair: labels.index(pair[1]), default=())
 
 
-def _pair_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
-    """Blocks of both labels, a few terms at a time: each row that is read serves all of the other side's."""
+def _pairwise_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Block both labels, with a few terms at a time: each loaded row serves the whole block of the other side."""
     own = reduction_labels(shape.algorithm, root)
     longest = max(own, key=lambda label: shape.sizes[label])
     block = {label: min(PAIR[pair.index(label)], pow2(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
@@ -118,15 +126,17 @@ def _pair_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], memb
     return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
 
 
-def _sides(shape: SchedulingProblem, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
-    """Labels of which some tensors lie contiguous along one, others along another, as what a transpose reads and what it writes.
-    None where rows are summed for what is written along them: they are held whole."""
+def _transposed_labels(shape: SchedulingProblem, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
+    """Return the labels that different tensors are contiguous along, such as those of the input and the output of a transpose.
+
+    Empty where rows are summed for what is written along them: they are held whole.
+    """
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     if set(reduced) & set(labels) or any(reduction_labels(shape.algorithm, m) for m in members if m != root):
         return ()
     every = {*labels, *reduced}
-    written = [(own[-1], {*own}) for m in _written(shape, root, members) if (own := shape.algorithm[m].labels)]
-    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in _along(a) if label in every)]
+    written = [(own[-1], {*own}) for m in _stored_funcs(shape, root, members) if (own := shape.algorithm[m].labels)]
+    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in _contiguous_label(a) if label in every)]
     found = [
         a
         for a, own in tensors
@@ -136,8 +146,8 @@ def _sides(shape: SchedulingProblem, root: str, members: list[str], read: list[e
     return tuple(dict.fromkeys(label for label in found if shape.sizes[label] > 1)) if len(set(found)) > 1 else ()
 
 
-def _side_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
-    """Blocks of all of these labels, so that each tensor is read or written along its own; what a short one leaves goes to the others."""
+def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+    """Block all of these labels, so that each tensor is read or written along its contiguous one; long ones take what short ones leave."""
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
     tile = {label: min(side, pow2(shape.sizes[label])) if label in sides else 1 for label in (*labels, *reduced)}
@@ -153,12 +163,12 @@ def _side_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], mem
 
 
 def _columns(size: int) -> int:
-    """Columns of a block: 1024, or 512 or 256 where the last block of as many would be mostly empty."""
+    """Return the columns of a block: 1024, or 512 or 256 where the last of larger blocks would be mostly empty."""
     return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
 
 
 def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool) -> int:
-    """Elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
+    """Return elements of a program: few keep kernels without reductions nearest to a copy, rows want more; narrow rows that are ``written``
     again want fewer than those of which a number stays: measured, 5 to 20% at 64 to 256 columns."""
     if not reduced:
         return 2048 // shape.itemsize * shape.target.warp_size // 32
@@ -167,8 +177,8 @@ def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written:
     return 2048 if width <= 2048 else 4096
 
 
-def _ahead(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
-    """Programs that stay and load their next rows ahead, where one row fills a multiprocessor and shared memory holds two more."""
+def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
+    """Make programs persistent and prefetch their next rows, where one row fills a multiprocessor and shared memory holds two more."""
     read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
     read &= set(shape.algorithm.inputs)
     label = next((label for label, size in block.items() if size == 1 and shape.sizes[label] >= 4 * shape.target.multiprocessors), None)
@@ -180,7 +190,7 @@ def _ahead(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int]
 
 
 def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """The GPU's own instructions where results of 16 bits hide their error.
+    """Return the GPU's own instructions where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x).
     """
@@ -194,19 +204,19 @@ def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> t
     return (Primitive(root, "approximate", found),) if known and found else ()
 
 
-def _passes(shape: SchedulingProblem, root: str, members: list[str]) -> bool:
-    """Whether outputs are made element by element on the way of a reduction."""
+def _stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:
+    """Return whether the kernel also writes elementwise outputs in the loop of a reduction."""
     reduced = reduction_labels(shape.algorithm, root)
     return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)
 
 
-def _written(shape: SchedulingProblem, root: str, members: list[str]) -> list[str]:
-    """What the kernel stores."""
+def _stored_funcs(shape: SchedulingProblem, root: str, members: list[str]) -> list[str]:
+    """Return the Funcs that the kernel stores."""
     return [m for m in members if m == root or m in shape.outputs]
 
 
-def _read(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Access]:
-    """What the kernel reads from memory, at indices of what it stores: a Func that it computes itself lies nowhere."""
+def _loaded_accesses(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Access]:
+    """Return the accesses that read memory, at indices of the stored Funcs; a Func that the kernel computes is not in memory."""
     found: dict[ex.Access, None] = {}
 
     def below(func: str, at: dict[str, ex.Expr]) -> None:
@@ -217,26 +227,26 @@ def _read(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Ac
                 if a.tensor in members:
                     below(a.tensor, dict(zip(shape.algorithm[a.tensor].labels, known.index)))
 
-    for func in _written(shape, root, members):
+    for func in _stored_funcs(shape, root, members):
         below(func, {})
     return [a for a in found if a.tensor not in members]
 
 
-def _down_columns(label: str, read: list[ex.Access]) -> bool:
-    """Whether no large tensor lies contiguous along ``label``; one number for each of its indices is not large."""
+def _no_tensor_is_contiguous_along(label: str, read: list[ex.Access]) -> bool:
+    """Return whether no large tensor is contiguous along ``label``; a vector over it is not large."""
     having = [a for a in read if label in ex.free_labels(a)]
     most = max((len(a.index) for a in having), default=0)
-    return all(label not in _along(a) for a in having if len(a.index) == most)
+    return all(label not in _contiguous_label(a) for a in having if len(a.index) == most)
 
 
 def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
-    """Labels by how much they need a wide tile: the last index of each tensor first."""
-    last = [label for a in read for label in _along(a)]
+    """Sort labels by how much they need a wide tile: last dimensions of tensors first."""
+    last = [label for a in read for label in _contiguous_label(a)]
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 
-def _nearest_first(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> list[str]:
-    """Labels that are summed over, in whatever order the sum names them: those first whose terms lie nearest to each other in memory."""
+def _by_stride(shape: SchedulingProblem, reduced: list[str], read: list[ex.Access]) -> list[str]:
+    """Sort the reduced labels by the stride of their terms, smallest first, whatever the order in the sum."""
     most = max((len(ex.free_labels(a) & {*reduced}) for a in read), default=0)
     places = [[ex.free_labels(i) for i in reversed(a.index)] for a in read if len(ex.free_labels(a) & {*reduced}) == most]
     order = shape.algorithm.labels
@@ -247,7 +257,7 @@ def _nearest_first(shape: SchedulingProblem, reduced: list[str], read: list[ex.A
     return sorted(reduced, key=distance)
 
 
-def _along(access: ex.Access) -> tuple[str, ...]:
-    """The label of a tensor's last index, if that is of one label and none that another tensor holds."""
+def _contiguous_label(access: ex.Access) -> tuple[str, ...]:
+    """Return the label of a tensor's last index, if that is of one label and none that another tensor holds."""
     found = tuple(ex.free_labels(access.index[-1])) if access.index else ()
     return found if len(found) == 1 and not any(ex.accesses(access.index[-1])) else ()

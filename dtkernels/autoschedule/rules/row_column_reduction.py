@@ -20,7 +20,7 @@ STAGES = 3
 SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numbers of a row
 
 
-def crossing_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
     """tensorize, split, stages, num_warps of a kernel whose ``root`` is summed down columns, where members are summed along
     rows of it; none where that is not so, or where rows are too long to be held."""
     labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
@@ -33,7 +33,7 @@ def crossing_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> t
     for label in along:
         width *= pow2(shape.sizes[label])
     rows = min(pow2(shape.sizes[down[-1]]), max(1, STEP // width))
-    read, held = _row_wide(shape, members, along, down)
+    read, held = _row_sized_values(shape, members, along, down)
     threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
     warps = next((w for w, n in threads.items() if held * rows * width <= ROOM * n), 0)
     if not warps:
@@ -42,19 +42,19 @@ def crossing_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> t
     block = {label: 1 for label in labels if label not in along}
     tile = {**dict.fromkeys(down, 1), down[-1]: rows, **block, **dict.fromkeys((label for label in labels if label in along), 0)}
     loop = (Primitive(root, "stages", (Sized(down[-1], min(STAGES, ahead + 1)),)),) if ahead else ()
-    shared = _shared(shape, root, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
+    shared = _split_rows(shape, root, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
     return shape.statements(root, block, tile, warps, 3, extra=(*shared, *loop, *approximations(shape, root, members)))
 
 
-def _shared(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
-    """The rows cut over as many programs as run at once, ``share`` on a multiprocessor, each with some steps to load ahead in."""
+def _split_rows(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
+    """Split the rows over as many programs as run at once, ``share`` per multiprocessor, each with several steps to pipeline."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
     return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 
-def _row_wide(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
-    """(inputs that every row has its own of, values as wide as a row that are needed at once: all inputs and sums down columns)."""
+def _row_sized_values(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:
+    """Return (inputs with a row of their own for each row, row-wide values live at once: all inputs and column sums)."""
     found = {a for m in members for a in ex.accesses(shape.algorithm[m].expr) if along <= ex.free_labels(a)}
     found = {a for a in found if a.tensor in shape.algorithm.inputs}
     columns = [m for m in members if reduction_labels(shape.algorithm, m) == down]

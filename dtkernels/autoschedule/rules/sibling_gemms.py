@@ -16,32 +16,35 @@ SHORT = 64  #: terms of a sum up to which it costs no more than a launch, wherev
 
 
 def products(shape: SchedulingProblem, members: Iterable[str]) -> tuple[ex.Dot, ...]:
-    """The products of a kernel, each once."""
+    """Return the products of a kernel, each once."""
     return tuple(dict.fromkeys(dot for m in members for dot in shape.dots(m)))
 
 
 def each_of(dots: tuple[ex.Dot, ...], rows: int, columns: int) -> tuple[int, int]:
-    """The tile of each of ``dots`` whose accumulators together are ``rows`` x ``columns``. Matrix units take 64 rows at once."""
+    """Return the tile of each of ``dots`` whose accumulators together are ``rows`` x ``columns``. Matrix units take 64 rows at once."""
     for _ in range((len(dots) - 1).bit_length()):
         rows, columns = (rows, max(16, columns // 2)) if columns > rows or rows <= 64 else (rows // 2, columns)
     return rows, columns
 
 
-def stays(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> bool:
-    """Whether programs may stay. For compute capability 10 Triton 3.9 fails on several accumulators where the loop over blocks and that
-    over terms are made one."""
+def may_be_persistent(shape: SchedulingProblem, dots: tuple[ex.Dot, ...]) -> bool:
+    """Return whether programs may be persistent.
+
+    On compute capability 10 Triton 3.9 fails on several accumulators where the loop over blocks and the loop over terms are flattened
+    into one.
+    """
     return len(dots) < 2 or shape.target.backend != "cuda" or int(shape.target.arch) // 10 != 10
 
 
 def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> int:
-    """Tiles that shared memory holds for one side of a product: what it loads, and the side itself where it is computed."""
+    """Count the tiles that shared memory holds for one side of a product: those loaded, and the side itself if it is computed."""
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
     return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
 
 
 def width(shape: SchedulingProblem, members: list[str], tile: dict[str, int]) -> int:
-    """Rows of all tiles that one step of a kernel's longest loop takes, for products of ``tile`` (label: rows of it)."""
+    """Return the total rows of the tiles that one step of a kernel's longest loop loads, for products of ``tile`` (label -> rows)."""
     loops: dict[tuple[str, ...], dict[ex.Expr, int]] = {}
     for dot in products(shape, members):
         for side in (dot.left, dot.right):
@@ -51,29 +54,37 @@ def width(shape: SchedulingProblem, members: list[str], tile: dict[str, int]) ->
 
 
 def summed(shape: SchedulingProblem, func: str) -> set[str]:
-    """Tensors that ``func`` sums elements of."""
+    """Return the tensors whose elements ``func`` sums."""
     over = set(reduction_labels(shape.algorithm, func))
     return {a.tensor for a in ex.accesses(shape.algorithm[func].expr) if ex.free_labels(a) & over}
 
 
-def at_hand(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
-    """Whether the product that is made of Funcs ``inside`` loads what a plain sum beside it sums: else each of its blocks would load that
-    for nothing else."""
+def loads_sum_operands(shape: SchedulingProblem, output: str, inside: Iterable[str]) -> bool:
+    """Return whether the product made of Funcs ``inside`` loads what the plain sum ``output`` adds up.
+
+    Otherwise each of its blocks would load that for the sum alone.
+    """
     inside = tuple(inside)
     loaded = {a.tensor for f in inside for a in ex.accesses(shape.algorithm[f].expr)}
     return summed(shape, output) <= loaded and not any(taken(shape, output, f) for f in inside)
 
 
 def taken(shape: SchedulingProblem, func: str, root: str) -> bool:
-    """Whether products of ``root`` take the input that the long plain sum ``func`` is of: each block would load it once more for the sum (duplicate_wgmma_loads.py)."""
+    """Return whether ``func`` is a long plain sum over an input that products of ``root`` read too.
+
+    Each block would load that input a second time for the sum (duplicate_wgmma_loads.py).
+    """
     sides = {s.tensor for dot in shape.dots(root) for s in (dot.left, dot.right) if isinstance(s, ex.Access)}
     long = any(shape.sizes[label] > SHORT for label in reduction_labels(shape.algorithm, func))
     return long and not shape.dots(func) and bool(summed(shape, func) & sides & set(shape.algorithm.inputs))
 
 
-def sums_apart(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
-    """Whether a sum is made by itself rather than in the loop of ``root``'s products: what they take would be loaded twice for it, or what
-    they do not take in each of several blocks of the labels that it is ``missing``."""
+def sum_needs_own_kernel(shape: SchedulingProblem, func: str, root: str, missing: Iterable[str]) -> bool:
+    """Return whether a sum is faster in a kernel of its own than in the loop of ``root``'s products.
+
+    The operands of the products would be loaded twice for it, or other terms once for each block of the labels that it is
+    ``missing``.
+    """
     dots = shape.dots(root)
     if not dots or shape.dots(func) or not set(reduction_labels(shape.algorithm, func)) & set(reduction_labels(shape.algorithm, root)):
         return False

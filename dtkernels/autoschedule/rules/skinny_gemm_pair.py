@@ -25,7 +25,7 @@ PARTS_OF = 64  #: widest narrow side whose parts take fewer bytes than a second 
 
 
 @dataclass(frozen=True)
-class Pass:
+class SharedPass:
     """``func`` made in the kernel of ``host``, whose sum runs over ``loop``: whole, or in parts where ``host`` has blocks of ``cut``."""
 
     func: str
@@ -36,24 +36,24 @@ class Pass:
     cut: str = ""
 
     def primitive(self) -> Primitive:
-        """The statement."""
+        """Return the statement."""
         name, place = ("parts_at", self.cut) if self.cut else ("fuse_at", self.loop)
         return Primitive(self.func, name, (self.host, place))
 
 
-def passes(shape: SchedulingProblem) -> tuple[Pass, ...]:
-    """What shares a pass at these sizes, each Func and each host once."""
-    funcs = [f for f in shape.algorithm.needed_by(shape.outputs) if _single(shape, f)]
-    found: list[Pass] = []
+def shared_passes(shape: SchedulingProblem) -> tuple[SharedPass, ...]:
+    """Return the Funcs that share a pass at these sizes, each Func and each host once."""
+    funcs = [f for f in shape.algorithm.needed_by(shape.outputs) if _only_product(shape, f)]
+    found: list[SharedPass] = []
     for host in (f for f in funcs if f in shape.outputs):
         taken = {x for p in found for x in (p.func, p.host)}
-        found += [p for f in funcs if f != host and not {f, host} & taken and (p := _shared(shape, f, host))][:1]
+        found += [p for f in funcs if f != host and not {f, host} & taken and (p := _shared_pass(shape, f, host))][:1]
     return tuple(found)
 
 
-def pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
-    """Tiles of a kernel of ``passes``, or of what adds parts up; none for others."""
-    for p in passes(shape):
+def shared_pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
+    """Return the tiles of a kernel of ``shared_passes``, or of one that adds its parts up; none for other kernels."""
+    for p in shared_passes(shape):
         if root == p.host:
             return _parts_tiles(shape, p) if p.cut else _stream_tiles(shape, p)
         if root == p.func and p.cut:
@@ -63,17 +63,17 @@ def pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
     return ()
 
 
-def _single(shape: SchedulingProblem, func: str) -> ex.Dot | None:
-    """The product of a Func of two labels that sums nothing else."""
+def _only_product(shape: SchedulingProblem, func: str) -> ex.Dot | None:
+    """Return the product of a two-label Func that has no other reduction."""
     nodes = [n for n in shape.algorithm[func].expr.walk() if isinstance(n, (ex.Dot, ex.Reduce))]
     plain = len(nodes) == 1 and isinstance(nodes[0], ex.Dot) and len(shape.algorithm[func].labels) == 2 and len(nodes[0].labels) == 1
     return nodes[0] if plain and all(isinstance(s, ex.Access) for s in (nodes[0].left, nodes[0].right)) else None  # type: ignore[union-attr,return-value]
 
 
-def _shared(shape: SchedulingProblem, func: str, host: str) -> Pass | None:
-    """How ``func`` is made while ``host`` sums, if they share an operand."""
+def _shared_pass(shape: SchedulingProblem, func: str, host: str) -> SharedPass | None:
+    """Return how ``func`` is computed while ``host`` sums, if they share an operand."""
     algorithm, sizes = shape.algorithm, shape.sizes
-    own, other = _single(shape, func), _single(shape, host)
+    own, other = _only_product(shape, func), _only_product(shape, host)
     (loop,), (summed,) = reduction_labels(algorithm, host), reduction_labels(algorithm, func)
     if (
         own is None
@@ -96,23 +96,23 @@ def _shared(shape: SchedulingProblem, func: str, host: str) -> Pass | None:
     ):
         return None
     if summed == narrow and set(algorithm[func].labels) == {loop, wide} and func in shape.outputs and sizes[narrow] <= WHOLE_CHAIN:
-        return Pass(func, host, loop, narrow, wide)
+        return SharedPass(func, host, loop, narrow, wide)
     if summed == wide and set(algorithm[func].labels) == {loop, narrow} and sizes[narrow] <= PARTS_OF:
-        return Pass(func, host, loop, narrow, wide, wide)
+        return SharedPass(func, host, loop, narrow, wide, wide)
     return None
 
 
-def _stream_tiles(shape: SchedulingProblem, p: Pass) -> tuple[Primitive, ...]:
-    """A program takes 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
+def _stream_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
+    """Give a program 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
     return _tiles(shape, p, 128, 64, 4)
 
 
-def _parts_tiles(shape: SchedulingProblem, p: Pass) -> tuple[Primitive, ...]:
-    """Blocks of 256 columns: each is a part to write, and to read again."""
+def _parts_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
+    """Give a program 256 columns: the part sums of each block are written and read again."""
     return _tiles(shape, p, 256, 128 if pow2(shape.sizes[p.narrow]) <= 32 else 64, 3)
 
 
-def _tiles(shape: SchedulingProblem, p: Pass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
+def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
     blocks = -(-shape.sizes[p.wide] // columns)
     parts = min(shape.target.multiprocessors // blocks, shape.sizes[p.loop] // rows // 4)
     tile = {x: 0 if x == p.narrow else columns for x in shape.algorithm[p.host].labels} | {p.loop: rows}

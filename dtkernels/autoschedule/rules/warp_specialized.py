@@ -15,11 +15,11 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = ("tanh", "erf", "sigmoid", "log", "log2")
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the formula takes what was measured
+MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
 def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """All primitives of one kernel of chained products, or none where the form does not suit. Whether it fits the backend says."""
+    """Return all primitives of one kernel of chained products, or none where the form does not suit. Whether it fits the backend says."""
     algorithm, sizes = shape.algorithm, shape.sizes
     labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
     dots = [d for m in members for d in shape.dots(m)]
@@ -49,7 +49,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     widest = max(pow2(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return ()  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
-    step = _step(shape, dots, members, {rows, loop}, widest)
+    step = _step_size(shape, dots, members, {rows, loop}, widest)
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
@@ -66,13 +66,13 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> tuple[Primitive, ...]:
-    """Products of 64 columns take as long as their exponentials: an eighth of these by multiply-adds, measured 1 to 3% faster."""
+    """Emulate an eighth of the exponentials where products of 64 columns take as long as these: measured 1 to 3% faster."""
     powers = any(isinstance(n, ex.Call) and n.fn == "exp" for m in members for n in shape.algorithm[m].expr.walk())
     return (Primitive(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
 
 
 def _rows(shape: SchedulingProblem, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:
-    """The label of the output that the computed side of its product has, and the loaded one has not."""
+    """Return the label of the output that the computed side of its product has, and the loaded one has not."""
     computed, loaded = (dot.left, dot.right) if _computed(shape, dot.left) else (dot.right, dot.left)
     found = [label for label in labels[:-1] if label in ex.free_labels(computed) and label not in ex.free_labels(loaded)]
     return found[-1] if found and not _computed(shape, loaded) else None
@@ -82,8 +82,8 @@ def _computed(shape: SchedulingProblem, side: ex.Expr) -> bool:
     return not isinstance(side, ex.Access) or side.tensor not in shape.algorithm.inputs
 
 
-def _step(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
-    """Elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
+def _step_size(shape: SchedulingProblem, dots: list[ex.Dot], members: list[str], inner: set[str], wide: int) -> int:
+    """Return elements of the loop at once: what is as wide as they are takes registers beside the accumulators.
 
     That is products of two loaded tiles, other tiles over rows and loop, and what functions of many steps hold meanwhile.
     """

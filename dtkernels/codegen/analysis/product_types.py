@@ -27,15 +27,15 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "uint8": 1, "bool": 1, "int
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map Funcs that only products of one type read, without conversion, to that type: they are stored in it between kernels."""
     only = operands_only(algorithm)
-    return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in only}
+    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in only}
 
 
 def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map inputs that only products of one type read, without conversion, to that type: the wrapper casts them to it."""
-    return {t: wanted for t, wanted in _taken_directly(algorithm).items() if t in algorithm.inputs and not wanted.fixed}
+    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in algorithm.inputs and not wanted.fixed}
 
 
-def _taken_directly(algorithm: Algorithm) -> dict[str, OperandType]:
+def _direct_operands(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map tensors whose elements are operands of products of one type to that type."""
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
@@ -62,7 +62,7 @@ class Operands:
     @staticmethod
     def of(algorithm: Algorithm, kernels: Iterable[Kernel], uniform: bool) -> Operands:
         """Return the operands of all kernels of a program. ``uniform``: every call passes inputs of a single floating-point dtype."""
-        taken = taken_by(kernels)
+        taken = operand_types_by_buffer(kernels)
         types = {t for found in taken.values() for t in found}
         floats = value_inputs(algorithm, algorithm.inputs)
         uniform = uniform or not types or len(floats) > 1 and all(set(t.sources) == set(floats) for t in types)
@@ -82,7 +82,7 @@ class Operands:
         found = dot.operands
         return None if found is None or self.uniform and not found.fixed else found
 
-    def as_it_is(self, buffer: str, wanted: OperandType | None) -> bool:
+    def needs_no_conversion(self, buffer: str, wanted: OperandType | None) -> bool:
         """Return whether a product reads ``buffer`` without conversion."""
         return buffer in self.held and self.held[buffer] == wanted
 
@@ -103,7 +103,7 @@ class Operands:
         return f"AS_{self.variable(wanted)}"
 
 
-def taken_by(kernels: Iterable[Kernel]) -> dict[str, set[OperandType]]:
+def operand_types_by_buffer(kernels: Iterable[Kernel]) -> dict[str, set[OperandType]]:
     """Map each buffer to the types of the products that read it; computed operands are under the name ''."""
     found: dict[str, set[OperandType]] = {}
     for kernel in (one for k in kernels for one in (k, *k.tail)):

@@ -30,8 +30,8 @@ from ..ir.nest import (
     Statement,
     Tile,
     TileDot,
-    any_product,
     axes_of,
+    has_matrix_product,
     statements,
     unrolled_product,
     values,
@@ -89,7 +89,7 @@ def _forms(kernel: Kernel, target: Target) -> list[Kernel]:
 
 def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool) -> Resources:
     r = resources(kernel, sizes, itemsizes, target, tf32)
-    if r.shared_bytes > target.shared_bytes and any_product(kernel.body) and whole_extent_labels((kernel,)):
+    if r.shared_bytes > target.shared_bytes and has_matrix_product(kernel.body) and whole_extent_labels((kernel,)):
         r = resources(replace(kernel, num_stages=1), sizes, itemsizes, target, tf32)
     limits = (
         ("elements of one tensor", r.largest, MOST_ELEMENTS),
@@ -100,7 +100,7 @@ def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int]
     for what, found, allowed in limits:
         if found > allowed:
             raise DTError(f"{kernel.name} on {target.name}: {what}", found=str(found), allowed=f"at most {allowed}")
-    cap, least = dict(kernel.options).get("maxnreg"), r.accumulators + (PRODUCT_OVERHEAD if any_product(kernel.body) else 0)
+    cap, least = dict(kernel.options).get("maxnreg"), r.accumulators + (PRODUCT_OVERHEAD if has_matrix_product(kernel.body) else 0)
     if cap is not None and target.has_tma and cap < least:
         raise DTError(f"{kernel.name} on {target.name}: maxnreg", found=str(cap), allowed=f"{least} or more")
     if any(name == "cluster" for name, _ in kernel.options) and not target.has_tma:
@@ -128,7 +128,7 @@ class _Estimate:
     def __init__(self, kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int], target: Target, tf32: bool):
         self.kernel, self.sizes, self.itemsizes, self.target, self.tf32 = kernel, sizes, itemsizes, target, tf32
         self.threads = kernel.num_warps * target.warp_size
-        self.smallest = 16 if any_product(kernel.body) else 1
+        self.smallest = 16 if has_matrix_product(kernel.body) else 1
         self.loads = {s.name: s.value for s in statements(kernel.body) if isinstance(s, Let) and isinstance(s.value, (Load, Fetch))}
         plain = (s for s in statements(kernel.body) if isinstance(s, Let) and s.name not in self.loads)
         self.lets = {s.name: s.value for s in plain if not any(isinstance(n, TileDot) for n in s.value.walk())}
@@ -137,9 +137,9 @@ class _Estimate:
 
     def result(self) -> Resources:
         tiles = [axes_of(n) for value in values(self.kernel.body) for n in value.walk() if not isinstance(n, nest.Const)]
-        accumulators = int(self._peak(self.kernel.body, set(), lambda s: self._width(s) if isinstance(s, Accumulator) else 0, lambda s: 0))
+        accumulators = int(self._peak_live_registers(self.kernel.body, set(), lambda s: self._value_registers(s) if isinstance(s, Accumulator) else 0, lambda s: 0))
         registers = min(MOST_REGISTERS, self._registers())
-        return Resources(self._shared(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
+        return Resources(self._shared_bytes(), registers, accumulators, self.threads, max(map(self.elements, tiles), default=1))
 
     # -- sizes ------------------------------------------------------------------------------------------------------
 
@@ -178,18 +178,18 @@ class _Estimate:
 
     # -- shared memory ----------------------------------------------------------------------------------------------
 
-    def _shared(self) -> int:
+    def _shared_bytes(self) -> int:
         outside, scratch = 0, 0
-        for s in _direct(self.kernel.body):
+        for s in _outside_loops(self.kernel.body):
             outside += self._operands(s, stages=self.ahead, everything=bool(self.kernel.block_stages) and self.ahead > 1)
         loops = [self._loop(s) for s in self.kernel.body if isinstance(s, Loop)]
         for value in values(self.kernel.body):
             for n in value.walk():
                 if isinstance(n, nest.TileReduce):
                     scratch = max(scratch, 4 * self.kernel.num_warps * min(self.elements(axes_of(n)), self.threads))
-        tiles, passing = outside + max(loops, default=0), max((self._passed(s) for s in statements(self.kernel.body)), default=0)
-        kept = {(s.axes, self.bytes_of(s.buffer)): self._bytes(s, s.buffer) for s in self.kept}
-        return max(tiles + passing if self.overlaps else max(tiles, passing), scratch) + sum(kept.values())
+        tiles, passing = outside + max(loops, default=0), max((self._staging_bytes(s) for s in statements(self.kernel.body)), default=0)
+        pipelined_stores = {(s.axes, self.bytes_of(s.buffer)): self._bytes(s, s.buffer) for s in self.pipelined_stores}
+        return max(tiles + passing if self.overlaps else max(tiles, passing), scratch) + sum(pipelined_stores.values())
 
     @cached_property
     def fused(self) -> bool:
@@ -215,7 +215,7 @@ class _Estimate:
         return self.ahead > 1 or self.fused and self.depth > 1 and fetched
 
     @cached_property
-    def kept(self) -> list[nest.Put]:
+    def pipelined_stores(self) -> list[nest.Put]:
         """Return the stores by descriptors in pipelined loops: Triton allocates their tiles for the whole kernel."""
 
         def inside(body: tuple[Statement, ...], stages: int) -> Iterator[nest.Put]:
@@ -230,11 +230,11 @@ class _Estimate:
     def _bytes(self, s: Let | nest.Store | nest.Put, buffer: str) -> int:
         return self.elements(s.axes) * self.bytes_of(buffer)
 
-    def _passed(self, s: Statement) -> int:
+    def _staging_bytes(self, s: Statement) -> int:
         """Return the bytes of shared memory through which ``s`` moves a tile: by a descriptor, or for a layout conversion beside a product."""
         warpgroups = isinstance(self.target.arch, int) and self.target.arch // 10 == 9 and any(self.units(d) == "shared" for d in self.dots)
         relaid = bool(self.dots) and (self.overlaps or warpgroups)
-        if isinstance(s, nest.Put) and s not in self.kept or isinstance(s, nest.Store) and relaid:
+        if isinstance(s, nest.Put) and s not in self.pipelined_stores or isinstance(s, nest.Store) and relaid:
             return self._bytes(s, s.buffer)
         if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) and not self._feeds_products(s.name):
             return self._bytes(s, s.value.buffer) if isinstance(s.value, Fetch) or self.overlaps and self.dots else 0
@@ -246,7 +246,7 @@ class _Estimate:
         copies = 1 if inner else self.depth if self.fused else int(own or self.kernel.num_stages)
         if self.target.backend == "hip":  # every step of an unrolled body gets its own buffers there
             copies = 1 + (copies - 1) * dict(loop.options).get("loop_unroll_factor", 1)
-        here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _direct(loop.body))
+        here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _outside_loops(loop.body))
         return here + max((self._loop(s) for s in inner), default=0)
 
     def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
@@ -287,10 +287,10 @@ class _Estimate:
 
     def _registers(self) -> int:
         products = bool(self.dots)
-        live = self._peak(self.kernel.body, set(), self._width, self._working)
+        live = self._peak_live_registers(self.kernel.body, set(), self._value_registers, self._temporary_registers)
         return int(live * (1 if products else 1.1)) + (PRODUCT_OVERHEAD if products else OVERHEAD)
 
-    def _peak(self, body: tuple[Statement, ...], after: set[str], width: Callable, working: Callable) -> float:
+    def _peak_live_registers(self, body: tuple[Statement, ...], after: set[str], width: Callable, working: Callable) -> float:
         """Return the most registers live at once in ``body``: ``width`` of each live named value, plus ``working`` of each statement."""
         uses = [self._names(s) for s in body]
         widths = {s.name: width(s) for s in body if isinstance(s, (Let, Accumulator))}
@@ -300,7 +300,7 @@ class _Estimate:
             later = after.union(*uses[i + 1 :])
             if isinstance(s, Loop):
                 held = sum(w for n, w in live.items() if n in later or n in uses[i])
-                most = max(most, held + self._peak(s.body, set(), width, working))
+                most = max(most, held + self._peak_live_registers(s.body, set(), width, working))
             else:
                 most = max(most, sum(live.values()) + working(s))
             if isinstance(s, (Let, Accumulator)):
@@ -313,7 +313,7 @@ class _Estimate:
         inner = s.body if isinstance(s, Loop) else (s,)
         return {n.name for v in values(inner) for n in v.walk() if isinstance(n, Local)}
 
-    def _width(self, s: Let | Accumulator) -> float:
+    def _value_registers(self, s: Let | Accumulator) -> float:
         """Return the registers of a thread for one named value."""
         load = s.value if isinstance(s, Let) and isinstance(s.value, (Load, Fetch)) else None
         if load is not None and self._feeds_products(s.name):
@@ -324,7 +324,7 @@ class _Estimate:
     def _feeds_products(self, name: str) -> bool:
         return any(isinstance(side, Local) and side.name == name for d in self.dots for side in (d.left, d.right))
 
-    def _working(self, s: Statement) -> float:
+    def _temporary_registers(self, s: Statement) -> float:
         """Return the registers that a statement takes beside its inputs: fragments and rounded operands of products."""
         most = 0.0
         for n in s.value.walk() if hasattr(s, "value") else ():
@@ -351,5 +351,5 @@ class _Estimate:
         return held * self.operand_bytes(dot) / 4 / self.target.warp_size
 
 
-def _direct(body: tuple[Statement, ...]) -> Iterator[Statement]:
+def _outside_loops(body: tuple[Statement, ...]) -> Iterator[Statement]:
     return (s for s in body if not isinstance(s, Loop))

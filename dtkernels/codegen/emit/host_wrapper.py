@@ -1,4 +1,4 @@
-"""The wrapper of a compiled Func: a Python function that checks sizes, allocates outputs and launches kernels."""
+"""Print the wrapper of a compiled Func: a Python function that checks sizes, allocates outputs and launches kernels."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ...lang.schedule import Program
 from ..analysis.dtype_propagation import product_inputs, value_inputs
 from ..analysis.product_types import Operands, products_of
 from ..analysis.resources import MOST_UNROLLED
-from ..ir.nest import Kernel, any_product, unrolled_product
-from .triton.grid import BEFORE, block_count, programs_held
+from ..ir.nest import Kernel, has_matrix_product, unrolled_product
+from .triton.grid import BEFORE, block_count, resident_programs
 from .triton.kernel import KernelText
 from .triton.memory import ROW
 
@@ -40,13 +40,13 @@ class Wrapper:
         self.operands, self.texts, self.described = operands, texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
         needed = self.algorithm.needed_by(outputs + hosts)
-        while more := self._beside(kernels, set(needed)):
+        while more := self._computed_along(kernels, set(needed)):
             needed = self.algorithm.needed_by((*needed, *more))
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
-        self.sizing = [*self.reads, *self._told_elsewhere()]  #: what is asked for its extents
+        self.sizing = [*self.reads, *self._extent_only_inputs()]  #: what is asked for its extents
         if not self.reads:
             raise DTError("what is compiled reads a tensor", found=f"none in {name}", allowed="an In", at=self.algorithm[outputs[0]].pos)
 
@@ -66,14 +66,17 @@ class Wrapper:
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
         return "\n".join(lines) + "\n"
 
-    def _beside(self, kernels: Sequence[Kernel], needed: set[str]) -> set[str]:
-        """Funcs beside ``needed`` whose kernels run: they store one of these, or are read by a kernel for what else it stores."""
+    def _computed_along(self, kernels: Sequence[Kernel], needed: set[str]) -> set[str]:
+        """Return the Funcs besides ``needed`` whose kernels run.
+
+        They store one of these, or are read by a kernel that also stores another.
+        """
         storing = {k.func for k in kernels if set(k.writes) & needed}
         read = {r for k in kernels if k.func in needed for r in k.reads if r in self.algorithm}
         return (storing | read) - needed
 
     def _texts(self) -> list[KernelText]:
-        """Every form of every kernel that this launches."""
+        """Return every form of every kernel that this launches."""
         return [forms[k.name] for k in self.kernels for forms in (self.texts, self.described) if k.name in forms]
 
     def _signature(self) -> list[str]:
@@ -99,7 +102,7 @@ class Wrapper:
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
-        lines += self._agreement(name)
+        lines += self._extent_checks(name)
         for label in self._labels():
             if label in self.counted:
                 lines.append(f"    size_{label} = triton.cdiv(size_{self.counted[label][0]}, {self.counted[label][1]})")
@@ -115,8 +118,8 @@ class Wrapper:
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
 
-    def _agreement(self, name: str) -> list[str]:
-        """Lines that refuse inputs of which labels with one extent, or with one that the program gives, have others."""
+    def _extent_checks(self, name: str) -> list[str]:
+        """Return the lines that refuse inputs whose extents disagree with each other or with the program."""
         told, lines = dict.fromkeys(label for t in self.sizing for label in plain_labels(self.algorithm, t) if label), []
         while told:
             first = next(iter(told))
@@ -134,13 +137,13 @@ class Wrapper:
         return lines
 
     def _labels(self) -> dict[str, None]:
-        """Labels whose extents the launches need."""
+        """Return labels whose extents the launches need."""
         found = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
         later = {label: other for label, (other, _) in self.counted.items() if label in found}
         return dict.fromkeys([*(x for x in found if x not in later), *later.values(), *later])
 
-    def _told_elsewhere(self) -> tuple[str, ...]:
-        """Inputs that no kernel reads, and that alone tell the extent of a label."""
+    def _extent_only_inputs(self) -> tuple[str, ...]:
+        """Return the inputs that no kernel reads but that alone define the extent of a label."""
         known = {label for r in self.reads for label in plain_labels(self.algorithm, r)}
         lost = [x for x in self._labels() if self.algorithm.constant_extent(x) is None and not known & self.algorithm.tied_labels(x)]
         sources = (self.algorithm.extent_source(label) for label in lost)
@@ -154,7 +157,7 @@ class Wrapper:
         ]
 
     def _shape(self, kernel: Kernel, buffer: str) -> tuple[str, ...]:
-        """Labels of a buffer that a kernel writes; a workspace has its parts before them."""
+        """Return labels of a buffer that a kernel writes; a workspace has its parts before them."""
         return (
             next(w.labels for w in kernel.workspaces if w.name == buffer)
             if buffer not in self.algorithm
@@ -172,28 +175,28 @@ class Wrapper:
         return lines
 
     def _promotions(self) -> list[str]:
-        """The dtype of the results and of products. Inputs of products are brought to theirs."""
+        """Return the dtype of the results and of products. Inputs of products are brought to theirs."""
         floats = value_inputs(self.algorithm, self.reads)
         lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
         lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
         multiplied = any("tl.dot" in self.texts[k.name].source for k in self.kernels)
-        return lines + (self._operand_types() + (self._brought(floats) if self.operands.uniform else self._each_brought()) if multiplied else [])
+        return lines + (self._operand_types() + (self._cast_to_result_dtype(floats) if self.operands.uniform else self._cast_to_operand_dtypes()) if multiplied else [])
 
-    def _brought(self, floats: list[str]) -> list[str]:
-        """All inputs in the results' dtype, unless they are whole numbers that no product takes, which it may not hold."""
+    def _cast_to_result_dtype(self, floats: list[str]) -> list[str]:
+        """Return lines that cast all inputs to the results' dtype, except integers that no product reads: that dtype may not hold them."""
         taken = product_inputs(self.algorithm)
         values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
         return [f"    {', '.join(floats)} = {', '.join(values)}"] if len(floats) > 1 else []
 
-    def _each_brought(self) -> list[str]:
-        """Inputs in the dtype of the products that take them; those of several types become floating-point at least."""
+    def _cast_to_operand_dtypes(self) -> list[str]:
+        """Return lines that cast inputs to the dtype of the products that read them, or to a floating-point one for several types."""
         values = {t: f"{t}.to({self.operands.variable(self.operands.held[t])})" for t in self.reads if t in self.operands.held}
         values |= {t: f"{t} if {t}.is_floating_point() else {t}.float()" for t in self.reads if t in self.operands.loose}
         return [f"    {', '.join(values)} = {', '.join(values.values())}"] if values else []
 
     def _operand_types(self) -> list[str]:
-        """A variable for each type of products that is not the results'."""
+        """Return a variable for each type of products that is not the results'."""
         wanted = [self.operands.type_of(dot) for k in self.kernels for one in (k, *k.tail) for dot in products_of(one)]
         moved = [*(() if self.operands.uniform else self.reads), *(w for k in self.kernels for w in k.writes)]
         wanted += [self.operands.held[t] for t in moved if t in self.operands.held]
@@ -204,7 +207,7 @@ class Wrapper:
         return found
 
     def _promoted(self, sources: tuple[str, ...]) -> str:
-        """A list of tensors and dtypes in the wrapper; "" for none."""
+        """Return a list of tensors and dtypes in the wrapper; "" for none."""
         values = [s if s in self.reads else f"torch.{ex.DTYPES[s.removeprefix(CAST)]}" for s in sources if s in self.reads or s.startswith(CAST)]
         return f"[{', '.join(values)}]" if values else ""
 
@@ -252,17 +255,17 @@ class Wrapper:
         return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
 
     def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
-        """Whole waves of blocks, then what is left in smaller ones."""
+        """Return the lines that launch whole waves of blocks, then the rest in smaller blocks."""
         (tail,), blocks = kernel.tail, block_count(kernel)
-        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {programs_held(kernel)}, {kernel.writes[0]}_out)"]
+        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out)"]
         lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
         return lines + self._call(tail, self.described[tail.name], pad + "    ")
 
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
-        """One launch, filled to the width of a line."""
+        """Return one launch, filled to the width of a line."""
         args = [value for _, value in text.arguments] + [f"{name}={value}" for name, value in text.constants]
         elastic = (
-            not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and any_product(kernel.body)
+            not text.warps and kernel.num_stages > 1 and any("whole(" in value for _, value in text.constants) and has_matrix_product(kernel.body)
         )
         args += [f"num_warps={text.warps or kernel.num_warps}"] + ([] if elastic or text.warps else [f"num_stages={kernel.num_stages}"])
         args += (
@@ -293,7 +296,7 @@ _SAID = {
 
 
 def launch_comment(program: Program, kernels: tuple[Kernel, ...], texts: dict[str, KernelText], outputs: tuple[str, ...]) -> str:
-    """What stands in place of the wrapper of Funcs that are compiled to kernels alone: grid and arguments of each, in order."""
+    """Return what stands in place of the wrapper of Funcs that are compiled to kernels alone: grid and arguments of each, in order."""
     needed = program.algorithm.needed_by(outputs)  # type: ignore[attr-defined]
     lines = []
     for k in (k for k in kernels if k.func in needed):

@@ -23,7 +23,7 @@ from .triton.kernel import KernelText, dimension_names, print_kernel
 
 
 def emit(program: Program, entry: str | None = None, target: Target | None = None, uniform: bool | None = None) -> str:
-    """The file for a prepared program (algebra done, schedule complete).
+    """Return the file for a prepared program (algebra done, schedule complete).
 
     A wrapper for each compiled Func, or for ``compile_to_kernel()`` a comment on how to launch its kernels; with ``entry``,
     one wrapper of that name that returns all outputs. With ``target`` kernels may be printed by the backend that this GPU has
@@ -83,7 +83,7 @@ def _check_kernel_names(program: Program, sources: Iterable[str]) -> None:
 
 
 def _roots(program: Program, kernels: tuple[Kernel, ...]) -> tuple[str, ...]:
-    """The kernels that get a wrapper: those that write an output, in the order the outputs were asked for."""
+    """Return the kernels that get a wrapper: those that write an output, in the order the outputs were asked for."""
     hosts = {w: k.func for k in kernels for w in k.writes}
     return tuple(dict.fromkeys(hosts[o] for o in program.outputs()))
 

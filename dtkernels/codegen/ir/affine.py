@@ -83,11 +83,11 @@ def inequalities(comparison: Tile) -> tuple[Affine, ...]:
     forms = {"<": [(up, True)], "<=": [(up, False)], ">": [(down, True)], ">=": [(down, False)], "==": [(up, False), (down, False)]}[
         comparison.fn
     ]
-    found = [_whole(form, strict) for form, strict in forms]
+    found = [_rounded_to_integers(form, strict) for form, strict in forms]
     return tuple(f for f in found if f is not None) if None not in found else ()
 
 
-def _whole(form: Affine, strict: bool) -> Affine | None:
+def _rounded_to_integers(form: Affine, strict: bool) -> Affine | None:
     """Restrict ``form >= 0`` (or > 0) to integers: a float scalar is rounded in the direction that preserves the condition."""
     floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer]
     if len(floats) > 1 or any(abs(k) != 1 for _, k in floats):

@@ -19,7 +19,7 @@ def quotient(a: Tile, b: Tile, algorithm: Algorithm) -> Tile:
     return Op("//", (a, b))
 
 
-def inside_one(at: Tile, block: int, size: int | float) -> bool:
+def block_is_in_one_group(at: Tile, block: int, size: int | float) -> bool:
     """Return whether a block of ``block`` elements is inside one group of ``size``, so that the group number is the same for the whole tile."""
     return isinstance(at, Position) and not at.axis.scalar and block > 0 and size % block == 0 and at.axis.tile >= block
 
@@ -27,14 +27,14 @@ def inside_one(at: Tile, block: int, size: int | float) -> bool:
 def arithmetic(expr: ex.Expr, a: Tile, b: Tile) -> Tile:
     """Return the operator ``expr`` applied to ``a`` and ``b``, in a cheaper form where both are integers."""
     match expr:
-        case ex.Binary("%", moved, ex.Len()) if (turns := rounds(moved, expr.right)) is not None:
+        case ex.Binary("%", moved, ex.Len()) if (turns := out_of_range_sides(moved, expr.right)) is not None:
             return wrapped(a, b, *turns)
         case ex.Binary("<" | ">" | "<=" | ">=" as op, _, _):
-            return compared(op, a, b)
+            return comparison(op, a, b)
     return Op(expr.op, (a, b))  # type: ignore[attr-defined]
 
 
-def compared(op: str, left: Tile, right: Tile) -> Tile:
+def comparison(op: str, left: Tile, right: Tile) -> Tile:
     """Return a comparison. An integer is compared with a quotient of integers without floats.
 
     Before: ``d < len(d) / 2``, both as float32 for each element  After: ``d < len(d) - len(d) // 2``
@@ -42,7 +42,7 @@ def compared(op: str, left: Tile, right: Tile) -> Tile:
     turned = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
     match left, right:
         case Op("/", _), _ if is_integer(right):
-            return compared(turned[op], right, left)
+            return comparison(turned[op], right, left)
         case _, Op("/", (n, Const(k))) if is_integer(left) and is_integer(n) and never_negative(n) and type(k) is int and k > 0:
             down = Op("//", (n, Const(k)))
             up = Op("-", (n, down)) if k == 2 else Op("cdiv", (n, Const(k)))  # Triton infers that half of a multiple of 16 is a multiple of 8
@@ -50,16 +50,16 @@ def compared(op: str, left: Tile, right: Tile) -> Tile:
     return Op(op, (left, right))
 
 
-def rounds(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
+def out_of_range_sides(at: ex.Expr, extent: ex.Expr) -> tuple[bool, bool] | None:
     """Return whether an index shifted along an extent can be (below 0, past the end) by less than one extent; None if unknown."""
     zero = ex.Const(0)
 
-    def always(op: str, left: ex.Expr, right: ex.Expr) -> bool:
+    def holds_everywhere(op: str, left: ex.Expr, right: ex.Expr) -> bool:
         return fold_condition(ex.Binary(op, left, right)) == ex.Const(True)
 
-    if not (always(">=", ex.Binary("+", at, extent), zero) and always("<", at, ex.Binary("*", ex.Const(2), extent))):
+    if not (holds_everywhere(">=", ex.Binary("+", at, extent), zero) and holds_everywhere("<", at, ex.Binary("*", ex.Const(2), extent))):
         return None
-    return not always(">=", at, zero), not always("<", at, extent)
+    return not holds_everywhere(">=", at, zero), not holds_everywhere("<", at, extent)
 
 
 def wrapped(at: Tile, extent: Tile, below: bool, past: bool) -> Tile:

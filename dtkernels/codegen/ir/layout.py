@@ -1,4 +1,4 @@
-"""The order of a tile's dimensions."""
+"""Choose the order of a tile's dimensions."""
 
 from __future__ import annotations
 

@@ -139,12 +139,12 @@ class FetchLet(Let):
 
 
 def is_load(s: Statement) -> TypeGuard[LoadLet]:
-    """Whether ``s`` names what a Load reads."""
+    """Return whether ``s`` names what a Load reads."""
     return isinstance(s, Let) and isinstance(s.value, Load)
 
 
 def is_fetch(s: Statement) -> TypeGuard[FetchLet]:
-    """Whether ``s`` names what a Fetch reads."""
+    """Return whether ``s`` names what a Fetch reads."""
     return isinstance(s, Let) and isinstance(s.value, Fetch)
 
 
@@ -249,14 +249,14 @@ def values(body: tuple[Statement, ...]) -> Iterator[Tile]:
     return (s.value for s in statements(body) if isinstance(s, Valued))
 
 
-def any_product(body: tuple[Statement, ...]) -> bool:
+def has_matrix_product(body: tuple[Statement, ...]) -> bool:
     """Return whether the body uses the matrix units."""
     return any(isinstance(n, TileDot) for value in values(body) for n in value.walk())
 
 
 def unrolled_product(body: tuple[Statement, ...]) -> int:
     """Return the unroll factor of a loop around a product on the matrix units; 1 if there is none."""
-    loops = [s for s in statements(body) if isinstance(s, Loop) and any_product(s.body)]
+    loops = [s for s in statements(body) if isinstance(s, Loop) and has_matrix_product(s.body)]
     return max((int(dict(s.options).get("loop_unroll_factor", 1)) for s in loops), default=1)
 
 

@@ -77,7 +77,7 @@ def never_negative(tile: Tile) -> bool:
     return False
 
 
-def outgrown(nodes: Iterable[Tile], integers: frozenset[str]) -> frozenset[str]:
+def overflowing_integers(nodes: Iterable[Tile], integers: frozenset[str]) -> frozenset[str]:
     """Return those of the loaded ``integers`` whose dtype may not hold the results of arithmetic on them.
 
     Triton computes in the type of the tensor: ``2 * t`` of an int8 wraps around, and ``t - 1`` of a uint8 is 255 for 0.

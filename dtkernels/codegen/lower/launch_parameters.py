@@ -13,7 +13,7 @@ from .schedule_options import KernelOptions
 def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Set the reads, scalars, grid and options of the kernel from its body and the schedule."""
     algorithm = options.algorithm
-    read, scalars = _taken(kernel)
+    read, scalars = _reads_and_scalars(kernel)
     reads = tuple(t for t in (*algorithm.inputs, *algorithm.funcs, *(w.name for w in kernel.workspaces)) if t in read)
     grid, order = _grid(kernel, options)
     return replace(
@@ -23,11 +23,11 @@ def with_launch_parameters(kernel: Kernel, options: KernelOptions) -> Kernel:
         grid=grid,
         order=order,
         workspaces=tuple(w for w in kernel.workspaces if w.name in reads + kernel.writes),
-        **options.of_buffers(reads, kernel.writes),
+        **options.buffer_fields(reads, kernel.writes),
     )
 
 
-def _taken(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
+def _reads_and_scalars(kernel: Kernel) -> tuple[frozenset[str], frozenset[str]]:
     """Return the buffers that the body reads, and the scalars."""
     values = [s.value for s in statements(kernel.body) if isinstance(s, (Let, Assign, Store))]
     nodes = [n for v in values for n in v.walk()]

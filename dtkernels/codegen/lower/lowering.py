@@ -15,7 +15,7 @@ from ...lang.errors import DTError
 from ...lang.schedule import Program, host
 from ...lang.schedule_checks import reduction_labels
 from ..ir import nest
-from ..ir.integer_math import arithmetic, inside_one, quotient
+from ..ir.integer_math import arithmetic, block_is_in_one_group, quotient
 from ..ir.nest import (
     WHOLE,
     Axis,
@@ -87,7 +87,7 @@ class _Lowering:
         body = tuple(self.top.body)
         self.options.check(body, self._touched(body))
         writes = tuple(dict.fromkeys((self.root, *self.stored)))
-        return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.of_launch())
+        return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.launch_fields())
 
     def _touched(self, body: tuple[Statement, ...]) -> frozenset[str]:
         """Return the buffers that the body reads or writes."""
@@ -132,7 +132,7 @@ class _Lowering:
         self.place(definition.name, labels[0], env, inner)
         self._levels(definition, labels[1:], env, inner)
         if within:
-            scope.body.append(Loop(axis, within, tuple(inner.body), options=self.options.of_loop(definition.name, labels[0])))
+            scope.body.append(Loop(axis, within, tuple(inner.body), options=self.options.loop_options(definition.name, labels[0])))
 
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the outputs that nothing in this kernel uses last, when the reductions they need are finished."""
@@ -217,12 +217,12 @@ class _Lowering:
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the Funcs fused at the loop of ``func`` over ``label``, as far as their labels are bound there."""
         for d in self.algorithm.definitions:
-            if self.fused.get(d.name) == (func, label) and self._used(d.name) and not self._waits(d.name, env):
+            if self.fused.get(d.name) == (func, label) and self._is_read(d.name) and not self._depends_on_inner_accumulator(d.name, env):
                 index = self.bound_index(d, env)
                 if index is not None:
                     self.realize(d.name, index, scope)
 
-    def _waits(self, func: str, env: dict[str, Tile]) -> bool:
+    def _depends_on_inner_accumulator(self, func: str, env: dict[str, Tile]) -> bool:
         """Return whether ``func`` depends on an accumulator of an inner loop; it is then computed where it is used, after that loop."""
         inside = {name: self.fused[name][1] for name in self.algorithm.needed_by((func,)) if name in self.fused and func not in self._hosts(name)}
         return any(label not in env and label in reduction_labels(self.algorithm, name) for name, label in inside.items())
@@ -234,7 +234,7 @@ class _Lowering:
             chain.append(self.fused[chain[-1]][0])
         return chain
 
-    def _used(self, func: str) -> bool:
+    def _is_read(self, func: str) -> bool:
         """Return whether another Func of this program reads ``func``; an output that none reads can wait."""
         return any(a.tensor == func for d in self.algorithm.definitions for a in ex.accesses(d.expr))
 
@@ -266,26 +266,26 @@ class _Lowering:
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
         if not all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index)):
-            value = self._inside(definition, index, value)
-        return self.keep(definition, index, value, scope)
+            value = self._mask_outside(definition, index, value)
+        return self.define(definition, index, value, scope)
 
-    def keep(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
+    def define(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
         """Name ``value`` after its Func, remember it, and store it if it is an output."""
         if not isinstance(value, Local):
             value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
         scope.know((definition.name, index), value)
-        if definition.name in self.outputs and definition.name not in self.stored and self._everywhere(definition, index):
+        if definition.name in self.outputs and definition.name not in self.stored and self._covers_whole_func(definition, index):
             self.reducer.check_finished(definition)
             self._store(definition, dict(zip(definition.labels, index)), value, scope)
         return value
 
-    def _everywhere(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
+    def _covers_whole_func(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
         """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
         axes = [i.axis for i in index if isinstance(i, Position)]
         alone = all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index))
         return alone and len(set(axes)) == len(axes)
 
-    def _inside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
+    def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
             if not isinstance(i, Position):
@@ -301,7 +301,7 @@ class _Lowering:
         reduced = self.reducer.reductions(definition, env, scope)
         return self.tile(definition.expr, env, scope, reduced)
 
-    def _own_value(self, index: tuple[Tile, ...], scope: Scope) -> Tile:
+    def _root_value(self, index: tuple[Tile, ...], scope: Scope) -> Tile:
         """Return the value of the root Func, for an output that is fused into it and computed from it."""
         known = scope.find((self.root, index))
         if known is None:
@@ -356,15 +356,15 @@ class _Lowering:
                 return Op(f"cast:{dtype}", (below(arg),))
         raise AssertionError(f"{type(expr).__name__} is gone before lowering")
 
-    def _one_for_block(self, label: str, at: Tile, size: int | float) -> bool:
-        """Whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
+    def _is_uniform_in_block(self, label: str, at: Tile, size: int | float) -> bool:
+        """Return whether ``label / size`` is one number for a whole block; a sum over ``label`` has tiles of its own."""
         own = label in self.blocked and at == Position(self.blocked[label])
-        return self.once_a_block and own and inside_one(at, self.blocks.get(label, 0), size)
+        return self.once_a_block and own and block_is_in_one_group(at, self.blocks.get(label, 0), size)
 
     def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Return an index as integer arithmetic, in which / rounds down."""
         match expr:
-            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._one_for_block(label, env[label], size):
+            case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._is_uniform_in_block(label, env[label], size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
@@ -378,7 +378,7 @@ class _Lowering:
         if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere:
             return self.realize(tensor, index, scope)
         if tensor == self.root:
-            return self._own_value(index, scope)
+            return self._root_value(index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs
         shift = tensor in self.algorithm and is_shift(self.algorithm[tensor].expr)

@@ -31,7 +31,7 @@ _COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
 
 
 @dataclass
-class _Member:
+class _AccumulatedFunc:
     """A Func that a loop accumulates."""
 
     definition: Definition
@@ -41,7 +41,7 @@ class _Member:
 
 
 @dataclass
-class _Running:
+class _RunningValue:
     """The running value of a member that others in the loop depend on, before and after this step."""
 
     before: Tile
@@ -91,9 +91,9 @@ class Reducer:
         for labels, nodes in groups.items():
             nodes = list(dict.fromkeys(nodes))
             if part := self._own_block(d, labels):
-                results |= self._at_once(d, (part,), nodes, env, scope)
+                results |= self._without_loop(d, (part,), nodes, env, scope)
             elif all(self.l.tile_size(d.name, label) == WHOLE for label in labels):
-                results |= self._at_once(d, tuple(self.l.whole_axis(label, env.values()) for label in labels), nodes, env, scope)
+                results |= self._without_loop(d, tuple(self.l.whole_axis(label, env.values()) for label in labels), nodes, env, scope)
             else:
                 results |= self._by_loop(d, labels, tuple(nodes), env, scope)
         return results
@@ -105,7 +105,7 @@ class Reducer:
 
     # -- at once --------------------------------------------------------------------------------------------------
 
-    def _at_once(
+    def _without_loop(
         self, d: Definition, axes: tuple[Axis, ...], nodes: list[ex.Reduce | ex.Dot], env: dict[str, Tile], scope: Scope
     ) -> dict[ex.Expr, Tile]:
         env = {**env, **{a.label: Position(a) for a in axes}}
@@ -143,7 +143,7 @@ class Reducer:
     def _by_loop(
         self, d: Definition, labels: tuple[str, ...], nodes: tuple[ex.Expr, ...], env: dict[str, Tile], scope: Scope
     ) -> dict[ex.Expr, Tile]:
-        members = [*self._sharers(d, labels, env, scope), _Member(d, nodes, env, ())]
+        members = [*self._funcs_in_loop(d, labels, env, scope), _AccumulatedFunc(d, nodes, env, ())]
         asked = self.l.schedule.names(d.name, "reorder")
         ordered = tuple(sorted(labels, key=lambda label: asked.index(label) if label in asked else len(asked)))
         scopes, axes = self._open(d, ordered, env, scope)
@@ -153,7 +153,7 @@ class Reducer:
         for member in members:
             step.accumulate(member)
         step.close()
-        self._wrap(scopes, axes, scope, [m.definition.name for m in reversed(members)])
+        self._close_loops(scopes, axes, scope, [m.definition.name for m in reversed(members)])
         for member in members:
             self.unfinished.pop(member.definition.name, None)
         results: dict[ex.Expr, Tile] = {}
@@ -163,7 +163,7 @@ class Reducer:
                 results = finished
             else:
                 value = self.l.tile(member.definition.expr, member.env, scope, finished)
-                self.l.keep(member.definition, member.index, value, scope)
+                self.l.define(member.definition, member.index, value, scope)
         return results
 
     def _open(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> tuple[list[Scope], tuple[Axis, ...]]:
@@ -184,14 +184,14 @@ class Reducer:
             axes.append(axis)
         return scopes, tuple(axes)
 
-    def _wrap(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope, members: list[str]) -> None:
+    def _close_loops(self, scopes: list[Scope], axes: tuple[Axis, ...], scope: Scope, members: list[str]) -> None:
         looped = [a for a in axes if a.tile != WHOLE]
         for i in reversed(range(len(scopes))):
             outer = scopes[i - 1] if i else scope
-            options = next(filter(None, (self.l.options.of_loop(m, looped[i].label) for m in members)), ())
+            options = next(filter(None, (self.l.options.loop_options(m, looped[i].label) for m in members)), ())
             outer.body.append(Loop(looped[i], "extent", tuple(scopes[i].body), reduces=True, options=options))
 
-    def _sharers(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_Member]:
+    def _funcs_in_loop(self, d: Definition, labels: tuple[str, ...], env: dict[str, Tile], scope: Scope) -> list[_AccumulatedFunc]:
         """Return the Funcs fused into this loop (or into a loop that shares it) that reduce over exactly its labels."""
         found: list[str] = [d.name]
         for name in found:
@@ -211,7 +211,7 @@ class Reducer:
                 assert index is not None
                 if scope.find((g.name, index)) is None:
                     own = dict(zip(g.labels, index))
-                    members.append(_Member(g, tuple(dict.fromkeys(_outermost(g.expr))), own, index))
+                    members.append(_AccumulatedFunc(g, tuple(dict.fromkeys(_outermost(g.expr))), own, index))
         return members
 
 
@@ -219,17 +219,17 @@ class _Step:
     """One iteration of a reduction loop: the update of each accumulator."""
 
     def __init__(
-        self, reducer: Reducer, members: list[_Member], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]
+        self, reducer: Reducer, members: list[_AccumulatedFunc], axes: tuple[Axis, ...], outer: Scope, inner: Scope, bound: dict[str, Tile]
     ):
         self.r, self.l = reducer, reducer.l
         self.members, self.axes, self.outer, self.inner, self.bound = members, axes, outer, inner, bound
         self.shared = {m.definition.name for m in members[:-1]}
-        self.running: dict[str, _Running] = {}
+        self.running: dict[str, _RunningValue] = {}
         self.results: dict[str, dict[ex.Expr, Tile]] = {}
         self.late: list[Assign] = []
         self.moving: dict[str, str] = {}  #: Func -> its accumulator, where the Func is just that
 
-    def accumulate(self, member: _Member) -> None:
+    def accumulate(self, member: _AccumulatedFunc) -> None:
         """Emit the accumulators of ``member`` and their update in one step."""
         name = member.definition.name
         watched = any(name in self._depends(m) for m in self.members if m is not member)
@@ -241,8 +241,8 @@ class _Step:
         for node in member.nodes:
             kind = self.r.kind(member.definition, node)
             terms = self.r._terms(node, env, self.inner, self.axes)
-            moves = self._moves(member, node, kind)
-            factors = [self._moved(*move) for move in moves]
+            moves = self._rescaling_degrees(member, node, kind)
+            factors = [self._rescaling_factor(*move) for move in moves]
             made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # its accumulator is in registers already
             at_end = not (watched or factors or made)
             if not (at_end or isinstance(terms, TileDot)):
@@ -268,7 +268,7 @@ class _Step:
         """End the step: running values take their new values."""
         self.inner.body += self.late
 
-    def finished(self, member: _Member) -> dict[ex.Expr, Tile]:
+    def finished(self, member: _AccumulatedFunc) -> dict[ex.Expr, Tile]:
         """Return the reductions of ``member`` after the loop."""
         return self.results[member.definition.name]
 
@@ -276,16 +276,16 @@ class _Step:
         for d in self.l.algorithm.definitions:
             if self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
                 index = self.l.bound_index(d, env)
-                if index is not None and not self._waits(d):
+                if index is not None and not self._depends_on_later_member(d):
                     varies = d.name not in self.l.outputs or set(d.labels) & set(self.bound)
                     self.l.realize(d.name, index, self.inner if varies else self.outer)  # an output is stored even if nothing is summed
 
-    def _waits(self, d: Definition) -> bool:
+    def _depends_on_later_member(self, d: Definition) -> bool:
         """Return whether ``d`` depends on a member of this loop that has not been accumulated yet."""
         return any(a.tensor in self.shared and a.tensor not in self.results for a in ex.accesses(self._inlined(d.expr)))
 
     def _accumulator(
-        self, member: _Member, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]
+        self, member: _AccumulatedFunc, node: ex.Expr, kind: str, terms: Tile, partial: bool, moves: tuple[tuple[str, Fraction], ...]
     ) -> Local:
         d = member.definition
         alone = len(member.nodes) == 1
@@ -304,11 +304,11 @@ class _Step:
         """Inline the fused Funcs that ``expr`` uses, except members of this loop."""
         return self.r.inlined(expr, self.shared)
 
-    def _depends(self, member: _Member) -> set[str]:
+    def _depends(self, member: _AccumulatedFunc) -> set[str]:
         """Return the members of the loop whose running value enters the terms of ``member``."""
         return {a.tensor for node in member.nodes for a in ex.accesses(self._inlined(node)) if a.tensor in self.shared}
 
-    def _run(self, member: _Member, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
+    def _run(self, member: _AccumulatedFunc, before: dict[ex.Expr, Tile], after: dict[ex.Expr, Tile], env: dict[str, Tile]) -> None:
         d = member.definition
         new = self.l.tile(d.expr, env, self.inner, after)
         old = self.l.tile(d.expr, env, self.inner, before)
@@ -317,10 +317,10 @@ class _Step:
             self.inner.know((d.name, member.index), seen)
         else:
             self.inner.know((d.name, member.index), new)
-        self.running[d.name] = _Running(old, new)
+        self.running[d.name] = _RunningValue(old, new)
         self.r.unfinished[d.name] = tuple(self.bound)
 
-    def _moves(self, member: _Member, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
+    def _rescaling_degrees(self, member: _AccumulatedFunc, node: ex.Expr, kind: str) -> list[tuple[str, Fraction]]:
         """Return each Func whose changes rescale an accumulator, with the accumulator's degree in it."""
         moves = []
         inlined = self._inlined(node)
@@ -331,20 +331,20 @@ class _Step:
             if found is None or found.plus or found.times >= 0 or kind != "sum":
                 raise DTError(
                     "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired",
-                    found=f"{(said := self._as_written(name, member))} in {member.definition.name}",
+                    found=f"{(said := self._name_in_schedule(name, member))} in {member.definition.name}",
                     allowed=f"{said} fused outside the loop over {', '.join(self.bound)}",
                     at=member.definition.pos,
                 )
             moves.append((name, found.times))
         return moves
 
-    def _as_written(self, name: str, user: _Member) -> str:
+    def _name_in_schedule(self, name: str, user: _AccumulatedFunc) -> str:
         """Return the Func that a schedule may name for ``name``: a derived Func belongs to the one it was derived from."""
         at = self.l.algorithm[name].pos
         found = [d.name for d in self.l.algorithm.definitions if at is not None and d.pos == at and d is not user.definition]
         return found[-1] if found else name
 
-    def _moved(self, name: str, times: Fraction) -> Tile:
+    def _rescaling_factor(self, name: str, times: Fraction) -> Tile:
         """Return exp(times * (new - old)), shared by all accumulators of that degree; 0 before the first element."""
         run = self.running[name]
         key = ("moved", name, times)

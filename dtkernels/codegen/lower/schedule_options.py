@@ -67,7 +67,7 @@ class KernelOptions:
         self.root = root
         self.members = (root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == root))
 
-    def of_loop(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
+    def loop_options(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
         """Return the options of the loop over ``label`` of ``func``: set on it, on its consumers, or on a Func fused there."""
         asked = [func]
         while asked[-1] != self.root and asked[-1] in self.fused:
@@ -81,7 +81,7 @@ class KernelOptions:
             found["warp_specialize"] = True
         return tuple(found.items())
 
-    def of_launch(self) -> dict[str, Any]:
+    def launch_fields(self) -> dict[str, Any]:
         """Return the fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
         return {
@@ -98,7 +98,7 @@ class KernelOptions:
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
         }
 
-    def of_buffers(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
+    def buffer_fields(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
         """Return the fields of Kernel that say how it accesses its buffers."""
         evict = self.evict()
         return {

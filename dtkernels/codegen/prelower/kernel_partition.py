@@ -25,7 +25,7 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
             raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {where}", allowed=f"{where}.compile()", at=at)
     _check_consumers(program)
     _check_stored(program, roots)
-    waiting = {root: _read_from(program, root) & set(roots) - {root} for root in roots}
+    waiting = {root: _hosts_read_from(program, root) & set(roots) - {root} for root in roots}
     ordered: list[str] = []
     while len(ordered) < len(roots):
         ready = next((r for r in roots if r not in ordered and waiting[r] <= set(ordered)), None)
@@ -37,7 +37,7 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
     return tuple(ordered)
 
 
-def _read_from(program: Program, root: str) -> set[str]:
+def _hosts_read_from(program: Program, root: str) -> set[str]:
     """Return the hosts of the Funcs that the kernel of ``root`` reads from memory."""
     algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), stored_funcs(program), program.outputs()
     written = {f for f in (*stored, *outputs) if host(f, fused) == root}

@@ -52,8 +52,8 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     numbers = [t for t in algorithm.inputs if t not in algorithm.integer_inputs()]  # a copy can hold these
     if tensor not in numbers:
         raise DTError("stage names an input of numbers", found=f"{tensor}, whose elements stand in an index", allowed=", ".join(numbers) or "none", at=p.pos)
-    if not _by_themselves(labels):
-        allowed = ", ".join(t for t in numbers if _by_themselves(algorithm.plain_labels(t))) or "none: it has no such"
+    if not _are_distinct_labels(labels):
+        allowed = ", ".join(t for t in numbers if _are_distinct_labels(algorithm.plain_labels(t))) or "none: it has no such"
         raise DTError("stage names an input that labels index by themselves", found=tensor, allowed=allowed, at=p.pos)
     members = funcs_in_kernel(program, p.func)
     own = tuple(str(label) for label in labels)
@@ -97,7 +97,7 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     )
 
 
-def _by_themselves(labels: tuple[str | None, ...]) -> bool:
+def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:
     """Return whether each dimension is indexed by one bare label, different from the others."""
     return bool(labels) and None not in labels and len(set(labels)) == len(labels)
 

@@ -20,7 +20,7 @@ from ...lang.checks import check_given
 from ...lang.schedule import Program, host
 from ..build.source_cache import load_module
 from ..path_counters import checking, interpreting
-from ..reference.launch_context import in_turn
+from ..reference.launch_context import one_kernel_at_a_time
 
 
 class CompiledProgram:
@@ -75,7 +75,7 @@ class CompiledProgram:
             raise DTError(f"{name} is computed together with others", found=f"a call of {name}",
                           allowed=f"{where}, which returns {', '.join(together)}")  # fmt: skip
         try:
-            with in_turn():
+            with one_kernel_at_a_time():
                 given, named = tuple(map(in_memory, args)), {n: in_memory(v) for n, v in kwargs.items()}
                 results = without_backward(name, lambda: run(*given, **named), (*given, *named.values()))
             if self.check_indices or checking():
@@ -117,7 +117,7 @@ class CompiledProgram:
         """Raise TypeError, one line, for an argument that no kernel takes."""
         import torch
 
-        from ..signature.arguments import refuse_layout, told
+        from ..signature.arguments import refuse_layout, type_name
         from ..signature.signature import check_whole
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
@@ -126,7 +126,7 @@ class CompiledProgram:
                 continue  # an argument of another wrapper, or one that the wrapper refuses
             kind = "a tensor" if n in a.inputs else "a number or a one-element tensor"
             if not isinstance(value, torch.Tensor) and (n in a.inputs or not hasattr(value, "__float__")):
-                raise TypeError(f"{name}: {n} is {told(value)}; allowed: {kind}")
+                raise TypeError(f"{name}: {n} is {type_name(value)}; allowed: {kind}")
             if n in whole:
                 check_whole(name, n, value)
             if not isinstance(value, torch.Tensor):

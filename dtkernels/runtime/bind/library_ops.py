@@ -33,27 +33,27 @@ _defined: set[str] = set()  #: names already registered with torch.library
 def enter(operator: Operator) -> str:
     """Return the entry name of an op: its own, with a number where another algorithm has that name already."""
     name, number = operator.name, 1
-    while _taken(name, operator):
+    while _is_name_taken(name, operator):
         number += 1
         name = f"{operator.name}_{number}"
     known[name] = operator
     return name
 
 
-def _taken(name: str, operator: Operator) -> bool:
+def _is_name_taken(name: str, operator: Operator) -> bool:
     """Tell whether ``name``, or an entry derived from it, belongs to another op. An op may itself be named like an entry, ``<op>_forward``."""
     if name in known:
-        return _meaning(known[name]) != _meaning(operator)
-    own = _entries(name)
-    return any(own & _entries(other) for other in known)
+        return _definition_key(known[name]) != _definition_key(operator)
+    own = _entry_names(name)
+    return any(own & _entry_names(other) for other in known)
 
 
-def _entries(name: str) -> set[str]:
+def _entry_names(name: str) -> set[str]:
     return {name, f"{name}_open", f"{name}_forward", f"{name}_backward"}
 
 
-def _meaning(operator: Operator) -> tuple:
-    a = operator.outline
+def _definition_key(operator: Operator) -> tuple:
+    a = operator.manifest
     return a.spec, a.outputs, a.compiled, a.autocast
 
 
@@ -77,7 +77,7 @@ def _schema(operator: Operator) -> str:
         parts[i] += "=None"
     named = _number_arguments(a)
     named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
-    count = len(operator.outline.outputs)
+    count = len(operator.manifest.outputs)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
     return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
 
@@ -94,7 +94,7 @@ def _number_arguments(algorithm) -> list[str]:
 def signature(name: str) -> str:
     """Return ``entry | inputs | scalars | parameters``, names separated by blanks: a string, which Dynamo treats as a constant."""
     ensure(name)
-    a = known[name].outline
+    a = known[name].manifest
     entry = name + ("_open" if a.compiled == "fuse" and not checking() else "")  # torch's own operations check the indices of the decomposed form
     return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
 
@@ -138,7 +138,7 @@ def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[li
 
 def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object]:
     """Convert the arguments of an entry back to the op's own names."""
-    a = operator.outline
+    a = operator.manifest
     given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
     for key, value in named.items():
         if value is not None:
@@ -189,7 +189,7 @@ def _define(name: str, schema: str) -> None:
         return results if len(results) > 1 else results[0]
 
     def mapped(info, in_dims, *args, **named):
-        raise unmapped(name)
+        raise vmap_error(name)
 
     _library.impl(name, run, "CompositeExplicitAutograd")
     _library.impl(name, differentiable, "Autograd")
@@ -200,8 +200,8 @@ def _define(name: str, schema: str) -> None:
         for entry in (name, f"{name}_open"):
             _library.impl(entry, _casting(name, entry, device), key)
     for half in ("forward", "backward"):
-        _library.impl(f"{name}_{half}", _half(name, half), "CompositeExplicitAutograd")
-        torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _half_shaped(name, half), lib=_library)
+        _library.impl(f"{name}_{half}", _direction_entry(name, half), "CompositeExplicitAutograd")
+        torch.library.register_fake(f"{NAMESPACE}::{name}_{half}", _fake_direction_entry(name, half), lib=_library)
         torch.library.register_vmap(f"{NAMESPACE}::{name}_{half}", mapped, lib=_library)
 
 
@@ -252,7 +252,7 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     told = {"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "kept": kept, "numbers": numbers}
     kind = json.dumps(told)
     tensors = [v for n, v in values.items() if n not in numbers]
-    results = _Recorded.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]
+    results = _EntryAutograd.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]
     results = tuple(call.fitted.restore(r) for r in results)
     return results if len(results) > 1 else results[0]
 
@@ -282,7 +282,7 @@ def _split_values(variant: Variant, values: list[torch.Tensor], numbers: dict[st
     return {n: given[n] for n in a.inputs}, {n: given[n] for n in a.scalars}
 
 
-def _half(name: str, half: str):
+def _direction_entry(name: str, half: str):
     def run(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
@@ -298,7 +298,7 @@ def _half(name: str, half: str):
     return run
 
 
-def _half_shaped(name: str, half: str):
+def _fake_direction_entry(name: str, half: str):
     def shaped(values: list[torch.Tensor], kind: str, **numbers) -> list[torch.Tensor]:
         pair, named = _pair(name, kind)
         variant = getattr(pair, half)
@@ -307,12 +307,12 @@ def _half_shaped(name: str, half: str):
     return shaped
 
 
-def unmapped(name: str) -> NotImplementedError:
+def vmap_error(name: str) -> NotImplementedError:
     """Return the error that vmap over an op raises."""
     return NotImplementedError(f"{known[name].name}: torch.vmap is not supported; allowed: leading dimensions, which the op maps over by itself")
 
 
-class _Recorded(torch.autograd.Function):
+class _EntryAutograd(torch.autograd.Function):
     """Run forward and backward through the two inner entries, so that tracing sees both."""
 
     @staticmethod
@@ -353,7 +353,7 @@ class _Recorded(torch.autograd.Function):
 
     @staticmethod
     def vmap(info, in_dims, name: str, *values):
-        raise unmapped(name)
+        raise vmap_error(name)
 
 
 def _number_kwargs(given: dict[str, object], wanted: tuple[str, ...]) -> dict[str, object]:

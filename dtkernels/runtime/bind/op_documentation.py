@@ -24,7 +24,7 @@ def signature_of(operator: Operator) -> inspect.Signature:
 
     An argument that only some parameter settings need defaults to None, and so do all after it.
     """
-    a, needed, found = operator.outline, always_needed(operator), []
+    a, needed, found = operator.manifest, always_needed(operator), []
     optional = False
     for name in (*a.inputs, *a.scalars):
         optional = optional or name not in needed
@@ -39,7 +39,7 @@ def signature_of(operator: Operator) -> inspect.Signature:
 
 def always_needed(operator: Operator) -> set[str]:
     """Return the inputs and scalars that every setting of the boolean parameters needs."""
-    flags = [(n, not v) for n, v in operator.outline.params if isinstance(v, bool)]
+    flags = [(n, not v) for n, v in operator.manifest.params if isinstance(v, bool)]
     settings = [(), *((f,) for f in flags), tuple(flags)]
     signatures = [operator.variant(tuple(sorted(s)), frozenset(), 0).signature for s in settings]
     return set.intersection(*({*s.inputs, *s.scalars} for s in signatures))
@@ -63,7 +63,7 @@ def _arguments(operator: Operator) -> Iterator[str]:
     leaders, needed = leading_inputs(algorithm, spec.outputs), always_needed(operator)
     for name in algorithm.inputs:
         shape = Interface.shape(algorithm.plain_labels(name), name in leaders)
-        kind = ", integers" if name in operator.outline.integers else ""
+        kind = ", integers" if name in operator.manifest.integers else ""
         yield f"{name}: {shape}{kind}{'' if name in needed else UNLESS}"
     for name in algorithm.scalars:
         kind = "a whole number" if name in algorithm.integer_scalars() else "a number"

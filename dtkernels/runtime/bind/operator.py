@@ -16,7 +16,7 @@ from torch.autograd import forward_ad
 
 from ..dispatch.call_cache import CallCache
 from ..select.schedule_selection import Call
-from ..signature.arguments import Interface, refuse_layout, told
+from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
     from ...lang.spec import Spec
 
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
-__all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
+__all__ = ["KERNEL_DTYPES", "ArgumentsRequested", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
 _tracing = torch._C._is_tracing
 _grad_enabled = torch.is_grad_enabled
 
 
-class Asked(Exception):
+class ArgumentsRequested(Exception):
     """Raised in place of a call whose arguments are asked for; holds them."""
 
 
@@ -54,12 +54,12 @@ class Operator:
         ``interface``: the caller's names of the arguments, where a front function renames them.
         """
         self._from, self.interface = spec, interface or Interface()
-        outline = read_manifest(spec) if isinstance(spec, Path) else None
-        self.outline = outline or OpManifest.of(self.spec)
-        self.name = self.__name__ = self.outline.op
-        self._names = self.outline.inputs + self.outline.scalars
+        manifest = read_manifest(spec) if isinstance(spec, Path) else None
+        self.manifest = manifest or OpManifest.of(self.spec)
+        self.name = self.__name__ = self.manifest.op
+        self._names = self.manifest.inputs + self.manifest.scalars
         self._variants: dict[tuple, Variant] = {}
-        self._quick = CallCache(self.outline.products)
+        self._call_cache = CallCache(self.manifest.products)
         self._asking = threading.Lock()
         self._asked: int | None = None  #: the thread whose arguments are asked for
         self.entry = library_ops.enter(self)
@@ -97,38 +97,38 @@ class Operator:
     def __call__(self, /, *args, **kwargs):  # an input may be named self
         if _compiling():
             return library_ops.call_entry(self.entry, library_ops.signature(self.entry), args, kwargs)
-        quick = self._quick
-        last = quick.last
+        call_cache = self._call_cache
+        last = call_cache.last
         if len(args) == last.count and not kwargs and not _modes() and forward_ad._current_level < 0 and last.same(*args):
             if (last.grad is None or last.grad is _grad_enabled()) and (found := last.again(args, kwargs)) is not None:
                 return found
-        key = quick.key(args, kwargs)
-        known = quick.known.get(key)
+        key = call_cache.key(args, kwargs)
+        known = call_cache.known.get(key)
         if known is None:
             return self._unknown(key, args, kwargs)
         if (found := known.run(args, kwargs)) is None:
             return self._unknown(key, args, kwargs)
-        quick.last = known
+        call_cache.last = known
         return found
 
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):
         """Repeat a front function's call that ``fresh`` cached; None where none applies."""
-        return self._quick.repeat(tensors, settings)
+        return self._call_cache.repeat(tensors, settings)
 
     def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
         """Return ``repeat`` for a caller that guards the tensors itself: (tensors) -> the result in ``shape``, or None."""
-        return self._quick.ready(tensors, settings, shape)
+        return self._call_cache.ready(tensors, settings, shape)
 
     def fresh(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict):
         """Call the op with ``given`` by name and cache the call. ``given`` must depend only on ``settings`` and properties of ``tensors``, not contents."""
         result = self(**given)
-        self._quick.remember(tensors, settings, given)
+        self._call_cache.remember(tensors, settings, given)
         return result
 
     def _unknown(self, key: tuple | None, args: tuple, kwargs: dict):
         """Run a call that the call cache does not know, and cache it."""
         if self._asked is not None and self._asked == threading.get_ident():
-            raise Asked(args, kwargs)
+            raise ArgumentsRequested(args, kwargs)
         for name, value in (*zip(self._names, args), *kwargs.items()):
             if isinstance(value, torch.Tensor):
                 refuse_layout(self.name, self.interface.name(name), value)
@@ -152,7 +152,7 @@ class Operator:
         bound = self.bind(args, kwargs)
         results = tuple(bound.fitted.restore(r) for r in bound.variant.run(self.name, bound.fitted.tensors, bound.scalars))
         if key is not None:
-            self._quick.learn(key, args, kwargs, bound, results, self._names)
+            self._call_cache.learn(key, args, kwargs, bound, results, self._names)
         return results if len(results) > 1 else results[0]
 
     def plain(self, args: tuple, kwargs: dict):
@@ -160,33 +160,33 @@ class Operator:
         if torch.is_grad_enabled():
             with torch.no_grad():
                 return self.plain(args, kwargs)
-        key = self._quick.key(args, kwargs)
-        known = self._quick.known.get(key)
+        key = self._call_cache.key(args, kwargs)
+        known = self._call_cache.known.get(key)
         if known is None:
             bound = self.bind(args, kwargs)
             results = tuple(bound.fitted.restore(r) for r in bound.variant.forward(self.name, bound.fitted.tensors, bound.scalars))
             if key is not None:
-                self._quick.learn(key, args, kwargs, bound, results, self._names)
+                self._call_cache.learn(key, args, kwargs, bound, results, self._names)
             return results if len(results) > 1 else results[0]
         return known.run(args, kwargs)
 
     def autocast_dtype(self, device: str) -> torch.dtype | None:
         """Return the dtype of inputs under autocast: the lower precision for matrix products, else as the spec says; None for no cast."""
-        if self.outline.autocast is not None:
-            return torch.float32 if self.outline.autocast == "fp32" else None
-        return torch.get_autocast_dtype(device) if self.outline.products else None
+        if self.manifest.autocast is not None:
+            return torch.float32 if self.manifest.autocast == "fp32" else None
+        return torch.get_autocast_dtype(device) if self.manifest.products else None
 
     def arguments(self, call: Callable[[], object]) -> tuple[tuple, dict]:
         """Return the arguments that ``call()`` passes to this op, without running it."""
         with self._asking:
-            known, self._quick = self._quick, CallCache(self.outline.products)
+            known, self._call_cache = self._call_cache, CallCache(self.manifest.products)
             self._asked = threading.get_ident()
             try:
                 call()
-            except Asked as asked:
+            except ArgumentsRequested as asked:
                 return asked.args[0], asked.args[1]
             finally:
-                self._asked, self._quick = None, known
+                self._asked, self._call_cache = None, known
         raise RuntimeError(f"{self.name} was not called")
 
     def bind(self, args: tuple, kwargs: dict) -> BoundCall:
@@ -208,9 +208,9 @@ class Operator:
         """Return the specialization for these parameters and batch labels; cached."""
         key = (params, batched, labels)
         if key not in self._variants:
-            subject = Call(self.name, self.outline.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
+            subject = Call(self.name, self.manifest.spec, params=params, batched=tuple(sorted(batched)) if labels else ())
             make = lambda: self._algorithm(params, batched, labels)  # noqa: E731
-            self._variants[key] = Variant(make, self.outline.outputs, subject, self.outline.facts(*key))
+            self._variants[key] = Variant(make, self.manifest.outputs, subject, self.manifest.facts(*key))
         return self._variants[key]
 
     def _algorithm(self, params: tuple, batched: frozenset[str], labels: int):
@@ -229,7 +229,7 @@ class Operator:
 
     def named(self, args: tuple, kwargs: dict) -> tuple[dict, dict, dict]:
         """Split the arguments into inputs, scalars and parameters by name. Raises TypeError, one line, for wrong names."""
-        a, names = self.outline, self._names
+        a, names = self.manifest, self._names
         if len(args) > len(names):
             raise TypeError(f"{self.name}: {len(args)} positional arguments; allowed: {', '.join(names)}")
         given = dict(zip(names, args))
@@ -257,7 +257,7 @@ class Operator:
     def _scalar(self, name: str, value: object, device: torch.device) -> object:
         """Convert a scalar to what kernels take: a Python number, which is part of the call key, or a tensor on the inputs' device."""
         public = self.interface.name(name)
-        if name in self.outline.whole:
+        if name in self.manifest.whole:
             check_whole(self.name, public, value)
         if isinstance(value, torch.Tensor):
             refuse_layout(self.name, public, value)
@@ -274,7 +274,7 @@ class Operator:
         if isinstance(value, int | float | torch.SymInt | torch.SymFloat):
             return value
         if not hasattr(value, "__float__"):
-            raise TypeError(f"{self.name}: {public} is {told(value)}; allowed: a number or a one-element tensor")
+            raise TypeError(f"{self.name}: {public} is {type_name(value)}; allowed: a number or a one-element tensor")
         return operator.index(value) if hasattr(value, "__index__") else float(value)  # type: ignore[arg-type]
 
     def _check_types(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -282,13 +282,13 @@ class Operator:
         for name, t in tensors.items():
             public = self.interface.name(name)
             if not isinstance(t, torch.Tensor):
-                raise TypeError(f"{self.name}: {public} is {told(t)}; allowed: a tensor")
+                raise TypeError(f"{self.name}: {public} is {type_name(t)}; allowed: a tensor")
             refuse_layout(self.name, public, t)
             if t.device != tensors[first].device:
                 raise ValueError(f"{self.name}: {public} is on {t.device}, {self.interface.name(first)} is on {tensors[first].device}; allowed: one device")
             if not (t.is_floating_point() or t.dtype in (torch.bool, *INTEGER_DTYPES)):
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, or bool and integers for masks")
-            if name in self.outline.integers and t.dtype not in INTEGER_DTYPES:
+            if name in self.manifest.integers and t.dtype not in INTEGER_DTYPES:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
         narrow = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize == 1), None)
         if narrow is not None:

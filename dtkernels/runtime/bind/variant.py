@@ -288,7 +288,7 @@ def device_target(device: torch.device) -> Target:
 
 
 def _bandwidth(p: Any) -> float:
-    """Bytes a second of a GPU's memory: the datasheet's, else by its memory clock and bus; 0 where neither is known."""
+    """Return bytes a second of a GPU's memory: the datasheet's, else by its memory clock and bus; 0 where neither is known."""
     named = next((t for t in TARGETS.values() if p.name.upper().startswith(f"NVIDIA {t.name.upper()}")), None)
     if named is not None:
         return named.bandwidth

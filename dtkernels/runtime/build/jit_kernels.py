@@ -8,12 +8,12 @@ from ...codegen.target import Target
 from ..launch.wrapper_recorder import RecordedLaunch as Note
 from ..tables.kernel_store import StoredKernel
 from .specialization import fits, shared_build
-from .triton_compile import KernelLaunch, compile_kernel, entry_of, plain_constant, plain_types
+from .triton_compile import KernelLaunch, compile_kernel, plain_constant, plain_types, stored_kernel_of
 
 REMEMBERED = 1024  #: kernels cached per algorithm
 
 
-class Unshared(Exception):
+class NeedsTritonLaunch(Exception):
     """A launch that only Triton itself can make; the message says why."""
 
 
@@ -24,7 +24,7 @@ class CompiledKernels:
         self._known: dict[tuple, tuple[StoredKernel, bytes]] = {}
 
     def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[StoredKernel, bytes]:
-        """Return the kernel for the launch ``note`` of the imported ``source``, compiled in the build that suits it. Raises Unshared."""
+        """Return the kernel for the launch ``note`` of the imported ``source``, compiled in the build that suits it. Raises NeedsTritonLaunch."""
         language = module.tl  # type: ignore[attr-defined]
         constants = {k: getattr(language, v[3:]) if isinstance(v, str) and v.startswith("tl.") else v for k, v in note.constants.items()}
         launch = KernelLaunch(getattr(module, note.kernel), note.grid, note.args, constants, note.options)
@@ -34,11 +34,11 @@ class CompiledKernels:
         if key not in self._known:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, note.options, target)
             if compiled.metadata.shared > target.shared_bytes:  # Triton's own launch then retries with fewer stages
-                raise Unshared(f"{note.kernel} takes {compiled.metadata.shared} bytes of shared memory")
+                raise NeedsTritonLaunch(f"{note.kernel} takes {compiled.metadata.shared} bytes of shared memory")
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            self._known[key] = entry_of(compiled, "", target.arch), compiled.asm["cubin"]
+            self._known[key] = stored_kernel_of(compiled, "", target.arch), compiled.asm["cubin"]
         entry, code = self._known[key]
         if not fits(entry, note.names, note.args, note.constants):
-            raise Unshared(f"{note.kernel} is not what was asked for")
+            raise NeedsTritonLaunch(f"{note.kernel} is not what was asked for")
         return entry, code

@@ -42,7 +42,7 @@ def fits(entry: StoredKernel, names: tuple[str, ...], args: tuple, constants: di
     """Tell whether the kernel of ``entry`` is correct for a launch with these arguments."""
     if entry.names != names:
         return False
-    pointers, integers, floats, baked = entry.sorts
+    pointers, integers, floats, baked = entry.checked_parameters
     given = len(args)
     if not all(i < given for i in (*(p[0] for p in pointers[-1:]), *(n[0] for n in integers[-1:]), *floats[-1:])):
         return False

@@ -143,7 +143,7 @@ def _source_class(kernel: JitFunction):
     return ASTSource
 
 
-def entry_of(compiled, host: str, arch: int | str) -> StoredKernel:
+def stored_kernel_of(compiled, host: str, arch: int | str) -> StoredKernel:
     """Describe a kernel that Triton compiled. Raises AttributeError or KeyError where this version of Triton differs."""
     import triton
 

@@ -58,8 +58,8 @@ class CallCache:
     def __init__(self, precise: bool):
         self.known: dict[tuple | None, CachedCall] = {}  #: nothing is known by None
         self.last = CachedCall(never_matches, never_matches)
-        self.fronts: tuple[Front, ...] = ()  #: the most recent ones
-        self.named: dict[tuple, Front] = {}  #: all, by a cheap key
+        self.guarded_calls: tuple[GuardedCall, ...] = ()  #: the most recent ones
+        self.named: dict[tuple, GuardedCall] = {}  #: all, by a cheap key
         self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
@@ -96,17 +96,17 @@ class CallCache:
         A front function prepares an op's arguments. Contents aside, they depend on ``settings`` and on the properties of ``tensors`` that
         ``guards_for`` compares, so that they need not be prepared again.
         """
-        front = self._front(tensors, settings) if self.named else None
+        front = self._guarded_call(tensors, settings) if self.named else None
         return None if front is None else front.run(tensors)
 
     def ready(self, tensors: tuple[torch.Tensor, ...], settings: tuple, shape: tuple[int, ...]) -> Callable[[tuple], object] | None:
         """Return ``repeat`` for a caller that guards the tensors itself: (tensors) -> the result in ``shape``, or None."""
-        front = self._front(tensors, settings)
+        front = self._guarded_call(tensors, settings)
         return None if front is None else front.shaped(shape)
 
-    def _front(self, tensors: tuple[torch.Tensor, ...], settings: tuple) -> Front | None:
+    def _guarded_call(self, tensors: tuple[torch.Tensor, ...], settings: tuple) -> GuardedCall | None:
         types, count = tuple(map(type, settings)), len(tensors)  # types first: comparing a tensor among the settings would be an operation
-        for f in self.fronts:
+        for f in self.guarded_calls:
             if f.count == count and f.types == types and f.settings == settings and f.same(*tensors):
                 return f
         try:
@@ -115,14 +115,14 @@ class CallCache:
             return None
         if front is None or not front.same(*tensors):
             return None
-        self.fronts = (front, *self.fronts[: FRONTS - 1])
+        self.guarded_calls = (front, *self.guarded_calls[: FRONTS - 1])
         return front
 
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Cache a front function's call, which was just made with the arguments ``given`` by name, if it can be repeated."""
-        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _front_of(self, tensors, settings, given)) is not None:
+        if self.known and isinstance(tensors[0], torch.Tensor) and (front := _guarded_call_of(self, tensors, settings, given)) is not None:
             keep(self.named, _lookup_key(tensors, front.types, settings), front, REMEMBERED)
-            self.fronts = (front, *self.fronts[: FRONTS - 1])
+            self.guarded_calls = (front, *self.guarded_calls[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
         """Cache how this call ran, if it can be repeated. ``names``: of the positional arguments."""
@@ -137,7 +137,7 @@ class CallCache:
         keep(self.known, key, known, REMEMBERED)
 
 
-class Front:
+class GuardedCall:
     """A cached call of a front function, see ``CallCache.repeat``: its guards and the order of the kernels' values.
 
     ``run`` takes tensors that satisfy the guards. It returns None and launches nothing where another condition has changed.
@@ -174,20 +174,20 @@ def _comparable(settings: tuple) -> bool:
 
 
 def _lookup_key(tensors: tuple[torch.Tensor, ...], types: tuple, settings: tuple) -> tuple:
-    """Return a cheap cache key. The guards of the ``Front`` decide."""
+    """Return a cheap cache key. The guards of the ``GuardedCall`` decide."""
     return (types, settings, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
-def _front_of(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> Front | None:
+def _guarded_call_of(call_cache: CallCache, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> GuardedCall | None:
     """Return the cached form of a front function's call; None if it cannot be repeated."""
     wants = any(t.requires_grad for t in tensors)
     if wants and _grad_enabled() or not _comparable(settings):
         return None
     pointers = [t.data_ptr() for t in tensors]
-    known = quick.known.get(quick.key((), given)) if not any(p & 15 for p in pointers) else None
+    known = call_cache.known.get(call_cache.key((), given)) if not any(p & 15 for p in pointers) else None
     if known is None or known.launches is None:
         return None
-    front = Front()
+    front = GuardedCall()
     front.order, numbers = [], []
     for place in known.places:
         value = given[place]  # type: ignore[index]
@@ -198,7 +198,7 @@ def _front_of(quick: CallCache, tensors: tuple[torch.Tensor, ...], settings: tup
         else:
             front.order.append(pointers.index(value.data_ptr()))
     front.count, front.settings, front.types, front.same = len(tensors), settings, tuple(map(type, settings)), guards_for(tensors)
-    front.wants, front.tf32 = wants, allows_tf32() if quick.precise else None
+    front.wants, front.tf32 = wants, allows_tf32() if call_cache.precise else None
     front.numbers, front.launches = tuple(numbers), known.launches
     front.run = front.shaped(None)
     return front
@@ -231,7 +231,7 @@ def _argument_places(args: tuple, kwargs: dict, call: BoundCall, names: tuple[st
     return places if same else None
 
 
-def _picker(places: list[int | str]):
+def _value_reader(places: list[int | str]):
     """Return a function (args, kwargs) -> the values in the variant's order."""
     if places == list(range(len(places))):
         count = len(places)
@@ -251,7 +251,7 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
             made[shape] = _launching(bound if shape is None else bound.shaped([shape]), count)
         return made[shape]
 
-    launch, pick = launches(None), _picker(places)
+    launch, pick = launches(None), _value_reader(places)
     if places == list(range(len(places))):
 
         def in_order(args: tuple, kwargs: dict):
@@ -283,7 +283,7 @@ def _training(call: BoundCall, args: tuple, places: list[int | str], results: tu
     found = AutogradCall.of(call, results)
     if found is None:
         return None
-    count, pick, apply = counter(found.op), _picker(places), found.apply
+    count, pick, apply = counter(found.op), _value_reader(places), found.apply
 
     def run(args: tuple, kwargs: dict):
         if _transforms():  # a transform of other tensors is active, and torch then refuses such a Function

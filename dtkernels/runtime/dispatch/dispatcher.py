@@ -16,10 +16,10 @@ from ..build.specialization import fits, loses_alignment, specialized
 from ..build.toolchain import NoCompiler, missing
 from ..launch.bound_launch import BoundLaunch, NotBound
 from ..launch.cuda_driver import DriverError, driver
-from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_ins, traceable
+from ..launch.symbolic_replay import Allocating, LaunchTemplate, stand_ins, template_key, traceable
 from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
-from ..reference.launch_context import in_turn
+from ..reference.launch_context import one_kernel_at_a_time
 from ..select.row_ranking import Candidate
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
@@ -221,7 +221,7 @@ class Dispatcher:
         return None
 
     def _kind(self, candidate: Candidate, values: tuple) -> tuple:
-        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *sort_of(values))
+        return (candidate.row.schedule, candidate.row.binaries, self.precise and allows_tf32(), *template_key(values))
 
     def _places(self, tensors: dict, scalars: dict) -> dict[str, int]:
         """Return the place in ``values`` of each number that may differ from call to call."""
@@ -240,7 +240,7 @@ class Dispatcher:
                 raise
             except Exception as error:  # for example too large for this GPU: the default schedule fits
                 warn_once(f"a row is passed over ({candidate.row.title()}): {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-                planned = self.programs.formula(choice, types, gpu)
+                planned = self.programs.default_plan(choice, types, gpu)
         return self._compile(planned, choice, tensors, scalars, on_gpu)
 
     def _compile(self, planned: PlannedKernel, choice: Choice, tensors: dict, scalars: dict, on_gpu: bool) -> tuple[Route, list[torch.Tensor]]:
@@ -254,13 +254,13 @@ class Dispatcher:
         if source not in self._compiled:
             self._compiled.add(source)
             if on_gpu:
-                where = f"row {candidate.row.title()}" if candidate else f"the formula, {choice.why_none()}"
+                where = f"row {candidate.row.title()}" if candidate else f"default rules, {choice.why_no_row()}"
                 log.info(
                     "dtkernels: %s %s: compiling %s; schedule from %s", self.subject.op, self.subject.direction, module.__file__, where
                 )
 
         def launch(values: tuple) -> list[torch.Tensor]:
-            with in_turn():
+            with one_kernel_at_a_time():
                 result = module.call(*values)
             return list(result) if isinstance(result, tuple) else [result]
 
@@ -307,7 +307,7 @@ class Dispatcher:
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
         """Bind the kernels that Triton compiled, so that later calls bypass Triton; None where that is impossible."""
-        from ..build.triton_compile import KernelLaunch, entry_of
+        from ..build.triton_compile import KernelLaunch, stored_kernel_of
 
         device = values[0].device
         target = self.device_target(device)
@@ -316,7 +316,7 @@ class Dispatcher:
             for launch in notes.launches:
                 asked = KernelLaunch(getattr(module, launch.kernel), launch.grid, launch.args, launch.constants, launch.options)
                 compiled = specialized(asked, target) or launch.compiled
-                entry: StoredKernel = entry_of(compiled, "", target.arch)
+                entry: StoredKernel = stored_kernel_of(compiled, "", target.arch)
                 if not fits(entry, launch.names, launch.args, launch.constants):
                     return None
                 code = compiled.asm["cubin"]

@@ -30,7 +30,7 @@ class Tape:
         self.lines: list[str] = []
         self.given: list[str] = []  #: the function's parameters
         self._numbers: dict[str, Number] = {}
-        self._told: set[str] = set()
+        self._guarded: set[str] = set()
 
     def take(self, value: int) -> Number:
         """Add a parameter to the function."""
@@ -44,10 +44,10 @@ class Tape:
             self.lines.append(f"{self._numbers[text].name} = {text}")
         return self._numbers[text]
 
-    def told(self, text: str, outcome: bool) -> bool:
+    def add_guard(self, text: str, outcome: bool) -> bool:
         """Record the outcome of a comparison as a guard."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._guarded:
+            self._guarded.add(text)
             self.lines.append(f"if {f'not ({text})' if outcome else text}: return None")
         return outcome
 
@@ -87,11 +87,11 @@ class Number:
         return self.tape.number(f"-{self.name}", -self.value)
 
     def __bool__(self):
-        return self.tape.told(self.name, bool(self.value))
+        return self.tape.add_guard(self.name, bool(self.value))
 
     def bit_length(self) -> int:
         found = self.value.bit_length()
-        self.tape.told(f"{self.name}.bit_length() == {found}", True)
+        self.tape.add_guard(f"{self.name}.bit_length() == {found}", True)
         return found
 
 
@@ -99,7 +99,7 @@ def _value(x: object) -> int:
     return x.value if type(x) is Number else x  # type: ignore[return-value]
 
 
-def _noting(text: str, compute: Callable, swapped: bool = False) -> Callable:
+def _recorded_operator(text: str, compute: Callable, swapped: bool = False) -> Callable:
     def noted(self, other):
         a, b = (other, self) if swapped else (self, other)
         return self.tape.number(f"{_text(a)} {text} {_text(b)}", compute(_value(a), _value(b)))
@@ -107,20 +107,20 @@ def _noting(text: str, compute: Callable, swapped: bool = False) -> Callable:
     return noted
 
 
-def _telling(text: str, compute: Callable) -> Callable:
-    def told(self, other):
+def _guarded_comparison(text: str, compute: Callable) -> Callable:
+    def add_guard(self, other):
         if other is None or type(other) is str:
             return NotImplemented
-        return self.tape.told(f"{self.name} {text} {_text(other)}", compute(self.value, _value(other)))
+        return self.tape.add_guard(f"{self.name} {text} {_text(other)}", compute(self.value, _value(other)))
 
-    return told
+    return add_guard
 
 
 for _name, _sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%")):
-    setattr(Number, f"__{_name}__", _noting(_sign, getattr(int, f"__{_name}__")))
-    setattr(Number, f"__r{_name}__", _noting(_sign, getattr(int, f"__{_name}__"), swapped=True))
+    setattr(Number, f"__{_name}__", _recorded_operator(_sign, getattr(int, f"__{_name}__")))
+    setattr(Number, f"__r{_name}__", _recorded_operator(_sign, getattr(int, f"__{_name}__"), swapped=True))
 for _name, _sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
-    setattr(Number, f"__{_name}__", _telling(_sign, getattr(int, f"__{_name}__")))
+    setattr(Number, f"__{_name}__", _guarded_comparison(_sign, getattr(int, f"__{_name}__")))
 
 
 class Shaped:
@@ -194,7 +194,7 @@ def stand_ins(values: tuple) -> tuple[Tape, tuple]:
     return tape, tuple(found)
 
 
-def sort_of(values: tuple) -> tuple:
+def template_key(values: tuple) -> tuple:
     """Return what a trace depends on besides sizes and strides."""
     return tuple([(v.dim(), v.dtype, v.device) if isinstance(v, torch.Tensor) else (type(v), v if isinstance(v, int) else v > 0) for v in values])
 

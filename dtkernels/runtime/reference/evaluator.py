@@ -65,7 +65,7 @@ class _Evaluator:
         last = {access.tensor: name for name in needed for access in ex.accesses(self.algorithm[name].expr)}
         for name in needed:
             d = self.algorithm[name]
-            self.known[name] = self._spread(self.value(d.expr), d.labels)
+            self.known[name] = self._expand(self.value(d.expr), d.labels)
             for read in [k for k in self.known if last.get(k) == name and k not in names]:
                 del self.known[read]  # free its memory for the rest
         found = []
@@ -76,7 +76,7 @@ class _Evaluator:
             found.append(self.known[name].data.to(dtype))
         return tuple(found)
 
-    def _spread(self, value: Named, labels: tuple[str, ...]) -> Named:
+    def _expand(self, value: Named, labels: tuple[str, ...]) -> Named:
         """Expand ``value`` to exactly ``labels``."""
         data = self._aligned(value, labels)
         return Named(data.expand([self.sizes[label] for label in labels]), labels)
@@ -89,7 +89,7 @@ class _Evaluator:
                 data = data.unsqueeze(i)
         return data
 
-    def _together(self, *values: Named) -> tuple[list[torch.Tensor], tuple[str, ...]]:
+    def _broadcast(self, *values: Named) -> tuple[list[torch.Tensor], tuple[str, ...]]:
         labels = tuple(label for label in self.algorithm.labels if any(label in v.labels for v in values))
         return [self._aligned(v, labels) for v in values], labels
 
@@ -116,7 +116,7 @@ class _Evaluator:
                 return Named(torch.logical_not(v.data) if op == "not" else -self._numbers(v.data), v.labels)
             case ex.Binary(op, left, right):
                 whole = (op in ex.COMPARISONS or op == "%") and all(ex.is_integer(side, self.integers) for side in (left, right))
-                (a, b), labels = self._together(*((self._index if whole else self.value)(side) for side in (left, right)))
+                (a, b), labels = self._broadcast(*((self._index if whole else self.value)(side) for side in (left, right)))
                 if op == "%":
                     return Named(torch.remainder(a, b).to(self.compute), labels)
                 if op in ("and", "or"):
@@ -130,13 +130,13 @@ class _Evaluator:
                 v = self.value(arg)
                 return v if dtype == "fp32" else Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
             case ex.Reduce(kind, arg, labels):
-                return self._reduce(kind, self._spread_over(self.value(arg), labels), labels)
+                return self._reduce(kind, self._expand_over(self.value(arg), labels), labels)
             case ex.Dot(left, right, labels):
-                return self._dot(self._spread_over(self.value(left), labels), self._spread_over(self.value(right), labels), labels)
+                return self._dot(self._expand_over(self.value(left), labels), self._expand_over(self.value(right), labels), labels)
         raise AssertionError(f"{type(expr).__name__} is gone before evaluation")
 
     def _call(self, fn: str, args: list[Named]) -> Named:
-        data, labels = self._together(*args)
+        data, labels = self._broadcast(*args)
         if fn == "where":
             return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
         data = [self._numbers(d) for d in data]
@@ -152,9 +152,9 @@ class _Evaluator:
         beyond = v.data <= limit.data if fn == "maximum" else v.data >= limit.data
         return Named(torch.where(beyond, limit.data, v.data), v.labels)
 
-    def _spread_over(self, value: Named, over: tuple[str, ...]) -> Named:
+    def _expand_over(self, value: Named, over: tuple[str, ...]) -> Named:
         labels = value.labels + tuple(label for label in over if label not in value.labels)
-        return self._spread(value, labels)
+        return self._expand(value, labels)
 
     def _reduce(self, kind: str, value: Named, over: tuple[str, ...]) -> Named:
         dims = [value.labels.index(label) for label in over]
@@ -191,7 +191,7 @@ class _Evaluator:
 
     def _gather(self, value: torch.Tensor, index: list[Named]) -> Named:
         """Gather elements at computed indices; 0 out of range."""
-        places, labels = self._together(*index)
+        places, labels = self._broadcast(*index)
         inside = torch.ones((), dtype=torch.bool, device=self.device)
         safe = []
         for size, place in zip(value.shape, places):
@@ -220,7 +220,7 @@ class _Evaluator:
             case ex.Call("floor", (quotient,)):  # of integers, where the value is an integer too
                 return self._index(quotient)
             case ex.Binary(op, left, right):
-                (a, b), labels = self._together(self._index(left), self._index(right))
+                (a, b), labels = self._broadcast(self._index(left), self._index(right))
                 if op == "%":
                     return Named(torch.remainder(a, b), labels)
                 return Named(torch.div(a, b, rounding_mode="floor") if op == "/" else _BINARY[op](a, b), labels)

@@ -84,7 +84,7 @@ def _relevant(algorithm: Algorithm) -> frozenset[str]:
 
 
 @dataclass(frozen=True)
-class _Gather:
+class _CheckedIndex:
     """One checked index: dimension ``dim`` of ``access``, its values, and which of them are out of range and used."""
 
     access: ex.Access
@@ -103,7 +103,7 @@ class _Checker(_Evaluator):
         self.relevant = relevant
         self.every = Named(torch.ones((), dtype=torch.bool, device=self.device), ())
         self.asked: dict[str, Named] = {}  #: the used elements of each Func; one truth value without labels stands for all
-        self.gathers: list[_Gather] = []
+        self.gathers: list[_CheckedIndex] = []
 
     def check(self, name: str, outputs: tuple[str, ...]) -> None:
         self.asked |= dict.fromkeys(outputs, self.every)
@@ -145,7 +145,7 @@ class _Checker(_Evaluator):
     def _where(self, asked: Named, condition: ex.Expr, wanted: bool) -> Named:
         """Return the used elements at which ``condition`` equals ``wanted``."""
         found = self.value(condition)
-        (one, other), labels = self._together(asked, Named(found.data.to(torch.bool), found.labels))
+        (one, other), labels = self._broadcast(asked, Named(found.data.to(torch.bool), found.labels))
         return Named(one & (other if wanted else ~other), labels)
 
     def _without(self, asked: Named, labels: tuple[str, ...]) -> Named:
@@ -159,9 +159,9 @@ class _Checker(_Evaluator):
                 continue
             own = self.algorithm[access.tensor].labels[dim] if access.tensor in self.algorithm else None
             size = self.sizes[own] if own else self.tensors[access.tensor].shape[dim]
-            (place, use), labels = self._together(self._index(index), asked)
+            (place, use), labels = self._broadcast(self._index(index), asked)
             place, use = torch.broadcast_tensors(place, use)
-            self.gathers.append(_Gather(access, dim, size, place, use & ((place < 0) | (place >= size)), labels))
+            self.gathers.append(_CheckedIndex(access, dim, size, place, use & ((place < 0) | (place >= size)), labels))
 
     def _ask(self, access: ex.Access, asked: Named) -> None:
         """Mark the elements of a Func that ``access`` reads."""
@@ -175,7 +175,7 @@ class _Checker(_Evaluator):
             found = Named(asked.data.any(dims) if dims else asked.data, tuple(d.labels[names.index(label)] for label in labels))
         else:
             places = [self._index(i) for i in access.index]
-            aligned, _ = self._together(*places, asked)
+            aligned, _ = self._broadcast(*places, asked)
             *index, use = torch.broadcast_tensors(*aligned)
             flat = torch.zeros_like(use, dtype=torch.int64)
             for place, size in zip(index, shape):
@@ -185,7 +185,7 @@ class _Checker(_Evaluator):
             marks.scatter_reduce_(0, flat.reshape(-1), use.reshape(-1).to(torch.int32), "amax")
             found = Named(marks[: torch.Size(shape).numel()].reshape(shape).to(torch.bool), d.labels)
         if known is not None:
-            (one, other), labels = self._together(known, found)
+            (one, other), labels = self._broadcast(known, found)
             found = Named(one | other, labels)
         self.asked[d.name] = found
 
@@ -203,12 +203,12 @@ class _Checker(_Evaluator):
     def _access(self, access: ex.Access, whole: bool = False) -> Named:
         if access.tensor in self.algorithm and access.tensor not in self.known:
             d = self.algorithm[access.tensor]
-            self.known[d.name] = self._spread(self.value(d.expr), d.labels)
+            self.known[d.name] = self._expand(self.value(d.expr), d.labels)
         found = super()._access(access, whole)
         return Named(found.data.to(torch.int64), found.labels) if whole else found
 
 
-def _error_text(g: _Gather) -> str:
+def _error_text(g: _CheckedIndex) -> str:
     """Format the error: ``s.dt:3:20: A[x, t[x]]: index t[x] is 7 at x = 2; allowed along dimension 1 of A: 0 to 4; 3 such elements``."""
     at = g.bad.nonzero()[0].tolist() if g.labels else []
     value = int(g.place[tuple(at)])

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from ..path_counters import interpreting
 
 
-def in_turn() -> AbstractContextManager:
+def one_kernel_at_a_time() -> AbstractContextManager:
     """Return the context for a launch by Triton: in the interpreter, one kernel at a time and without NumPy's warnings."""
     if not interpreting():
         return nullcontext()

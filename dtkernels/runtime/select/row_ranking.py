@@ -35,9 +35,9 @@ class Candidate(NamedTuple):
         """Return the key that rows are ordered by: the distance, increased by the quantization cost."""
         return _reach(self.distance, self.wasted)
 
-    def told(self) -> str:
+    def distance_text(self) -> str:
         """Describe the distance in a few words."""
-        return f"{self.distance:.2f} away" + (f", {self.wasted:.2f} times the time for the same work" if self.wasted >= 1.005 else "")
+        return f"distance {self.distance:.2f}" + (f", quantization cost {self.wasted:.2f}x" if self.wasted >= 1.005 else "")
 
 
 def candidates(
@@ -47,11 +47,11 @@ def candidates(
 
     Rows that differ in a numeric parameter come last: a good schedule for one value is a good guess for another.
     """
-    return rank_rows(agreeing(rows, key), sizes, spec, limit, pitches)
+    return rank_rows(rows_of_kind(rows, key), sizes, spec, limit, pitches)
 
 
 def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
-    """Rank the pairs that ``agreeing`` returns, as ``candidates`` does."""
+    """Rank the pairs that ``rows_of_kind`` returns, as ``candidates`` does."""
     logs, found = _logs(sizes), []
     for row, exact in rows:
         d = _distance(row, sizes, logs, pitches)
@@ -60,7 +60,7 @@ def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str
     return sorted(found, key=lambda c: (not c.exact, c.reach, c.row.microseconds or math.inf))
 
 
-class Near:
+class NearbyRows:
     """Find the first exact and usable row of ``rank_rows`` for calls of similar sizes, without ranking all rows.
 
     ``sizes`` are those of the first call. Moving to other sizes changes each distance by at most the length of the step, where the
@@ -76,7 +76,7 @@ class Near:
 
     @staticmethod
     def name(sizes: dict[str, int], pitches: frozenset[str]) -> tuple:
-        """Return the cache key of calls that one ``Near`` may serve."""
+        """Return the cache key of calls that one ``NearbyRows`` may serve."""
         return tuple([(n.bit_length(), math.gcd(n, 8) if label in pitches else 0) for label, n in sizes.items()])
 
     def first(self, sizes: dict[str, int]) -> tuple[bool, Candidate | None]:
@@ -103,7 +103,7 @@ def _logs(sizes: dict[str, int]) -> dict[str, float]:
     return {label: math.log2(size) if size > 1 else 0.0 for label, size in sizes.items()}
 
 
-def agreeing(rows: Iterable[Row], key: RowKey) -> list[tuple[Row, bool]]:
+def rows_of_kind(rows: Iterable[Row], key: RowKey) -> list[tuple[Row, bool]]:
     """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
     kind = call_kind(key)
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
@@ -115,14 +115,14 @@ def _reach(d: float, wasted: float) -> float:
 
 def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float, limit: float) -> str:
     if row.spec != spec:
-        return f"it is of another version of the spec ({row.spec}, now {spec})"
+        return f"written for another version of the spec ({row.spec}, now {spec})"
     if d > limit:
-        return f"it is {d:.2f} away, more than {limit:g}"
+        return f"distance {d:.2f} is more than {limit:g}"
     if wasted > WASTED:
-        return f"it takes {wasted:.1f} times as long for the same work, more than {WASTED:g}: its blocks reach past the end or leave multiprocessors without work"
+        return f"quantization cost {wasted:.1f}x is more than {WASTED:g}x: its blocks extend past the data or leave multiprocessors idle"
     for label in _labels(row.schedule)[1]:
         if label in sizes and _next_power_of_two(sizes[label]) != _next_power_of_two(row.sizes.get(label, 0)):
-            return f"it holds {label} whole: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
+            return f"its tile covers all of {label}: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
     return ""
 
 

@@ -47,14 +47,14 @@ class Choice:
     def usable(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.considered if not c.refused)
 
-    def why_none(self) -> str:
+    def why_no_row(self) -> str:
         """Say in a few words why no row is taken."""
         if self.table.gpu is None:
-            return "there is no table for this GPU or one like it"
+            return "there is no table for this GPU or a similar one"
         if not self.considered:
             return f"table {self.table.gpu} has no row for this kind of call"
         c = self.considered[0]
-        return f"the nearest row of {self.table.gpu} ({c.row.title()}) is not taken: {c.refused}"
+        return f"the nearest row of {self.table.gpu} ({c.row.title()}) does not fit: {c.refused}"
 
 
 @lru_cache(maxsize=32)
@@ -73,7 +73,7 @@ def target_for(gpu: Gpu) -> Target | None:
 def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
     """Rank the rows of the GPU's table for one call. ``pitches``: see ``row_ranking.distance``."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return Choice(table, tuple(rank_rows(table.agreeing(key), sizes, subject.spec, pitches=pitches)), sizes)
+    return Choice(table, tuple(rank_rows(table.rows_of_kind(key), sizes, subject.spec, pitches=pitches)), sizes)
 
 
 def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
@@ -96,7 +96,7 @@ def scheduled(algorithm: Algorithm, text: str) -> Program:
     return program
 
 
-def room_for(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> None:
+def check_resources_of(program: Program, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> None:
     """Raise DTError where the kernels of a program exceed the GPU's resources."""
     from ...autoschedule.fit_resources import element_bytes
     from ...codegen.analysis.resources import check_resources

@@ -16,7 +16,7 @@ from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
 from .row_ranking import Candidate
-from .schedule_selection import Choice, by_default_schedule, room_for, scheduled
+from .schedule_selection import Choice, by_default_schedule, check_resources_of, scheduled
 
 if TYPE_CHECKING:
     from ...codegen.analysis.product_types import InputTypes
@@ -54,8 +54,8 @@ class ScheduleCache:
     def __init__(self, algorithm: Callable[[], Algorithm], outputs: tuple[str, ...], fixed: frozenset[str] = frozenset()):
         self.algorithm, self.outputs, self.fixed = algorithm, outputs, fixed
         self._of_row = lru_cache(REMEMBERED)(self._read)
-        self._by_formula = lru_cache(REMEMBERED)(self._ask)
-        self._fits = lru_cache(REMEMBERED)(self._checked)
+        self._default_program = lru_cache(REMEMBERED)(self._make_default_program)
+        self._fits = lru_cache(REMEMBERED)(self._is_legal)
 
     def plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the nearest row that fits, else of the default schedule."""
@@ -70,31 +70,31 @@ class ScheduleCache:
                 tell(f"a row is passed over ({candidate.row.title()}): {type(found).__name__}: {found}")
             elif found.outputs() == self.outputs:
                 return PlannedKernel(found, candidate)
-        return self.formula(choice, itemsize, target)
+        return self.default_plan(choice, itemsize, target)
 
-    def formula(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
+    def default_plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the default schedule, made at the bucket's anchor where that is legal at these sizes, else at these sizes."""
         near = {label: n if label in self.fixed else bucket_anchor(n) for label, n in choice.sizes.items()}
         if near != choice.sizes and not self._fits(tuple(near.items()), _powers(choice.sizes), itemsize, target):
             near = dict(choice.sizes)
-        return PlannedKernel(self._by_formula(tuple(near.items()), itemsize, target), None, near)
+        return PlannedKernel(self._default_program(tuple(near.items()), itemsize, target), None, near)
 
     def _read(self, text: str, powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program | DTError:
         """Return the program of a row's schedule, or the error if it does not fit."""
         try:
             program = scheduled(self.algorithm(), text)
-            room_for(program, self.outputs, dict(powers), itemsize, target)
+            check_resources_of(program, self.outputs, dict(powers), itemsize, target)
         except DTError as error:
             return error.with_traceback(None)
         return program
 
-    def _ask(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program:
+    def _make_default_program(self, sizes: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> Program:
         return by_default_schedule(self.algorithm(), self.outputs, dict(sizes), itemsize, target)
 
-    def _checked(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
+    def _is_legal(self, asked: tuple[tuple[str, int], ...], powers: tuple[tuple[str, int], ...], itemsize: int | InputTypes, target: Target) -> bool:
         """Tell whether the default schedule of sizes ``asked`` is legal at sizes with these next powers of two."""
         try:
-            room_for(self._by_formula(asked, itemsize, target), self.outputs, dict(powers), itemsize, target)
+            check_resources_of(self._default_program(asked, itemsize, target), self.outputs, dict(powers), itemsize, target)
         except DTError:
             return False
         return True

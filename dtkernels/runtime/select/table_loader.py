@@ -12,7 +12,7 @@ from ..log import forget as forget_warnings
 from ..log import warn_once
 from ..tables.kernel_store import KernelStore, StoreError, digest
 from ..tables.table import Gpu, Row, RowKey, TableError, call_kind, call_kind_text, read_gpu, read_rows
-from .row_ranking import Candidate, Near, agreeing, nearest_gpu
+from .row_ranking import Candidate, NearbyRows, nearest_gpu, rows_of_kind
 
 _NEAR = 256  #: cached neighbourhoods of sizes per table
 _PACKAGE = Path(__file__).resolve().parents[2]
@@ -27,7 +27,7 @@ class OpTable:
     store: KernelStore | None = None
     packed: Path | None = None  #: path of the YAML, where the store holds a copy of its rows and a call reads only the rows of its kind
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _near: dict[tuple, Near] = field(default_factory=dict, compare=False, repr=False)
+    _near: dict[tuple, NearbyRows] = field(default_factory=dict, compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -35,7 +35,7 @@ class OpTable:
         """Return all rows."""
         return self.written if self.packed is None else self._copied(None)
 
-    def like(self, key: RowKey) -> tuple[Row, ...]:
+    def rows_like(self, key: RowKey) -> tuple[Row, ...]:
         """Return at least the rows of the kind of ``key`` (``call_kind``)."""
         if self.packed is None:
             return self.written
@@ -44,22 +44,22 @@ class OpTable:
             self._read[kind] = self._copied(key)
         return self._read[kind]
 
-    def agreeing(self, key: RowKey) -> list[tuple[Row, bool]]:
+    def rows_of_kind(self, key: RowKey) -> list[tuple[Row, bool]]:
         """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
         if key not in self._agree:
-            self._agree[key] = agreeing(self.like(key), key)
+            self._agree[key] = rows_of_kind(self.rows_like(key), key)
         return self._agree[key]
 
     def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
         """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Fast where a recent call of the kind had similar sizes."""
-        name = (key, spec, Near.name(sizes, pitches))
+        name = (key, spec, NearbyRows.name(sizes, pitches))
         if (near := self._near.get(name)) is not None:
             close, found = near.first(sizes)
             if close:
                 return found
         if len(self._near) >= _NEAR:
             self._near.clear()
-        near = self._near[name] = Near(self.agreeing(key), sizes, spec, pitches)
+        near = self._near[name] = NearbyRows(self.rows_of_kind(key), sizes, spec, pitches)
         return near.first(sizes)[1]
 
     def _copied(self, key: RowKey | None) -> tuple[Row, ...]:
@@ -125,7 +125,7 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
-        warn_once(f"table not used, schedules of {op} come from the formula: {_named(path, error)}")
+        warn_once(f"table not used, {op} gets default schedules: {_named(path, error)}")
         return OpTable(name)
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .signature import Signature
 
 
-def told(value: object) -> str:
+def type_name(value: object) -> str:
     """Name the type of an argument for an error."""
     return "None" if value is None else f"a {type(value).__name__}"
 

@@ -19,7 +19,7 @@ def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | Non
         return None
     having: dict[str, bool] = {}
     for d in algorithm.definitions:
-        if label in d.labels[1:] or d.labels[:1] != (label,) or _as_value(d.expr, label):
+        if label in d.labels[1:] or d.labels[:1] != (label,) or _is_used_as_number(d.expr, label):
             return None
         for node in d.expr.walk():
             if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
@@ -39,11 +39,11 @@ def labels_outside(index: ex.Expr) -> frozenset[str]:
     return frozenset({index.name}) if isinstance(index, ex.Label) else frozenset().union(*map(labels_outside, index.children()))
 
 
-def _as_value(expr: ex.Expr, label: str) -> bool:
+def _is_used_as_number(expr: ex.Expr, label: str) -> bool:
     """Tell whether ``label`` is used as a number outside an index."""
     if isinstance(expr, ex.Access):
         return False
-    return (isinstance(expr, ex.Label) and expr.name == label) or any(_as_value(c, label) for c in expr.children())
+    return (isinstance(expr, ex.Label) and expr.name == label) or any(_is_used_as_number(c, label) for c in expr.children())
 
 
 def leading_inputs(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ def leading_inputs(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[str,
     ranks = {n: len(algorithm.plain_labels(n)) for n in algorithm.inputs}
     groups = [set(algorithm.inputs)]
     for output in outputs:
-        reached = _reached(algorithm, algorithm[output].labels[:1])
+        reached = _with_indexed_dims(algorithm, algorithm[output].labels[:1])
         groups.append({name for name, index in _indices(algorithm) if any(reached & labels_outside(i) for i in index)})
     return tuple(n for n in algorithm.inputs if any(n in group and ranks[n] == max(ranks[m] for m in group) for group in groups))
 
@@ -65,7 +65,7 @@ def first_dimensions(algorithm: Algorithm, outputs: tuple[str, ...]) -> dict[str
     found = {n: len(algorithm.plain_labels(n)) for n in algorithm.inputs}
     for output in outputs:
         labels = algorithm[output].labels
-        reached = [_reached(algorithm, (label,)) for label in labels]
+        reached = [_with_indexed_dims(algorithm, (label,)) for label in labels]
         for name, index in _indices(algorithm):
             apart = (place for place, i in enumerate(index) if place >= len(labels) or not reached[place] & labels_outside(i))
             found[name] = min(found[name], next(apart, len(index)))
@@ -78,7 +78,7 @@ def _indices(algorithm: Algorithm) -> list[tuple[str, tuple[ex.Expr, ...]]]:
     return [(a.tensor, a.index) for a in accesses if a.tensor in algorithm.inputs]
 
 
-def _reached(algorithm: Algorithm, labels: tuple[str, ...]) -> frozenset[str]:
+def _with_indexed_dims(algorithm: Algorithm, labels: tuple[str, ...]) -> frozenset[str]:
     """Return ``labels`` and the dimensions of Funcs that they index."""
     found: set[str] = set().union(*map(algorithm.tied_labels, labels)) if labels else set()
     while True:

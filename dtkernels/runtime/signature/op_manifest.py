@@ -110,19 +110,19 @@ def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
     """Format the line of a variant."""
     plain = [(p.name, p.against) for p in products]
-    return json.dumps({"params": dict(params), "signature": _plain(signature), "products": plain})
+    return json.dumps({"params": dict(params), "signature": _as_json(signature), "products": plain})
 
 
 def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...], halves: Halves) -> str:
     """Format the line of a gradient."""
-    plain = halves._asdict() | {half: s and _plain(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
+    plain = halves._asdict() | {half: s and _as_json(s) for half, s in (("forward", halves.forward), ("backward", halves.backward))}
     return json.dumps({"params": dict(params), "wanted": wanted, "kept": kept, **plain})
 
 
-def manifest_text(outline: OpManifest, spec: bytes) -> str:
+def manifest_text(manifest: OpManifest, spec: bytes) -> str:
     """Format a manifest. ``spec`` is the content of the spec's file."""
-    head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(outline, n) for n in _HEAD}}
-    return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(outline.lines) + "\n]}\n"
+    head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(manifest, n) for n in _HEAD}}
+    return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(manifest.lines) + "\n]}\n"
 
 
 def read_manifest(spec: Path) -> OpManifest | None:
@@ -158,6 +158,6 @@ def _signature(data: dict) -> Signature:
     )
 
 
-def _plain(signature: Signature) -> dict:
+def _as_json(signature: Signature) -> dict:
     """Convert a signature for JSON."""
     return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts")}

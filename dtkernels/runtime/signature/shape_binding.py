@@ -46,7 +46,7 @@ def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor],
     extra = {name: t.dim() - ranks[name] for name, t in tensors.items()}
     short = -min(min(extra.values()), 0)
     if short:
-        wrong = _not_lengthened(signature, tensors, extra, short)
+        wrong = _input_that_cannot_broadcast(signature, tensors, extra, short)
         if wrong is not None:
             raise interface.refuse_rank(op, signature, given, wrong)
         tensors = {name: t[(None,) * short] if extra[name] else t for name, t in tensors.items()}
@@ -64,7 +64,7 @@ def bind_shapes(op: str, signature: Signature, tensors: dict[str, torch.Tensor],
             lack = f"{interface.listed(leaders)} {'lacks' if len(leaders) == 1 else 'lack'}"
             raise interface.refuse(op, signature, given, f"{interface.name(name)} has leading dimensions that {lack}")
     spread = {name: t.expand(*batch, *t.shape[extra[name] :]) if name in batched else t for name, t in tensors.items()}
-    joined = _joined(signature, spread, batched, len(batch)) if 0 not in batch else None
+    joined = _fold_batch(signature, spread, batched, len(batch)) if 0 not in batch else None
     if joined is not None:
         return BoundShapes(joined, batched, 0, tuple(batch), True, 0)
     return BoundShapes(spread, batched, count, tuple(batch), False, 0)
@@ -82,7 +82,7 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
     return tuple(found)
 
 
-def _not_lengthened(signature: Signature, tensors: dict[str, torch.Tensor], extra: dict[str, int], short: int) -> str | None:
+def _input_that_cannot_broadcast(signature: Signature, tensors: dict[str, torch.Tensor], extra: dict[str, int], short: int) -> str | None:
     """Return an input that prevents a call in which others lack their first ``short`` dimensions; None if there is none.
 
     Each input lacks that many dimensions or none, and only dimensions that the results then lack too.
@@ -95,7 +95,7 @@ def _not_lengthened(signature: Signature, tensors: dict[str, torch.Tensor], extr
     return None
 
 
-def _joined(
+def _fold_batch(
     signature: Signature, tensors: dict[str, torch.Tensor], batched: frozenset[str], count: int
 ) -> dict[str, torch.Tensor] | None:
     """Fold the batch into the first declared dimension of batched tensors, as views; None if that is impossible."""

@@ -80,7 +80,7 @@ class StoredKernel:
         return dict.fromkeys(self.divisible, 16) | self.steps
 
     @cached_property
-    def sorts(self) -> tuple[list, list, list, list]:
+    def checked_parameters(self) -> tuple[list, list, list, list]:
         """Group the parameters by what a launch must check.
 
         Returns (place, type, divisor) of pointers, (place, whether 64-bit, divisor) of integers, places of floats, and
@@ -142,7 +142,7 @@ class KernelStore:
         try:
             metadata = json.loads(self._header[len(_METADATA) : self._header.index(b"}") + 1])
             found, self.table = metadata.get("format"), metadata.get("table")
-            words, texts = self._place("dictionary"), self._place("texts")
+            words, texts = self._span("dictionary"), self._span("texts")
             last = int(_LAST.search(self._header, len(self._header) - _LONGEST_END)[1])  # type: ignore[index]
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise StoreError(f"{path}: the header is damaged: {type(error).__name__}") from None
@@ -155,7 +155,7 @@ class KernelStore:
         self._entries: dict[str, StoredKernel] = {}  #: entries read so far: each new length asks for the same ones
         self._hosts: dict[str, str] = {}
 
-    def _place(self, name: str) -> tuple[int, int]:
+    def _span(self, name: str) -> tuple[int, int]:
         """Return (begin, end) of a tensor. Searches the header instead of parsing it: a first call needs few of hundreds of tensors."""
         at = self._header.find(b'"%b":{' % name.encode())
         match = _TENSOR.match(self._header, at) if at >= 0 else None
@@ -182,7 +182,7 @@ class KernelStore:
     def code(self, name: str) -> bytes:
         """Return the machine code called ``name``. Raises StoreError where it is missing or damaged."""
         try:
-            begin, end = self._place(name)
+            begin, end = self._span(name)
             data = _unpacked(self._data[self._start + begin : self._start + end])
         except (LookupError, ValueError, TypeError, EOFError, ImportError, zlib.error) as error:
             raise StoreError(f"{self.path}: kernel {name} is {'missing' if isinstance(error, KeyError) else 'damaged'}") from None
@@ -206,12 +206,12 @@ class KernelStore:
         try:
             for name in names:
                 if (text := self._text(f"rows/{name}")) is not None:
-                    found += json.loads(self._unsealed(text))
+                    found += json.loads(self._verified_rows(text))
             return tuple(_row(row) for _, row in sorted(found, key=lambda r: r[0]))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise error if isinstance(error, StoreError) else StoreError(f"{self.path}: its rows are damaged: {type(error).__name__}") from None
 
-    def _unsealed(self, text: bytes) -> bytes:
+    def _verified_rows(self, text: bytes) -> bytes:
         """Verify the checksum of rows and strip it. A row with a damaged parameter would run a kernel that computes something else."""
         told, _, rows = text.partition(b"\n")
         if told.decode(errors="replace") != digest(rows):
@@ -238,10 +238,10 @@ class KernelStore:
             elif mark.end() + int(mark[2]) > end:
                 raise StoreError(f"{self.path}: {key} is damaged")
             else:
-                return self._plain(self._data[mark.end() : mark.end() + int(mark[2])], key)
+                return self._decompressed(self._data[mark.end() : mark.end() + int(mark[2])], key)
         return None
 
-    def _plain(self, packed: bytes, key: str) -> bytes:
+    def _decompressed(self, packed: bytes, key: str) -> bytes:
         try:
             return zlib.decompressobj(-15, self._dictionary).decompress(packed)
         except zlib.error:
@@ -254,7 +254,7 @@ def _row(plain: dict) -> Row:
     return Row(**plain)
 
 
-def _packed(code: bytes) -> bytes:
+def _compressed(code: bytes) -> bytes:
     """Compress machine code: small kernels with zlib, which a first call unpacks quickly; large ones with xz, which is a third smaller."""
     if len(code) < _SMALL:
         return zlib.compress(code, 9)
@@ -279,7 +279,7 @@ def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], 
     texts = {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()} | _row_texts(rows)
     header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
     body = bytearray()
-    parts = {name: _packed(code) for name, code in codes.items()}
+    parts = {name: _compressed(code) for name, code in codes.items()}
     words = parts["dictionary"] = _dictionary(texts)
     packed = {k: _deflate(texts[k].encode(), words) for k in sorted(texts)}
     parts["texts"] = b"".join(b"\n%b %d\n%b" % (k.encode(), len(t), t) for k, t in packed.items())

@@ -83,12 +83,12 @@ class Row:
 
     def title(self) -> str:
         """Describe the row in a few words."""
-        words = [self.op, self.direction + handing(self.saved, self.kept), self.dtype, " ".join(f"{k}={v}" for k, v in self.sizes.items())]
+        words = [self.op, self.direction + saved_words(self.saved, self.kept), self.dtype, " ".join(f"{k}={v}" for k, v in self.sizes.items())]
         words += [" ".join(f"{k}={str(v).lower()}" for k, v in self.params.items())] if self.params else []
         return ", ".join(words)
 
 
-def handing(saved: bool, kept: tuple[str, ...]) -> str:
+def saved_words(saved: bool, kept: tuple[str, ...]) -> str:
     """Name what a forward saves for its backward, for messages."""
     words = [*(["saving"] if saved else []), *kept]
     return f" ({' '.join(words)})" if words else ""

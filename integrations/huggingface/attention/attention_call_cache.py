@@ -16,7 +16,7 @@ from dtkernels.ops.attention import ready
 from dtkernels.runtime.dispatch.bounded_cache import keep
 from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
-from .masks import note_on
+from .masks import noted_keys
 
 # Keyword arguments that reach every attention function and do not change its result: the mask contains what they say,
 # or they concern other layers. An argument that is not listed, and is neither None nor False, takes the original path.
@@ -34,14 +34,14 @@ _named: dict[tuple, CachedAttentionCall] = {}
 class CachedAttentionCall:
     """One cached call: how to recognize it, and ``launch``, which computes [B, Tq, H, Dv] from the tensors."""
 
-    __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
+    __slots__ = ("count", "like", "kwargs_key", "mask", "noted", "added", "launch", "padded")
 
     def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
         """Launch a recognized call. Returns None if the op must be called instead."""
         if mask is None and not self.added:
             return self.launch((query, key, value))
         tensors = [query, key, value]
-        if (mask := note_on(mask).padding if self.noted else mask) is not None:
+        if (mask := noted_keys(mask).padding if self.noted else mask) is not None:
             tensors.append(mask)
         return self.launch((*tensors, *[kwargs[name] for name in self.added]))
 
@@ -51,22 +51,22 @@ def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
     if not _seen or torch.compiler.is_compiling():
         return None
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
-    told = _told(kwargs, tensors)
+    kwargs_key = _kwargs_key(kwargs, tensors)
     for s in _seen:
-        if s.told == told and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
-            return s if not s.noted or note_on(mask) is not None else None
-    return _by_name(told, mask, tensors)
+        if s.kwargs_key == kwargs_key and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
+            return s if not s.noted or noted_keys(mask) is not None else None
+    return _by_name(kwargs_key, mask, tensors)
 
 
-def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAttentionCall | None:
+def _by_name(kwargs_key: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAttentionCall | None:
     """Look up an older call by a hash. Its mask may be another tensor, if the notes on both masks are equal."""
     global _seen
-    reach = None if mask is None else note_on(mask)
+    reach = None if mask is None else noted_keys(mask)
     try:
-        s = _named.get(_name(told, reach, tensors))
+        s = _named.get(_name(kwargs_key, reach, tensors))
     except (AttributeError, RuntimeError, TypeError):  # arguments that cannot be compared
         return None
-    if s is None or s.told != told or not s.like(*tensors):
+    if s is None or s.kwargs_key != kwargs_key or not s.like(*tensors):
         return None
     if reach is not None and reach.padding is not None and not s.padded(reach.padding):
         return None
@@ -76,10 +76,10 @@ def _by_name(told: tuple, mask: torch.Tensor | None, tensors: list) -> CachedAtt
     return s
 
 
-def _name(told: tuple, reach, tensors: list) -> tuple:
+def _name(kwargs_key: tuple, reach, tensors: list) -> tuple:
     """Return a cheap hash key of a call. It contains the note on the mask, except for its padding tensor."""
     noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None)
-    return (told, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
+    return (kwargs_key, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
 def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, options: dict, added: dict[str, str]) -> None:
@@ -96,31 +96,31 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     if not noted and mask is not taken or any(options[option] is not kwargs[name] for name, option in added.items()):
         return  # a tensor that was made for this call alone
     tensors = [query, key, value] if mask is None else [query, key, value, mask]
-    told = _told(kwargs, tensors)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
+    kwargs_key = _kwargs_key(kwargs, tensors)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in kwargs_key[1::3]):
         return
     s = CachedAttentionCall()
     s.launch = ready((batch, 1, heads, value.shape[3]), query, key, value, taken, **options)
     if s.launch is None:
         return
-    s.count, s.like, s.told = len(tensors), guards_for(tuple(tensors)), told
+    s.count, s.like, s.kwargs_key = len(tensors), guards_for(tuple(tensors)), kwargs_key
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
-    reach = None if mask is None else note_on(mask)
+    reach = None if mask is None else noted_keys(mask)
     s.padded = never_matches if reach is None or reach.padding is None else guards_for((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:
-        keep(_named, _name(told, reach, tensors), s, REMEMBERED)
+        keep(_named, _name(kwargs_key, reach, tensors), s, REMEMBERED)
 
 
-def _told(kwargs: dict, tensors: list) -> tuple:
+def _kwargs_key(kwargs: dict, tensors: list) -> tuple:
     """Return name, type and value of each keyword argument that matters; append tensors among them to ``tensors``."""
-    told: list = []
+    kwargs_key: list = []
     for name, given in kwargs.items():
         if given is None or given is False or name in HARMLESS:
             continue
         if isinstance(given, torch.Tensor):
             tensors.append(given)
-            told += (name, torch.Tensor, None)
+            kwargs_key += (name, torch.Tensor, None)
         else:
-            told += (name, type(given), given)
-    return tuple(told)
+            kwargs_key += (name, type(given), given)
+    return tuple(kwargs_key)

@@ -20,7 +20,7 @@ from ..patching.source_inspection import eager_function
 from .attention_call_cache import HARMLESS, known, remember
 from .fallback import ignores, original_attention
 from .mask_conventions import takes_eager_masks
-from .masks import dtkernels_mask, reach_of
+from .masks import dtkernels_mask, visible_keys_of
 
 try:
     from transformers.utils.output_capturing import _active_collector
@@ -68,11 +68,11 @@ def dtkernels_attention(
         return output, None
     causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
     inputs = _autocast(query, key, value)
-    others = _others(kwargs)
-    reason = _read(module, record, others) or _unsupported(*inputs, attention_mask, kwargs) or _slower(record, inputs, attention_mask, kwargs)
+    others = _unknown_kwargs(kwargs)
+    reason = _read(module, record, others) or _unsupported(*inputs, attention_mask, kwargs) or _why_sdpa_is_faster(record, inputs, attention_mask, kwargs)
     if reason is None:
         cast = in_autocast(query.device.type)
-        mask, options = _given(inputs[0], key, attention_mask, causal, kwargs)
+        mask, options = _op_arguments(inputs[0], key, attention_mask, causal, kwargs)
         try:
             with without_autocast(query.device.type):
                 output = ops.attention(*inputs, mask, **options)
@@ -113,10 +113,10 @@ def _weights_asked_for() -> bool:
     return bool(collected) and any(name.endswith("attentions") for name in collected)
 
 
-def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
+def _op_arguments(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
     """Return the op's mask and keyword arguments."""
     options = {"causal": causal, "scale": kwargs.get("scaling"), "softcap": kwargs.get("softcap")}
-    reach = reach_of(mask, query.shape[2], key.shape[2])
+    reach = visible_keys_of(mask, query.shape[2], key.shape[2])
     if reach is not None:
         options |= {"window": reach.window, "offset": reach.offset}
         mask = reach.padding
@@ -151,7 +151,7 @@ def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
 
 
-def _others(kwargs: dict) -> list[str]:
+def _unknown_kwargs(kwargs: dict) -> list[str]:
     """Return the arguments that the op does not know."""
     return [name for name, given in kwargs.items() if name not in HARMLESS and name not in _HANDLED and given is not None and given is not False]
 
@@ -174,7 +174,7 @@ def _unsupported(query, key, value, mask, kwargs) -> str | None:
     )
 
 
-def _slower(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, kwargs: dict) -> str | None:
+def _why_sdpa_is_faster(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, kwargs: dict) -> str | None:
     """Return why sdpa is faster for a call that the op could compute, as measured on an H200; else None.
 
     cuDNN's attention forward and backward take 0.8 to 1.0 of the kernels' time. The kernels read a matrix mask whole. Under
@@ -186,7 +186,7 @@ def _slower(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Te
     if mask is not None:
         if torch.compiler.is_compiling():
             return "a mask under torch.compile: sdpa was faster"
-        noted = reach_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
+        noted = visible_keys_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
         return None if noted else "a mask without a note of what it says: sdpa is faster"
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     return "gradients without a mask: sdpa is faster" if learning else None

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..patching.call_stats import ATTRIBUTE, NAME, CallRecord, remember_before
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
-from ..patching.source_inspection import eager_function, gives_weights, names_in, own_attention, treats_specially, uses_interface
+from ..patching.source_inspection import eager_function, gives_weights, implementations_compared, names_in, own_attention, uses_interface
 
 _KEY = "_attn_implementation"
 
@@ -46,7 +46,7 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
             if module is owner:
                 report.add(name, "attention", SKIPPED, f"this transformers lacks what is needed: {error}")
         return
-    blocked = _blocked(walk)
+    blocked = _blocked_configs(walk)
     sites = [
         _Site(name, module, config, getattr(config, _KEY))
         for name, module, owner in walk
@@ -88,7 +88,7 @@ def _configs(walk: list) -> list:
     return list(found.values())
 
 
-def _blocked(walk: list) -> dict[int, str]:
+def _blocked_configs(walk: list) -> dict[int, str]:
     """Return id(config) -> why the modules that read it must keep their implementation."""
     blocked = {}
     for _, module, owner in walk:
@@ -104,7 +104,7 @@ def _blocked(walk: list) -> dict[int, str]:
 
 def _reason(module: nn.Module, owner: nn.Module, config: object) -> str | None:
     cls = type(module)
-    special = treats_specially(cls)
+    special = implementations_compared(cls)
     if "sdpa" in special:
         return f"{cls.__name__} treats 'sdpa' unlike other names"
     if not owner._supports_sdpa and "eager" in special:
@@ -120,13 +120,13 @@ def _add_models_without_interface(walk: list, sites: list[_Site], report: PatchR
     for name, module, owner in walk:
         if module is not owner or id(module.config) in seen:
             continue
-        by = type(module) if not _can_switch(module) else _alone(walk, module)
+        by = type(module) if not _can_switch(module) else _class_outside_interface(walk, module)
         if by is not None:  # a model inside this one, with the same config, may use it
             seen.add(id(module.config))
             report.add(name, "attention", SKIPPED, f"{by.__name__} does not use transformers' AttentionInterface")
 
 
-def _alone(walk: list, owner: nn.Module) -> type | None:
+def _class_outside_interface(walk: list, owner: nn.Module) -> type | None:
     """Return the class that computes attention by itself in a modeling file that otherwise uses the interface, or None."""
     parts = (type(module) for _, module, of in walk if of is owner and module is not owner)
     by_itself = (part for part in parts if own_attention(part) or "scaled_dot_product_attention" in names_in(part))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..patching.source_inspection import constructor_says, own_attention, sets_its_mask, treats_specially, uses_interface
+from ..patching.source_inspection import constructor_says, implementations_compared, own_attention, sets_its_mask, uses_interface
 
 _found: dict[type, bool] = {}
 _by_name: dict[type, bool] = {}
@@ -49,7 +49,7 @@ def knows_sdpa_by_name(config: type) -> bool:
     Such a class may rely on a mask that is None, for which it has no other sign.
     """
     if config not in _by_name:
-        _by_name[config] = any("sdpa" in treats_specially(cls) for file in _modeling_files(config) for cls in file)
+        _by_name[config] = any("sdpa" in implementations_compared(cls) for file in _modeling_files(config) for cls in file)
     return _by_name[config]
 
 
@@ -95,20 +95,20 @@ def _modeling_files(config: type) -> list[list[type]]:
     for base in config.__mro__:
         if base.__module__ == "transformers.configuration_utils":
             return []  # the base of all configs; the base of all models lies in the same package
-        files = [found for found in map(_classes_in, _beside(base)) if any(hasattr(cls, "_supports_sdpa") for cls in found)]
-        files = files or [_classes_in(name) for name in _that_name(base)]
+        files = [found for found in map(_classes_in, _files_in_package(base)) if any(hasattr(cls, "_supports_sdpa") for cls in found)]
+        files = files or [_classes_in(name) for name in _files_with_model_of(base)]
         if files:
             return files
     return []
 
 
-def _beside(config: type) -> list[str]:
+def _files_in_package(config: type) -> list[str]:
     """Return the names of the imported files in the config's package."""
     package = config.__module__.rpartition(".")[0] + "."
     return [name for name in list(sys.modules) if name.startswith(package) and "." not in name[len(package) :]]
 
 
-def _that_name(config: type) -> list[str]:
+def _files_with_model_of(config: type) -> list[str]:
     """Return the names of the files with a model that names the config as its own; a script outside any package may hold both."""
     models = [PreTrainedModel]
     for model in models:

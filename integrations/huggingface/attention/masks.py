@@ -103,7 +103,7 @@ def _exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def note_on(mask: torch.Tensor) -> VisibleKeys | None:
+def noted_keys(mask: torch.Tensor) -> VisibleKeys | None:
     """Return the note on a mask if the mask has not changed since, else None."""
     noted = getattr(mask, NOTE, None)
     if noted is None:
@@ -116,9 +116,9 @@ def _version(mask: torch.Tensor) -> int | None:
     return None if mask.is_inference() else mask._version
 
 
-def reach_of(mask: torch.Tensor | None, queries: int, keys: int) -> VisibleKeys | None:
+def visible_keys_of(mask: torch.Tensor | None, queries: int, keys: int) -> VisibleKeys | None:
     """Return the note on a mask of ``queries`` x ``keys``, or None."""
-    reach = None if mask is None else note_on(mask)
+    reach = None if mask is None else noted_keys(mask)
     return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
 
 

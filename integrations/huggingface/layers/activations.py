@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import as_stored, in_autocast, replace_forward, taken, unsupported
+from ..patching.forward_patching import in_autocast, in_memory_order_of_input, replace_forward, taken, unsupported
 from ..patching.report import PatchReport
 
 
@@ -21,7 +21,7 @@ def relu_forward(record: CallRecord, module: nn.ReLU, input: torch.Tensor) -> to
         return F.relu(input, module.inplace)
     from dtkernels import ops
 
-    return as_stored(ops.relu, input)
+    return in_memory_order_of_input(ops.relu, input)
 
 
 def softmax_forward(record: CallRecord, module: nn.Softmax, input: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from dtkernels.runtime.path_counters import no_kernel
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import beside_its_forward, plain, replace_forward, taken, unsupported
+from ..patching.forward_patching import plain, replace_forward, runs_besides_forward, taken, unsupported
 from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
@@ -52,7 +52,7 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     for name, held in rest.items():
         if (children if name in children else attributes).get(name) is not held:
             reason = "another activation than when it was patched"
-        elif name in children and (more := beside_its_forward(held)) is not None:
+        elif name in children and (more := runs_besides_forward(held)) is not None:
             reason = f"its {type(held).__name__} has {more}"
     if reason is None and plain(args[0]):
         reason = no_kernel(args[0])  # checked before gate and up are computed: the module's own forward holds fewer tensors at once
@@ -65,19 +65,19 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
         gate, up = children[form.gate](args[0]), children[form.up](args[0])
     reason = unsupported(gate) or unsupported(up) or ("gate and up of different dtypes" if gate.dtype != up.dtype else None)
     record.count(reason, gate)
-    product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _by_the_op(form, gate, up)
+    product = _ACTIVATIONS[form.activation](gate) * up if reason is not None else _activation_by_op(form, gate, up)
     del gate, up  # the largest tensors of a prefill: freed before down runs
     return children[form.down](product)
 
 
-def _rest(module: nn.Module, form: Form) -> dict[str, object]:
+def _other_members(module: nn.Module, form: Form) -> dict[str, object]:
     """Return children other than the linear layers, and functions among the attributes."""
     own = (form.gate, form.up, form.down)
     functions = {name: held for name, held in vars(module).items() if callable(held) and name not in NOT_KEPT}
     return functions | {name: child for name, child in module._modules.items() if name not in own}
 
 
-def _by_the_op(form: Form, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def _activation_by_op(form: Form, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     from dtkernels import ops
 
     return ops.swiglu(gate, up) if form.activation == "silu" else ops.geglu(gate, up, exact=form.activation == "gelu")
@@ -91,7 +91,7 @@ def patch_gated(op: str, model: nn.Module, report: PatchReport) -> None:
             # Anything that training changes, such as dropout, would be lost in the new forward.
             reason = None if _form(module, training=True) == form else "it computes something else in training"
             reason = reason or taken(module, type(module))
-            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _rest(module, form)), reason, report)
+            replace_forward(name, module, op, partial(gated_forward, CallRecord(), module, form, _other_members(module, form)), reason, report)
 
 
 def _form(module: nn.Module, training: bool) -> Form | None:
@@ -105,12 +105,12 @@ def _form(module: nn.Module, training: bool) -> Form | None:
     if any(next(child.children(), None) or next(child.parameters(), None) is not None for child in others.values()):
         return None
     others = {name: stand_in(child, training=training) for name, child in others.items()}
-    for gate, up, down, first in _roles(linears):
+    for gate, up, down, first in _layer_assignments(linears):
         layers = _layers(gate, up, down)
         twin, x = stand_in(module, children=others | layers, training=training), rows(_WIDTHS[0])
         result = output_of(type(module).forward, twin, x)
         for activation, function in _ACTIVATIONS.items():
-            if same(result, _formula(layers, gate, up, down, first, function, x)):
+            if same(result, _gated_reference(layers, gate, up, down, first, function, x)):
                 return Form(gate, up, down, activation, first)
     return None
 
@@ -121,7 +121,7 @@ def _sizes(module: nn.Module) -> tuple[int, int] | None:
     return sizes if all(type(size) is int for size in sizes) else None
 
 
-def _roles(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str, bool]]:
+def _layer_assignments(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str, bool]]:
     """Return (gate, up, down, gate first) for each assignment that the layers' sizes allow."""
     sizes = {name: _sizes(child) for name, child in linears.items()}
     if len(linears) == 3:
@@ -146,7 +146,7 @@ def _layers(gate: str, up: str | None, down: str) -> dict[str, nn.Linear]:
     return layers
 
 
-def _formula(layers: dict[str, nn.Linear], gate: str, up: str | None, down: str, first: bool, activation, x: torch.Tensor) -> torch.Tensor:
+def _gated_reference(layers: dict[str, nn.Linear], gate: str, up: str | None, down: str, first: bool, activation, x: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         if up is None:
             a, b = layers[gate](x).chunk(2, -1)[:: 1 if first else -1]

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import beside_its_forward, in_autocast, restore, simple_linear, slot_of, taken, unsupported_rows
+from ..patching.forward_patching import in_autocast, restore, runs_besides_forward, simple_linear, slot_of, taken, unsupported_rows
 from ..patching.report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 Way = tuple[CallRecord, Callable, Callable]  #: what counts its calls, which pairs of layers it joins, and what computes them
@@ -33,7 +33,7 @@ def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch
             continue
         record, _, joined = way
         reason = unsupported_rows(input) or ("autocast" if in_autocast(input.device.type) else None)
-        reason = reason or _special(*pair)
+        reason = reason or _why_not_plain(*pair)
         record.count(reason, input)
         input = pair[1](pair[0](input)) if reason is not None else joined(*pair, input)
         i += 2
@@ -76,7 +76,7 @@ def patch_gates(model: nn.Module, report: PatchReport) -> None:
     _patch(model, "gate", is_gate, gate, report)
 
 
-def _special(*layers: nn.Module) -> str | None:
+def _why_not_plain(*layers: nn.Module) -> str | None:
     """Return why one of `layers`, linear ones and sigmoids, must be called itself, or None."""
     return next((why for layer in layers if (why := _watched(layer)) is not None), None)
 
@@ -84,7 +84,7 @@ def _special(*layers: nn.Module) -> str | None:
 def _watched(layer: nn.Module) -> str | None:
     if isinstance(layer, nn.Linear):
         return simple_linear(layer)
-    more = beside_its_forward(layer)
+    more = runs_besides_forward(layer)
     return None if more is None else f"its nn.Sigmoid has {more}"
 
 
@@ -93,7 +93,7 @@ def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report:
         if isinstance(module, nn.Sequential) and (pairs := [p for p in zip(list(module), list(module)[1:]) if joins(*p)]):
             ways = _ways(vars(module).get(slot_of(module)))
             reason = taken(module, nn.Sequential) if ways is None else None
-            reason = reason or _special(*(layer for pair in pairs for layer in pair))
+            reason = reason or _why_not_plain(*(layer for pair in pairs for layer in pair))
             if ways is not None and op in ways:
                 report.add(name, op, ALREADY, record=ways[op][0])
             elif reason is not None:
@@ -101,21 +101,21 @@ def _patch(model: nn.Module, op: str, joins: Callable, joined: Callable, report:
             elif report.dry_run:
                 report.add(name, op, WOULD_PATCH)
             else:
-                report.add(name, op, PATCHED, record=_join(module, op, joins, joined, report))
+                report.add(name, op, PATCHED, record=_add_way(module, op, joins, joined, report))
 
 
-def _join(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
+def _add_way(module: nn.Sequential, op: str, joins: Callable, joined: Callable, report: PatchReport) -> CallRecord:
     """Add a way to the module's forward, which another op may have replaced already; return the way's record."""
     slot, record = slot_of(module), CallRecord()
     current = vars(module).get(slot)
-    report.on_undo(partial(_leave, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
+    report.on_undo(partial(_remove_way, weakref.ref(module), slot, current if _ways(current) is None else None, op, record))
     if _ways(current) is None:
         vars(module)[slot] = partial(sequential_forward, {}, module)
     vars(module)[slot].args[0][op] = record, joins, joined
     return record
 
 
-def _leave(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
+def _remove_way(ref: weakref.ref, slot: str, original: Callable | None, op: str, record: CallRecord) -> None:
     """Remove a way again, and the replaced forward with the last one."""
     module = ref()
     for place in ("forward", "_old_forward") if module is not None else ():

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ..patching.call_stats import CallRecord
-from ..patching.forward_patching import as_stored, in_autocast, plain, replace_forward, taken, unsupported
+from ..patching.forward_patching import in_autocast, in_memory_order_of_input, plain, replace_forward, taken, unsupported
 from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, takes_one_tensor
 from ..patching.report import PatchReport
 
@@ -27,7 +27,7 @@ def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int
         return type(module).forward(module, *args, **kwargs)
     from dtkernels import ops
 
-    return as_stored(lambda x: ops.rmsnorm(x, module.weight, getattr(module, eps), offset=offset), args[0], last=True)
+    return in_memory_order_of_input(lambda x: ops.rmsnorm(x, module.weight, getattr(module, eps), offset=offset), args[0], last=True)
 
 
 def layernorm_forward(record: CallRecord, module: nn.LayerNorm, *args, **kwargs) -> torch.Tensor:

@@ -109,7 +109,7 @@ def patch_rope(model: nn.Module, report: PatchReport) -> None:
         function = _rotary_name(type(module))
         if function is not None:
             bound = rebound(type(module))
-            reason = _held_back(type(module), function) if bound is None else taken(module, type(module))
+            reason = _why_not_replaceable(type(module), function) if bound is None else taken(module, type(module))
             if bound is not None or reason is not None:  # a function that computes something else is not this op
                 replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
 
@@ -134,16 +134,16 @@ def rebound(cls: type[nn.Module]) -> Rebound | None:
     if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return None
     original = cls.forward.__globals__[name]
-    return _made(cls, name, original, cls.forward) if _turns_halves(original) else None
+    return _make_rebound(cls, name, original, cls.forward) if _is_half_rotation(original) else None
 
 
 @cache
-def _made(cls: type[nn.Module], name: str, original: Callable, forward: Callable) -> Rebound:
+def _make_rebound(cls: type[nn.Module], name: str, original: Callable, forward: Callable) -> Rebound:
     return Rebound(cls, name, original)
 
 
 @cache
-def _turns_halves(function: Callable) -> bool:
+def _is_half_rotation(function: Callable) -> bool:
     """Return whether a function rotates element d of q and k with element d + D / 2, where cos and sin are (B, S, D)."""
     q, k, cos, sin = normal(2, 3, 5, 8), normal(2, 1, 5, 8, seed=1), normal(2, 5, 8, seed=2), normal(2, 5, 8, seed=3)
     result = output_of(function, q, k, cos, sin)
@@ -154,7 +154,7 @@ def _turns_halves(function: Callable) -> bool:
     return all(same(found, right) for found, right in zip(result, wanted))
 
 
-def _held_back(cls: type[nn.Module], name: str) -> str | None:
+def _why_not_replaceable(cls: type[nn.Module], name: str) -> str | None:
     """Return why the function cannot be examined or replaced; None if it computes something else."""
     if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return f"{cls.__name__}.forward is wrapped by a decorator"

@@ -71,7 +71,7 @@ def without_autocast(device: str) -> AbstractContextManager:
     return torch.autocast(device, enabled=False) if in_autocast(device) else nullcontext()
 
 
-def beside_its_forward(module: nn.Module) -> str | None:
+def runs_besides_forward(module: nn.Module) -> str | None:
     """Return what calling this instance runs besides the forward of its class, or None."""
     if "forward" in vars(module) or hasattr(module, "_hf_hook"):
         return "a forward of its own"
@@ -84,14 +84,14 @@ def simple_linear(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is no nn.Linear"
     if type(module).forward is not nn.Linear.forward:
         return "its nn.Linear has a forward of its own"
-    if (more := beside_its_forward(module)) is not None:
+    if (more := runs_besides_forward(module)) is not None:
         return f"its nn.Linear has {more}"
     if getattr(module, "parametrizations", None) or not plain(module.weight):
         return "its weight is parametrised, quantised or sharded"
     return None
 
 
-def as_stored(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last: bool = False) -> torch.Tensor:
+def in_memory_order_of_input(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last: bool = False) -> torch.Tensor:
     """Return op(x), of x's shape, with x's order of dimensions in memory, as torch's elementwise ops do.
 
     ``last``: the op works on the last dimension, which must stay last.

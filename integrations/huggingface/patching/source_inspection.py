@@ -83,7 +83,7 @@ def constructor_says(cls: type, attribute: str) -> bool:
 
 
 @cache
-def treats_specially(cls: type) -> frozenset[str]:
+def implementations_compared(cls: type) -> frozenset[str]:
     """Return the attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
 
     Such code behaves differently for every other name, "dtkernels" included.

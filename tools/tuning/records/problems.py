@@ -20,7 +20,7 @@ from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
 from dtkernels.runtime.bind.operator import Operator, Variant
 from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Row, handing
+from dtkernels.runtime.tables.table import Row, saved_words
 
 from .journal import HALF
 
@@ -60,7 +60,7 @@ class CallKind:
 
     def title(self) -> str:
         """Return a short name."""
-        words = [Path(self.op).stem, self.direction + handing(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
+        words = [Path(self.op).stem, self.direction + saved_words(self.saved, self.kept), self.dtype, *(f"{k}={v}" for k, v in self.params)]
         return " ".join(words).lower()
 
     def text(self) -> str:
@@ -160,7 +160,7 @@ def op_names(asked: str, tool: str = "tune", least: int = 1) -> tuple[str, ...]:
     return names
 
 
-def works_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[TuningProblem]:
+def problems_of(op: str, shapes: Iterable[Shapes], dtypes: tuple[str, ...] = ()) -> list[TuningProblem]:
     """Return every problem that the shapes ask for, each once, in the order in which groups learn from one another."""
     found: dict[tuple, TuningProblem] = {}
     for entry in shapes:
@@ -235,7 +235,7 @@ def _extent(group: CallKind, label: str, sizes: dict[str, int]) -> int:
     raise SystemExit(f"tune: {group.op}: the shapes do not say how long {label} is; they have {', '.join(sizes)}")
 
 
-def far(a: TuningProblem, b: TuningProblem) -> float:
+def size_distance(a: TuningProblem, b: TuningProblem) -> float:
     """Return the distance of two problems' sizes in log2."""
     other = b.extents
     return math.sqrt(sum(math.log2(n / other[label]) ** 2 for label, n in a.sizes if label in other))

@@ -32,7 +32,7 @@ class Outcome:
     rows: list[Row] = field(default_factory=list)
     chosen: dict[str, list[float]] = field(default_factory=dict)
     held_out: dict[str, list[float]] = field(default_factory=dict)
-    against_formula: dict[str, list[float]] = field(default_factory=dict)
+    against_default: dict[str, list[float]] = field(default_factory=dict)
     kernels: dict[str, int] = field(default_factory=dict)
     worst: list[tuple[float, str]] = field(default_factory=list)
 
@@ -43,7 +43,7 @@ class Outcome:
             lines.append(f"{op}: {sum(r.op == op for r in self.rows)} rows, {self.kernels.get(op, 0)} kernels")
             lines.append(f"  regret where chosen for: {summary(self.chosen.get(op, []))}")
             lines.append(f"  regret where held out:   {summary(self.held_out.get(op, []))}")
-            lines.append(f"  formula against best:    {summary(self.against_formula.get(op, []))}")
+            lines.append(f"  default against best:    {summary(self.against_default.get(op, []))}")
         lines.append(f"all ops, held out: {self.regret()}")
         lines += [f"  {r:.3f}  {title}" for r, title in sorted(self.worst, reverse=True)[:8] if r > 1.1]
         return "\n".join(lines)
@@ -59,7 +59,7 @@ def entrants(known: SearchState, runs: dict[TuningProblem, ScheduleCandidate | N
     for w, own in runs.items():
         best = known.composed(w)
         if best is not None:
-            cuts = (own, best, *known.earlier.get(w, ())[:1], known.formula.get(w))
+            cuts = (own, best, *known.earlier.get(w, ())[:1], known.default.get(w))
             found[w] = list(dict.fromkeys(c for c in cuts if c is not None))
     return found
 
@@ -67,7 +67,7 @@ def entrants(known: SearchState, runs: dict[TuningProblem, ScheduleCandidate | N
 Choice = dict[CallKind, dict[TuningProblem, ScheduleCandidate]]  #: the schedule of each problem that is not held out
 
 
-def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
+def corrected_by_races(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choice, tolerated: float) -> Choice:
     """Correct ``chosen`` by the races: whole schedules timed side by side are more reliable than sums of kernel times.
 
     Among schedules within ``tolerated`` of the best at a size, the one that serves most sizes is taken. Sizes are left out if the
@@ -78,7 +78,7 @@ def settled(known: SearchState, times: dict[tuple[str, str], Time], chosen: Choi
         cuts: dict[str, ScheduleCandidate] = {}
         raced: dict[str, dict[str, float]] = {}
         for w, made in of_works.items():
-            if not _formula_unknown(known, times, w) and not _untimed(known, times, w):
+            if not _default_untimed(known, times, w) and not _row_untimed(known, times, w):
                 here = _raced(known, times, w)
                 cuts |= {c.text(): c for c in (made, *here)}
                 raced[w.text()] = {c.text(): t.score for c, t in here.items()} or {made.text(): known.total(w, made.fused)}
@@ -114,7 +114,7 @@ def run_at(known: SearchState, group: CallKind, choice: dict[TuningProblem, Sche
             mine[row.schedule] = made = _cut_of(row, w)  # type: ignore[assignment]
             if made is not None:
                 known.cuts[group].setdefault(made.fused, made)  # else the kernels' outputs would be unknown
-        found[w] = mine[row.schedule] if row is not None else known.formula.get(w)
+        found[w] = mine[row.schedule] if row is not None else known.default.get(w)
     return found
 
 
@@ -135,7 +135,7 @@ def conclude(known: SearchState, times: dict[tuple[str, str], Time], choice: Cho
         outcome.rows += rows_of(known, times, chosen, by, measured)
         outcome.kernels[op] = outcome.kernels.get(op, 0) + kinds(chosen.items())
         for w in works:
-            _judge(outcome, op, w, known.formula.get(w), runs.get(w) if w.held_out else chosen.get(w), _raced(known, times, w))
+            _judge(outcome, op, w, known.default.get(w), runs.get(w) if w.held_out else chosen.get(w), _raced(known, times, w))
     return outcome
 
 
@@ -149,15 +149,15 @@ def _raced(known: SearchState, times: dict[tuple[str, str], Time], work: TuningP
     return found
 
 
-def _formula_unknown(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
+def _default_untimed(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
     """Return whether the default schedule could not be timed at ``work``, neither as a whole nor kernel by kernel."""
-    formula = known.formula[work]
-    whole = times.get((work.text(), formula.text()))
-    kernels = [times.get((work.text(), p.text())) for p in formula.plans]
+    default = known.default[work]
+    whole = times.get((work.text(), default.text()))
+    kernels = [times.get((work.text(), p.text())) for p in default.plans]
     return any(t is None or t.failure for t in kernels) and (whole is None or bool(whole.failure))
 
 
-def _untimed(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
+def _row_untimed(known: SearchState, times: dict[tuple[str, str], Time], work: TuningProblem) -> bool:
     """Return whether the current row of a call was not timed at ``work``, neither as a whole nor kernel by kernel."""
     for made in known.earlier.get(work, ())[:1]:
         return (work.text(), made.text()) not in times and any((work.text(), p.text()) not in times for p in made.plans)
@@ -165,16 +165,16 @@ def _untimed(known: SearchState, times: dict[tuple[str, str], Time], work: Tunin
 
 
 def _known_cuts(known: SearchState, work: TuningProblem) -> list[ScheduleCandidate]:
-    return [c for c in dict.fromkeys((*known.raced.get(work, ()), known.composed(work), known.formula.get(work))) if c is not None]
+    return [c for c in dict.fromkeys((*known.raced.get(work, ()), known.composed(work), known.default.get(work))) if c is not None]
 
 
-def _judge(outcome: Outcome, op: str, work: TuningProblem, formula: ScheduleCandidate | None, runs: ScheduleCandidate | None, raced: dict[ScheduleCandidate, Time]) -> None:
+def _judge(outcome: Outcome, op: str, work: TuningProblem, default: ScheduleCandidate | None, runs: ScheduleCandidate | None, raced: dict[ScheduleCandidate, Time]) -> None:
     """Record the regret of the dispatched and of the default schedule at ``work``, relative to what was raced there."""
     if not raced:
         return
     best = min(t.score for t in raced.values())
-    if formula in raced:
-        outcome.against_formula.setdefault(op, []).append(raced[formula].score / best)
+    if default in raced:
+        outcome.against_default.setdefault(op, []).append(raced[default].score / best)
     if runs in raced:
         regret = raced[runs].score / best
         (outcome.held_out if work.held_out else outcome.chosen).setdefault(op, []).append(regret)

@@ -37,7 +37,7 @@ class Tiling:
         """Parse a candidate."""
         schedule: Schedule = parse_schedule(plan.tiles)
         known = ("block", "tensorize", "split", "map", "persistent", "descriptor", "specialize_warps", "num_warps", "num_stages")
-        apart = sums_of_parts(plan)
+        apart = split_sums(plan)
         funcs = tuple(dict.fromkeys(p.func for p in schedule.primitives if p.func not in apart))
         tile = {k: v for f in funcs for k, v in schedule.sizes(f, "tensorize").items()}
         split = {k: v for f in funcs for k, v in schedule.sizes(f, "split").items()}
@@ -120,7 +120,7 @@ class Surroundings:
         return [k for k, v in tiling.tile.items() if k not in own and v and self.sizes.get(k, 0) > v]
 
 
-def sums_of_parts(plan: KernelCandidate) -> set[str]:
+def split_sums(plan: KernelCandidate) -> set[str]:
     """Return Funcs that another kernel sums from parts that this kernel makes: no step changes their statements."""
     return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
 
@@ -129,7 +129,7 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
     """Return candidates one step away, the usual steps first, each once; not all of them are legal."""
     tiling = Tiling.of(plan)
     found: dict[str, KernelCandidate] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _walk, _transport, _single, _last_wave, _shared_exponentials, _kept):
+    for step in (_tiles, _launch, _pairs, _splits, _program_orders, _descriptors, _single, _last_wave, _shared_exponentials, _eviction_hints):
         for new in step(tiling, around):
             if new.text() != tiling.text():
                 found.setdefault(new.text(), KernelCandidate(plan.fused, plan.root, new.text()))
@@ -213,14 +213,14 @@ def _splits(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
                 yield replace(t, split={**rest, label: parts})
 
 
-def _walk(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _program_orders(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     """Vary the order of the blocks, and whether programs are persistent."""
     groups = [a for a in t.order if isinstance(a, Grouped)]
     for size in (4, 8, 16):
         if groups and groups[0].size != size:
             yield replace(t, order=tuple(replace(a, size=size) if a == groups[0] else a for a in t.order))
     if not groups and around.product and len(t.block) >= 2:
-        row, column = _sides(t, around)
+        row, column = _row_and_column_labels(t, around)
         if row and column:
             rest = tuple(label for label in t.block if label not in (row, column))
             taken = {*around.algorithm.labels}
@@ -228,7 +228,7 @@ def _walk(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
             yield replace(t, order=(*rest, Grouped(row, inner, 8), column, inner))
     yield replace(t, persistent=not t.persistent)
     if not around.product:
-        yield from _ahead(t, around)
+        yield from _prefetching(t, around)
     for label, size in t.block.items():
         if t.tile.get(label) == 1 and not around.product:
             if size < 64 and around.sizes.get(label, 1) >= 2 * size:
@@ -237,7 +237,7 @@ def _walk(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
                 yield replace(t, block={**t.block, label: size // 2})
 
 
-def _ahead(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _prefetching(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     """Make programs persistent and prefetch their next blocks, with this number of stages."""
     now = [p for p in t.rest if p.name == "stages"]
     others = tuple(p for p in t.rest if p.name != "stages")
@@ -258,13 +258,13 @@ def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
         yield replace(t, rest=(*t.rest, Primitive(t.root, "approximate", (Share("exp", *SHARES[0]),))))
 
 
-def _sides(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
+def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
     """Return the row and column labels of the kernel's product: the two output labels with the largest tiles."""
     large = [label for label in around.algorithm[t.root].labels if t.block.get(label, 1) > 1]
     return (large[-2], large[-1]) if len(large) >= 2 else (None, None)
 
 
-def _transport(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _descriptors(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     """Use tensor descriptors, with and without warp specialization."""
     if not around.tma or not around.product:
         return
@@ -300,13 +300,13 @@ def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     if len(others) < len(t.rest):
         yield replace(t, rest=others)
     elif t.persistent and t.descriptor and around.products == 1 and not t.split:
-        row, column = _sides(t, around)
+        row, column = _row_and_column_labels(t, around)
         if row and column and min(t.block[row], t.block[column]) >= 128:
             pieces = tuple(Sized(label, t.block[label] // 2) for label in (row, column))
             yield replace(t, rest=(*others, Primitive(t.root, "tail", pieces)))
 
 
-def _kept(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _eviction_hints(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     """Keep rows that are read again in the caches until then, or not."""
     others = tuple(p for p in t.rest if p.name != "evict")
     if len(others) < len(t.rest):

@@ -50,9 +50,9 @@ def choose(times: dict[str, dict[str, float]], tolerated: float = TOLERATED, mos
     return found
 
 
-def plan_times(spots: list[Cell]) -> dict[str, dict[str, float]]:
+def plan_times(cells: list[Cell]) -> dict[str, dict[str, float]]:
     """Return the matrix of one kernel, for ``choose``."""
-    return {s.work.text(): {p.text(): t.score for p, t in s.times.items() if not t.failure} for s in spots}
+    return {s.work.text(): {p.text(): t.score for p, t in s.times.items() if not t.failure} for s in cells}
 
 
 def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERATED) -> dict[TuningProblem, ScheduleCandidate]:
@@ -63,7 +63,7 @@ def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERAT
     for fused, cut in known.cuts.get(group, {}).items():
         here = [w for w in works if way[w] == fused]
         for root in cut.roots if here else ():
-            picked = choose(plan_times([known.spots[w, fused, root] for w in here]), tolerated)
+            picked = choose(plan_times([known.cells[w, fused, root] for w in here]), tolerated)
             for w in here:
                 chosen[w, root] = KernelCandidate.read(picked[w.text()])
     found = {}

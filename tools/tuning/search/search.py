@@ -78,13 +78,13 @@ class ScheduleSearch:
 
     def fill(self, until: Callable[[], bool]) -> Iterator[None]:
         """Measure the best candidate of every problem at the problems near it."""
-        for (work, fused, root), spot in list(self.known.spots.items()):
+        for (work, fused, root), cell in list(self.known.cells.items()):
             for other in self.known.near(work)[: 0 if self.known.follows(work.group) else 4]:
-                there = self.known.spots.get((other, fused, root))
+                there = self.known.cells.get((other, fused, root))
                 if there is not None and not self.known.lagging(there):
-                    self._request(there, spot.best(), (1,))
-            if not self.known.lagging(spot):
-                self._request(spot, self.known.suggestions(spot, SUGGESTED), (0,))
+                    self._request(there, cell.best(), (1,))
+            if not self.known.lagging(cell):
+                self._request(cell, self.known.suggestions(cell, SUGGESTED), (0,))
         yield from self._run(until, think=False)
 
     def _run(self, until: Callable[[], bool], think: bool = True, begun: Callable[[], bool] = lambda: False) -> Iterator[None]:
@@ -107,9 +107,9 @@ class ScheduleSearch:
         self.to_compile.clear()
         self.ready.clear()
         self.jobs_of.clear()
-        for spot in self.known.spots.values():
-            spot.waiting.clear()
-            spot.expanding = False
+        for cell in self.known.cells.values():
+            cell.waiting.clear()
+            cell.expanding = False
         self.thinking = False
         end = time.monotonic() + self.limits["measure"]
         while self.gpus.busy() and time.monotonic() < end:
@@ -153,15 +153,15 @@ class ScheduleSearch:
         return job
 
     def _measure(self, worker: int, job: Job) -> None:
-        spot = self._spot(job)
+        cell = self._cell(job)
         sent = self.sent.setdefault((worker, self.gpus.lives[worker]), set())
         artefact = None if job.key in sent else self.artefacts[job.key]
         sent.add(job.key)
-        message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, spot.fastest() if spot else float("inf"), (job.cut, job.root))
+        message = ("measure", job.work, self.known.funcs(job.work.group), job.key, artefact, cell.fastest() if cell else float("inf"), (job.cut, job.root))
         self.gpus.send(worker, job, message, self.limits["measure"])
 
-    def _spot(self, job: Job) -> Cell | None:
-        return self.known.spots.get((job.work, job.cut.fused, job.root)) if job.root else None
+    def _cell(self, job: Job) -> Cell | None:
+        return self.known.cells.get((job.work, job.cut.fused, job.root)) if job.root else None
 
     # -- results ------------------------------------------------------------------------------------------------------
 
@@ -178,11 +178,11 @@ class ScheduleSearch:
             else:
                 self._seeded(rest[0], done.result)
         elif kind == "expand":
-            spot: Cell = rest[-1]
-            spot.expanding = False
-            self._request(spot, [p for _, p in done.result or ()], (spot.level,))
-            if not spot.waiting:
-                spot.over = True
+            cell: Cell = rest[-1]
+            cell.expanding = False
+            self._request(cell, [p for _, p in done.result or ()], (cell.level,))
+            if not cell.waiting:
+                cell.over = True
         else:
             job, awaited = rest
             waiting = self.jobs_of.pop(awaited, [])
@@ -229,37 +229,37 @@ class ScheduleSearch:
         self.measured += 1
         self.failed += bool(found.failure)
         self.journal.put(job.work.text(), job.plan.text() if job.root else job.cut.text(), found, where)
-        spot = self._spot(job)
-        if spot is not None:
-            spot.waiting.discard(job.plan)
-            spot.times[job.plan] = found
-            if not spot.waiting and self.thinking:
-                self._advance(spot)
+        cell = self._cell(job)
+        if cell is not None:
+            cell.waiting.discard(job.plan)
+            cell.times[job.plan] = found
+            if not cell.waiting and self.thinking:
+                self._advance(cell)
 
     # -- what to try ----------------------------------------------------------------------------------------------------
 
     def _seeded(self, work: TuningProblem, seeds: Seeds) -> None:
         """Request the default schedule's candidates and those of earlier rows first, then the families' best estimates."""
         self.earlier.illegal.update(seeds.illegal)
-        for spot in self.known.seeded(work, seeds):
-            starts = [*([seeds.cuts[spot.fused]] if spot.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == spot.fused)]
-            first = list(dict.fromkeys(p for c in starts for p in c.plans if p.root == spot.root))
-            ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (spot.fused, spot.root) and c is not None and p not in first}
+        for cell in self.known.seeded(work, seeds):
+            starts = [*([seeds.cuts[cell.fused]] if cell.fused in seeds.cuts else []), *(c for c in seeds.earlier if c.fused == cell.fused)]
+            first = list(dict.fromkeys(p for c in starts for p in c.plans if p.root == cell.root))
+            ranked = {p: c for p, c in seeds.plans.items() if (p.fused, p.root) == (cell.fused, cell.root) and c is not None and p not in first}
             rest = sorted(ranked, key=ranked.__getitem__)
-            count = 0 if self.known.follows(work.group) else FIRST if not spot.times else ROUND
+            count = 0 if self.known.follows(work.group) else FIRST if not cell.times else ROUND
             level = 1 if self.known.follows(work.group) else 0
-            self._request(spot, first, (level,))
-            self._request(spot, rest[:count], (level + 0.5,))  # a short budget serves every size first
-            spot.reserve = rest[count:]
-            if not spot.waiting:
-                self._advance(spot)
+            self._request(cell, first, (level,))
+            self._request(cell, rest[:count], (level + 0.5,))  # a short budget serves every size first
+            cell.reserve = rest[count:]
+            if not cell.waiting:
+                self._advance(cell)
 
-    def _request(self, spot: Cell, plans: list[KernelCandidate], priority: tuple) -> None:
+    def _request(self, cell: Cell, plans: list[KernelCandidate], priority: tuple) -> None:
         for plan in plans:
-            if plan in spot.times or plan in spot.waiting:
+            if plan in cell.times or plan in cell.waiting:
                 continue
-            spot.waiting.add(plan)
-            job = Job(spot.work, self.known.cuts[spot.work.group][spot.fused].with_plan(plan), spot.root)
+            cell.waiting.add(plan)
+            job = Job(cell.work, self.known.cuts[cell.work.group][cell.fused].with_plan(plan), cell.root)
             if job.key in self.artefacts:
                 heapq.heappush(self.ready.setdefault(job.work, []), (priority, next(self.order), job))
             else:
@@ -275,26 +275,26 @@ class ScheduleSearch:
     def _think(self, priority: tuple, task: tuple) -> None:
         heapq.heappush(self.to_think, (priority, next(self.order), task))
 
-    def _advance(self, spot: Cell) -> None:
+    def _advance(self, cell: Cell) -> None:
         """Start the next round of a cell without running tasks."""
-        if spot.over or spot.expanding or self.known.follows(spot.work.group):
+        if cell.over or cell.expanding or self.known.follows(cell.work.group):
             return
-        best = spot.fastest()
-        spot.stale = 0 if best < 0.99 * spot.last else spot.stale + 1
-        spot.last = min(best, spot.last)
-        spot.level += 1
-        reserve = spot.reserve
-        suggested = self.known.suggestions(spot, SUGGESTED)
-        if best == float("inf") and not suggested and not reserve or spot.level > 1 and self.known.lagging(spot) or spot.stale > STALE and not suggested:
-            spot.over = True
+        best = cell.fastest()
+        cell.stale = 0 if best < 0.99 * cell.last else cell.stale + 1
+        cell.last = min(best, cell.last)
+        cell.level += 1
+        reserve = cell.reserve
+        suggested = self.known.suggestions(cell, SUGGESTED)
+        if best == float("inf") and not suggested and not reserve or cell.level > 1 and self.known.lagging(cell) or cell.stale > STALE and not suggested:
+            cell.over = True
             return
-        self._request(spot, suggested + reserve[:1], (spot.level,))
-        spot.reserve = reserve[1:]
-        good = [p for p in spot.best(2) if spot.times[p].score <= 1.15 * best]
-        if good and spot.stale <= STALE:
-            spot.expanding = True
-            cut = self.known.cuts[spot.work.group][spot.fused]
-            tried = frozenset((*spot.times, *spot.waiting))
-            self._think((spot.level,), ("expand", spot.work, cut, tuple(good), tried, ROUND, spot))
-        elif not spot.waiting:
-            spot.over = True
+        self._request(cell, suggested + reserve[:1], (cell.level,))
+        cell.reserve = reserve[1:]
+        good = [p for p in cell.best(2) if cell.times[p].score <= 1.15 * best]
+        if good and cell.stale <= STALE:
+            cell.expanding = True
+            cut = self.known.cuts[cell.work.group][cell.fused]
+            tried = frozenset((*cell.times, *cell.waiting))
+            self._think((cell.level,), ("expand", cell.work, cut, tuple(good), tried, ROUND, cell))
+        elif not cell.waiting:
+            cell.over = True

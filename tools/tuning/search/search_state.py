@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from dtkernels.lang.errors import DTError
 
 from ..records.journal import Journal, Time
-from ..records.problems import CallKind, TuningProblem, far
+from ..records.problems import CallKind, TuningProblem, size_distance
 from ..workers.compile_worker import Seeds
 from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut
 
@@ -50,10 +50,10 @@ class SearchState:
         for w in works:
             self.of_group.setdefault(w.group, []).append(w)
         self.cuts: dict[CallKind, dict[str, ScheduleCandidate]] = {}
-        self.formula: dict[TuningProblem, ScheduleCandidate] = {}
+        self.default: dict[TuningProblem, ScheduleCandidate] = {}
         self.earlier: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: schedules of a table's rows; the current one of a call first
         self.raced: dict[TuningProblem, list[ScheduleCandidate]] = {}  #: whole schedules that compete in races
-        self.spots: dict[tuple[TuningProblem, str, str], Cell] = {}
+        self.cells: dict[tuple[TuningProblem, str, str], Cell] = {}
         self._past: dict[str, list[tuple[str, Time]]] = {}
         for (work, plan), t in journal.times.items():
             self._past.setdefault(work, []).append((plan, t))
@@ -66,8 +66,8 @@ class SearchState:
         ways = {**self._measured_before(work, seeds.cuts), **seeds.cuts}
         for fused, made in ways.items():
             cuts.setdefault(fused, made)
-        self.formula[work], self.earlier[work] = seeds.formula, seeds.earlier
-        return [self._spot(work, fused, root) for fused in ways for root in cuts[fused].roots]
+        self.default[work], self.earlier[work] = seeds.default, seeds.earlier
+        return [self._cell(work, fused, root) for fused in ways for root in cuts[fused].roots]
 
     def _measured_before(self, work: TuningProblem, known: dict[str, ScheduleCandidate]) -> dict[str, ScheduleCandidate]:
         """Return ways to fuse, besides ``known``, for which the journal has a candidate of every kernel."""
@@ -90,15 +90,15 @@ class SearchState:
                 ways[fused] = made
         return ways
 
-    def _spot(self, work: TuningProblem, fused: str, root: str) -> Cell:
+    def _cell(self, work: TuningProblem, fused: str, root: str) -> Cell:
         key = (work, fused, root)
-        if key not in self.spots:
-            spot = self.spots[key] = Cell(work, fused, root)
+        if key not in self.cells:
+            cell = self.cells[key] = Cell(work, fused, root)
             for text, t in self._past.get(work.text(), ()):
                 plan = KernelCandidate.read(text)
                 if plan.fused == fused and plan.root == root:
-                    spot.times[plan] = t
-        return self.spots[key]
+                    cell.times[plan] = t
+        return self.cells[key]
 
     def funcs(self, group: CallKind) -> tuple[str, ...]:
         """Return Funcs that kernels of the group write under any way to fuse, without those that none has written so far."""
@@ -112,7 +112,7 @@ class SearchState:
     def near(self, work: TuningProblem) -> list[TuningProblem]:
         """Return the other problems of the group, nearest first."""
         if work not in self._near:
-            others = sorted((far(work, w), i, w) for i, w in enumerate(self.of_group[work.group]) if w != work)
+            others = sorted((size_distance(work, w), i, w) for i, w in enumerate(self.of_group[work.group]) if w != work)
             self._near[work] = [w for d, _, w in others if d <= NEAR]
         return self._near[work]
 
@@ -120,15 +120,15 @@ class SearchState:
         """Return whether a similar group's best candidates replace a search here."""
         return any((o.dtype, group.dtype) == ("bf16", "fp16") or o.saved < group.saved for o in self._related[group])
 
-    def lagging(self, spot: Cell) -> bool:
+    def lagging(self, cell: Cell) -> bool:
         """Return whether a cell's way to fuse takes far longer than another."""
-        ways = {f: self.total(spot.work, f) for f in self.cuts[spot.work.group]}
-        return ways[spot.fused] > LAGGING * min(ways.values())
+        ways = {f: self.total(cell.work, f) for f in self.cuts[cell.work.group]}
+        return ways[cell.fused] > LAGGING * min(ways.values())
 
     def total(self, work: TuningProblem, fused: str) -> float:
         """Return the total time of the best candidates; infinite while a kernel has none."""
         cut = self.cuts[work.group][fused]
-        times = [s.fastest() if (s := self.spots.get((work, fused, r))) else float("inf") for r in cut.roots]
+        times = [s.fastest() if (s := self.cells.get((work, fused, r))) else float("inf") for r in cut.roots]
         return sum(times) + 1.0 * (len(times) - 1)  # each further kernel is a further launch
 
     def composed(self, work: TuningProblem) -> ScheduleCandidate | None:
@@ -138,25 +138,25 @@ class SearchState:
             total = self.total(work, fused)
             if total < float("inf") and (best is None or total < best[0]):
                 for root in whole.roots:
-                    whole = whole.with_plan(self.spots[work, fused, root].best()[0])
+                    whole = whole.with_plan(self.cells[work, fused, root].best()[0])
                 best = total, whole
         return best[1] if best else None
 
-    def suggestions(self, spot: Cell, most: int) -> list[KernelCandidate]:
+    def suggestions(self, cell: Cell, most: int) -> list[KernelCandidate]:
         """Return candidates that are good nearby and in related groups, and not tried here."""
         found: list[KernelCandidate] = []
-        here = self.cuts[spot.work.group][spot.fused]
-        for group in self._related[spot.work.group]:
-            twin = TuningProblem(group, spot.work.sizes, spot.work.held_out)
+        here = self.cuts[cell.work.group][cell.fused]
+        for group in self._related[cell.work.group]:
+            twin = TuningProblem(group, cell.work.sizes, cell.work.held_out)
             for fused in self.cuts.get(group, {}):
-                other = self.spots.get((twin, fused, spot.root))
+                other = self.cells.get((twin, fused, cell.root))
                 for plan in other.best(2) if other else ():
                     if (own := adapted(plan, here)) is not None:
                         found.append(own)
-        for work in self.near(spot.work)[:4]:
-            other = self.spots.get((work, spot.fused, spot.root))
+        for work in self.near(cell.work)[:4]:
+            other = self.cells.get((work, cell.fused, cell.root))
             found += other.best(1 if len(found) > most else 2) if other else []
-        return [p for p in dict.fromkeys(found) if p not in spot.times and p not in spot.waiting][:most]
+        return [p for p in dict.fromkeys(found) if p not in cell.times and p not in cell.waiting][:most]
 
 
 def _related(group: CallKind, groups: dict[CallKind, list[TuningProblem]]) -> list[CallKind]:

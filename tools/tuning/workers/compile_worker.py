@@ -14,7 +14,7 @@ from dtkernels.codegen.target import Target
 from dtkernels.lang.errors import DTError
 from dtkernels.runtime.build.source_cache import load_module
 from dtkernels.runtime.build.specialization import narrowest
-from dtkernels.runtime.build.triton_compile import compile_kernel, entry_of, plain_types, record_launches
+from dtkernels.runtime.build.triton_compile import compile_kernel, plain_types, record_launches, stored_kernel_of
 from dtkernels.runtime.launch.wrapper_recorder import host_text
 from dtkernels.runtime.select.schedule_selection import scheduled
 from dtkernels.runtime.tables.kernel_store import StoredKernel, digest
@@ -23,7 +23,7 @@ from ..records import inputs_and_reference
 from ..records.problems import CallKind, TuningProblem, operator_of, variants_of
 from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of
 from ..search.cost import cost
-from ..search.mutations import Surroundings, neighbours, sums_of_parts
+from ..search.mutations import Surroundings, neighbours, split_sums
 
 WORSE = 3.0  #: mutations estimated to be this many times slower than their parent are dropped
 
@@ -47,7 +47,7 @@ class Artefact:
 class Seeds:
     """Where a search starts: ways to fuse with a schedule of each, and candidates with their estimates."""
 
-    formula: ScheduleCandidate
+    default: ScheduleCandidate
     cuts: dict[str, ScheduleCandidate] = field(default_factory=dict)  #: by what is fused
     plans: dict[KernelCandidate, float | None] = field(default_factory=dict)  #: None for one that does not fit
     earlier: list[ScheduleCandidate] = field(default_factory=list)  #: schedules of a table's rows
@@ -80,7 +80,7 @@ class CpuWorker:
             found.plans |= costs
         assert found is not None
         for text in family_texts(work.group) if families else ():
-            self._family(work, completed(text, found.formula, outputs), found)
+            self._family(work, completed(text, found.default, outputs), found)
         for text in earlier:
             self._earlier(work, text, found)
         return found
@@ -113,7 +113,7 @@ class CpuWorker:
                 return  # a kernel without statements, one that does not fit, or a far slower one
             found.cuts[fused] = made
         cut_there = {line.split(".")[0] for p in plans.values() for line in p.tiles.splitlines()}
-        if not cut_there <= {*found.cuts[fused].roots, *(f for p in plans.values() for f in sums_of_parts(p))}:
+        if not cut_there <= {*found.cuts[fused].roots, *(f for p in plans.values() for f in split_sums(p))}:
             return  # it schedules a kernel that is fused into another here
         for root, plan in plans.items():
             if plan not in found.plans and root in found.cuts[fused].roots:
@@ -125,7 +125,7 @@ class CpuWorker:
         most = max(inputs_and_reference.elements(work, n) for n in (*variant.algorithm.inputs, *variant.outputs))
         if any(inputs_and_reference.elements(work, r) > 2 * most for r in made.roots if r not in variant.outputs):
             return True
-        own, best = list(costs.values()), [first.plans[p] for p in first.formula.plans]
+        own, best = list(costs.values()), [first.plans[p] for p in first.default.plans]
         return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
 
     def expand(self, work: TuningProblem, whole: ScheduleCandidate, plans: tuple[KernelCandidate, ...], tried: frozenset[KernelCandidate], most: int) -> list[tuple[float, KernelCandidate]]:
@@ -169,7 +169,7 @@ class CpuWorker:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, launch.options, self.to)
             if compiled.metadata.shared > self.to.shared_bytes:
                 raise Refused(f"{launch.kernel.__name__} takes {compiled.metadata.shared} bytes of shared memory; {self.to.name} has {self.to.shared_bytes}")
-            entry = entry_of(compiled, digest(artefact.host.encode()), self.to.arch)
+            entry = stored_kernel_of(compiled, digest(artefact.host.encode()), self.to.arch)
             artefact.entries.append(entry)
             artefact.codes[entry.code] = compiled.asm["cubin"]
         return artefact
@@ -195,15 +195,15 @@ def family_texts(group: CallKind) -> Iterator[str]:
             yield from family.texts()
 
 
-def completed(text: str, formula: ScheduleCandidate, outputs: tuple[str, ...]) -> str:
+def completed(text: str, default: ScheduleCandidate, outputs: tuple[str, ...]) -> str:
     """Complete a family's schedule from the default one. If it fuses nothing, take all fusion and the kernels that it does not
     mention; else only outputs that the family does not know, such as those saved for backward.
     """
     said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}
     if ".fuse_at(" not in text:
-        kept = (line for p in formula.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
-        return "\n".join((formula.fused, *(p.tiles for p in formula.plans if p.root not in said), *kept, text))
-    return "\n".join((*(line for line in formula.fused.splitlines() if line.split(".")[0] in {*outputs} - said), text))
+        kept = (line for p in default.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
+        return "\n".join((default.fused, *(p.tiles for p in default.plans if p.root not in said), *kept, text))
+    return "\n".join((*(line for line in default.fused.splitlines() if line.split(".")[0] in {*outputs} - said), text))
 
 
 def make_cpu_worker(index: int, to: Target, compiling: bool = True) -> CpuWorker:

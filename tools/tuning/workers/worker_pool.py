@@ -61,7 +61,7 @@ class WorkerPool:
     def _start(self, index: int) -> _Member:
         ours, theirs = self.context.Pipe()
         process = self.context.Process(target=_serve, args=(theirs, self.make, index, self.args), daemon=True)
-        with _undisturbed():
+        with _deferring_interrupts():
             process.start()
         theirs.close()
         return _Member(process, ours)
@@ -133,7 +133,7 @@ class WorkerPool:
 
 
 @contextlib.contextmanager
-def _undisturbed() -> Iterator[None]:
+def _deferring_interrupts() -> Iterator[None]:
     """Defer Ctrl-C, and hide it from processes started here: only the main process handles it."""
     resource_tracker.ensure_running()  # it would unblock the signals again
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

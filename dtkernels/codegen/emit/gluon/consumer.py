@@ -38,21 +38,21 @@ class Consumer:
         self.begin, self.end = "0", "0"
 
     def lines(self) -> list[str]:
-        """The body of the function."""
+        """Return the body of the function."""
         k, p = self.k, self.p
         k.lines = ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
         depth = k.grid()
         for s in p.before:
             self._statement(s, depth)
         for tile in p.resident:
-            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._own(tile)}), done & 1)")
+            k.line(depth, f"mbarrier.wait({tile.name}_full.index({self._resident_part(tile)}), done & 1)")
         self.begin, self.end = k.bounds_of_all()
         if p.last.direct:
             self._direct(depth)
         elif p.behind:
             self._chained(depth)
         else:
-            self._in_turn(depth)
+            self._tile_by_tile(depth)
         for s in p.after:
             self._statement(s, depth)
         k.line(depth, "done += 1")
@@ -124,7 +124,7 @@ class Consumer:
         return " & ".join(parts)
 
     def _put(self, s: Put, depth: int) -> None:
-        """Through shared memory, when the last block's store has read it."""
+        """Store a tile through shared memory, after the last block's store has read it."""
         k = self.k
         desc, value = k.descriptor(s), k.expr.text(s.value, s.axes)
         box = ", ".join(k.boxes[desc])
@@ -141,22 +141,22 @@ class Consumer:
     def _wg(self) -> str:
         return "WG" if self.p.consumers > 1 else "0"
 
-    def _own(self, tile: FetchLet) -> str:
-        """Which of a resident tile's parts this consumer reads."""
+    def _resident_part(self, tile: FetchLet) -> str:
+        """Return which of a resident tile's parts this consumer reads."""
         return self._wg() if self.k.shared(tile) else "0"
 
     def _view(self, name: str, wanted: tuple[Axis, ...], slot: str) -> str:
-        """A loaded tile as a matrix with dimensions ``wanted``."""
+        """Return a loaded tile as a matrix with dimensions ``wanted``."""
         k, tile = self.k, self.local[name]
         own = k.shared(tile)
-        place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._own(tile)
+        place = (f"{slot} * {own} + WG" if own else slot) if name in self.home else self._resident_part(tile)
         box = [a for a in tile.value.box if a]
         text = f"{name}_tiles.index({place})"
         if None in tile.value.box:
             text += f".reshape([{', '.join(k.length(a) for a in box)}])"
         return text if [a.name for a in box] == [a.name for a in wanted] else f"{text}.permute((1, 0))"
 
-    def _give_back(self, rings: list[Ring], slot: str, depth: int, pred: str = "") -> None:
+    def _release_slots(self, rings: list[Ring], slot: str, depth: int, pred: str = "") -> None:
         for ring in rings:
             self.k.line(depth, f"mbarrier.arrive({ring.name}_free.index({slot}), count=1{f', pred={pred}' if pred else ''})")
 
@@ -189,7 +189,7 @@ class Consumer:
         names = [q.name for q in self.p.last.fresh]
         made = ", ".join(f"{n}_made" for n in names)
         self.k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait({outstanding}, deps=[{made}])")
-        self._give_back([r for r in self.p.rings if r.fresh and not r.late], slot, depth)
+        self._release_slots([r for r in self.p.rings if r.fresh and not r.late], slot, depth)
 
     def _start_chained(self, slot: str, depth: int) -> None:
         self._await([r for r in self.p.rings if r.late and not r.fresh], slot, "it", depth)
@@ -222,21 +222,21 @@ class Consumer:
         self._fresh_done("slot", len(p.last.chained), inner + 1)
         self._any_work(inner + 1)
         self._chained_done(inner + 1)
-        self._give_back(late, "before", inner + 1)
+        self._release_slots(late, "before", inner + 1)
         self._operands(p.last, inner + 1)
         k.line(inner + 1, "it += 1")
-        self._leave(inner)
+        self._release_resident_tiles(inner)
         k.line(inner, "slot = it % STAGES")
         self._start_chained("slot", inner)
         self._chained_done(inner)
-        self._give_back(late, "slot", inner)
+        self._release_slots(late, "slot", inner)
         k.line(inner, "it += 1")
         if p.resident:
             k.line(depth, "else:")
-            self._leave(inner)
+            self._release_resident_tiles(inner)
 
-    def _in_turn(self, depth: int) -> None:
-        """Fresh products, work on them, chained products, for one tile after the other; other consumers fill the gaps."""
+    def _tile_by_tile(self, depth: int) -> None:
+        """Emit for one tile after the other: fresh products, work on them, chained products; other consumers fill the gaps."""
         k, p = self.k, self.p
         late = [r for r in p.rings if r.late]
         k.line(depth, f"for {k.counter()} in range({self.begin}, {self.end}, {k.tile(p.last.loop.axis)}):")
@@ -248,14 +248,14 @@ class Consumer:
         if p.last.chained:
             self._start_chained("slot", depth + 1)
             self._chained_done(depth + 1)
-        self._give_back(late, "slot", depth + 1)
+        self._release_slots(late, "slot", depth + 1)
         k.line(depth + 1, "it += 1")
-        self._leave(depth)
+        self._release_resident_tiles(depth)
 
-    def _leave(self, depth: int) -> None:
-        """Give back what was loaded for the whole block."""
+    def _release_resident_tiles(self, depth: int) -> None:
+        """Release the tiles that were loaded for the whole block."""
         for tile in self.p.resident:
-            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._own(tile)}), count=1)")
+            self.k.line(depth, f"mbarrier.arrive({tile.name}_free.index({self._resident_part(tile)}), count=1)")
 
     def _any_work(self, depth: int) -> None:
         """The work of the loop that the counter is in. One loop around all of it: values that several loops pass on cost moves."""
@@ -268,7 +268,7 @@ class Consumer:
             self._work(step, depth + (len(self.p.steps) > 1))
 
     def _work(self, step: LoopStep, depth: int) -> None:
-        """The elementwise work on one tile's fresh products, and the accumulators and operands that come of it, under one name."""
+        """Emit the elementwise work on one tile's fresh products, and name the accumulators and operands that it yields."""
         k, last = self.k, self.p.last
         for s in step.loop.body:
             if isinstance(s, Index):
@@ -288,7 +288,7 @@ class Consumer:
             k.line(depth, f"{q.name}_left = gl.convert_layout({q.name}_operand.to({q.right.name}_tiles.dtype), {layout})")
 
     def _direct(self, depth: int) -> None:
-        """Products that only add up: one runs while the next one's tiles are awaited."""
+        """Emit products that only accumulate: one runs while the tiles of the next are awaited."""
         k, p = self.k, self.p
         names = [q.name for q in p.last.direct]
         made = ", ".join(f"{n}_made" for n in names)
@@ -302,8 +302,8 @@ class Consumer:
                 left = self._view(q.loaded_left.name, (q.rows, *q.axes), "slot")
                 self._multiply(q, left, "slot", q.name, depth + 1)
             k.line(depth + 1, f"{', '.join(names)} = hopper.warpgroup_mma_wait({len(names)}, deps=[{made}])")
-            self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
+            self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth + 1, f"{k.counter()} > {self.begin}")
             k.line(depth + 1, "it += 1")
         k.line(depth, f"{', '.join(names)} = hopper.warpgroup_mma_wait(0, deps=[{', '.join(names)}])")
-        self._give_back(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
-        self._leave(depth)
+        self._release_slots(list(p.rings), "(it + STAGES - 1) % STAGES", depth, f"{self.begin} < {self.end}")
+        self._release_resident_tiles(depth)

@@ -1,4 +1,4 @@
-"""Tiles as Gluon expressions.
+"""Print tiles as Gluon expressions.
 
 Every value lies in one of three layouts: (rows, columns) as the matrix units leave products, ``MMA_<columns>``; rows as
 ``ROWS``, a column of the first of these; columns as ``COLUMNS_<columns>``, a row of theirs. Layouts of rows differ by
@@ -34,12 +34,12 @@ def sigmoid_gl(x):
 
 
 def helper(name: str) -> str:
-    """The text of the function ``name_gl`` for Gluon kernels, from that for Triton."""
+    """Return the text of the function ``name_gl`` for Gluon kernels, from that for Triton."""
     return _OWN.get(name) or gluon_text(HELPERS[name].replace("@triton.jit", "@gluon.jit").replace(f"def {name}(", f"def {name}_gl("))[0]
 
 
 def gluon_text(text: str) -> tuple[str, frozenset[str]]:
-    """(Triton text with Gluon's names, helpers it calls)"""
+    """Return (Triton text with Gluon's names, helpers it calls)"""
     calls = {name: rf"(?<![\w.])(?:tl\.)?{name}(?=[()])" for name in (*HELPERS, *_OWN)}
     helpers = frozenset(name for name, call in calls.items() if re.search(call, text))
     for name in helpers:
@@ -63,18 +63,18 @@ class GluonExpressions(ExpressionPrinter):
         self.rows, self.main = rows, main
 
     def columns(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> Axis | None:
-        """The axis of ``axes`` that is not the rows."""
+        """Return the axis of ``axes`` that is not the rows."""
         return next((a for a in axes if a != self.rows), None)
 
     def layout(self, axes: tuple[Axis, ...]) -> str:
-        """The name of the layout of a value over ``axes``."""
+        """Return the name of the layout of a value over ``axes``."""
         columns = self.columns(axes)
         if columns is None:
             return "ROWS"
         return f"MMA_{columns.name}" if self.rows in axes else f"COLUMNS_{columns.name}"
 
     def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
-        """``text`` in the layout of ``order``."""
+        """Return ``text`` in the layout of ``order``."""
         if not have or have == order:
             return text
         columns = self.columns(order)

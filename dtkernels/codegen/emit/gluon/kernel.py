@@ -21,7 +21,7 @@ INFIX = "_gluon"
 
 
 def print_gluon(plan: WarpSpecializedKernel, algorithm: Algorithm, operands: Operands) -> KernelText:
-    """The Gluon text of a planned kernel: three functions and what a launch must pass."""
+    """Return the Gluon text of a planned kernel: three functions and what a launch must pass."""
     return GluonPrinter(plan, algorithm, operands).text()
 
 
@@ -64,17 +64,17 @@ class GluonPrinter(_KernelPrinter):
     # -- names ------------------------------------------------------------------------------------------------------
 
     def share(self) -> str:
-        """The constant that holds the rows of one consumer."""
+        """Return the constant that holds the rows of one consumer."""
         name = f"ROWS_{self.plan.rows.label}"
         self.tiles[name] = str(self.plan.share)
         return name
 
     def length(self, axis: Axis) -> str:
-        """The constant that holds the length of ``axis`` in a consumer's tile."""
+        """Return the constant that holds the length of ``axis`` in a consumer's tile."""
         return self.share() if axis == self.plan.rows else self.tile(axis)
 
     def descriptor(self, access: Fetch | Put) -> str:
-        """The name of the descriptor that ``access`` goes through."""
+        """Return the name of the descriptor that ``access`` goes through."""
         box = tuple(self.length(a) if a else "1" for a in access.box)
         for name, known in self.boxes.items():
             if self.accesses[name].buffer == access.buffer and known == box:
@@ -84,7 +84,7 @@ class GluonPrinter(_KernelPrinter):
         return name
 
     def coordinates(self, access: Fetch | Put, share: str) -> str:
-        """Where a box starts; rows of the consumer ``share``."""
+        """Return where a box starts; rows of the consumer ``share``."""
         texts = []
         for start, axis in zip(access.start, access.box):
             text = self.expr.text(start, ())
@@ -93,7 +93,7 @@ class GluonPrinter(_KernelPrinter):
         return f"[{', '.join(texts)}]"
 
     def shared(self, tile: FetchLet) -> str:
-        """``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
+        """Return ``CONSUMERS`` where each consumer has its own rows of a loaded tile, else ''."""
         return str(self.plan.consumers) if self.plan.rows in tile.value.box and self.plan.consumers > 1 else ""
 
     def _value(self, name: str) -> str:
@@ -123,7 +123,7 @@ class GluonPrinter(_KernelPrinter):
         return Function(name, [f'    """{doc}"""', *made, *layouts, *lines], parameters)
 
     def _main(self, consumer: Function, producer: Function) -> list[str]:
-        """The body of the kernel; completes the other two with the parameters they need."""
+        """Return the body of the kernel; completes the other two with the parameters they need."""
         head = [f"    if {s}_on_device:\n        {s} = gl.load({s})" for s in self.kernel.scalars]
         local = []
         for name, access in self.accesses.items():
@@ -200,7 +200,7 @@ class GluonPrinter(_KernelPrinter):
         return [*made, f"    for i in gl.static_range({count}):", *(f"        {s}" for s in start)]
 
     def _stages(self) -> str:
-        """The depth of the rings, as an expression in the wrapper: as asked, as far as shared memory goes."""
+        """Return the depth of the rings, as an expression in the wrapper: as asked, as far as shared memory goes."""
         fixed = [self._bytes(t.value, self.shared(t) or "1") for t in self.plan.resident] + [
             self._bytes(put, str(self.plan.consumers)) for put in self.puts.values()
         ]
@@ -223,12 +223,12 @@ class GluonPrinter(_KernelPrinter):
             elif isinstance(s, Let) and s.name in needed:
                 self.line(depth, f"{s.name} = {self.expr.text(s.value, ())}")
         for tile in p.resident:
-            self._bring(tile, depth)
+            self._load_resident(tile, depth)
         begin, end = self.bounds_of_all()
         self.line(depth, f"for {self.counter()} in range({begin}, {end}, {self.tile(p.last.loop.axis)}):")
         self.line(depth + 1, "slot = it % STAGES")
         for ring in p.rings:
-            self._bring_ring(ring, depth + 1)
+            self._load_ring(ring, depth + 1)
         self.line(depth + 1, "it += 1")
         self.line(depth, "done += 1")
         return self.lines
@@ -238,7 +238,7 @@ class GluonPrinter(_KernelPrinter):
         return [t for t in (first.begin, last.end) if t is not None]
 
     def _needed(self, roots: tuple[Tile, ...]) -> set[str]:
-        """Names that ``roots`` depend on."""
+        """Return names that ``roots`` depend on."""
         values = {s.name: s.value for s in self.plan.before if isinstance(s, Let)}
         found, todo = set(), list(roots)
         while todo:
@@ -248,8 +248,8 @@ class GluonPrinter(_KernelPrinter):
                     todo.append(values[n.name])
         return found
 
-    def _bring(self, tile: FetchLet, depth: int) -> None:
-        """A tile that stays for the whole block, when the last block's is free."""
+    def _load_resident(self, tile: FetchLet, depth: int) -> None:
+        """Load a tile that stays for the whole block, once the last block's buffer is free."""
         desc = self.descriptor(tile.value)
         for w in range(int(self.shared(tile) or 1)):
             self.line(depth, f"mbarrier.wait({tile.name}_free.index({w}), (done & 1) ^ 1)")
@@ -257,7 +257,7 @@ class GluonPrinter(_KernelPrinter):
             where = self.coordinates(tile.value, str(w))
             self.line(depth, f"tma_load({desc}, {where}, {tile.name}_full.index({w}), {tile.name}_tiles.index({w}))")
 
-    def _bring_ring(self, ring: Ring, depth: int) -> None:
+    def _load_ring(self, ring: Ring, depth: int) -> None:
         total = [
             f"{self.shared(t)} * {d}" if self.shared(t) else d
             for t in ring.tiles
@@ -290,12 +290,12 @@ class GluonPrinter(_KernelPrinter):
         return f"{self.plan.last.loop.axis.name}_start"
 
     def bound(self, tile: Tile | None) -> str:
-        """Where one of several loops begins or ends; ``legality`` sees to it that each meets the next."""
+        """Return where one of several loops begins or ends; ``legality`` sees to it that each meets the next."""
         assert tile is not None
         return self.expr.text(tile, ())
 
     def bounds_of_all(self) -> tuple[str, str]:
-        """Where the walk of all loops begins and ends."""
+        """Return where the walk of all loops begins and ends."""
         first, last = self.plan.steps[0].loop, self.plan.last.loop
         return "0" if first.begin is None else self.expr.text(first.begin, ()), self.expr.text(last.end or nest.Size(last.axis.label), ())
 

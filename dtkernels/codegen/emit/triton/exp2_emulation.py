@@ -1,4 +1,4 @@
-"""The text of exponentials by polynomial, for ``transforms/arithmetic/exp2_emulation.py``.
+"""Print exponentials by polynomial, for ``transforms/arithmetic/exp2_emulation.py``.
 
 ``2**a = 2**n * 2**f`` with ``n = floor(a)`` and ``0 <= f <= 1``. Rounded down, ``a + 1.5 * 2**23 + 127`` has ``n + 127``
 as its low bits, which are the exponent of ``2**n``; and ``2**f`` is the polynomial whose largest relative error is
@@ -20,12 +20,12 @@ _ROUNDED, _LEAST, _MOST = "0f4B40007F", "0fC2FE0000", "0f43000000"  # 1.5 * 2**2
 
 
 def name_of(share: tuple[int, int]) -> str:
-    """The helper for a share."""
+    """Return the helper for a share."""
     return f"exp2_{share[0]}_of_{share[1]}"
 
 
 def helper_text(share: tuple[int, int]) -> str:
-    """The function of a kernel's file."""
+    """Return the function of a kernel's file."""
     part, whole = share
     constraints = ",".join(["=f"] * whole + ["f"] * whole)
     three, five = ("\n".join(_assembly(part, whole, degree)) for degree in (3, 5))
@@ -67,7 +67,7 @@ def _assembly(part: int, whole: int, degree: int) -> list[str]:
 
 
 def polynomial(result: str, argument: str, degree: int) -> list[str]:
-    """``result = 2**argument`` in PTX."""
+    """Return ``result = 2**argument`` in PTX."""
     first, *others = reversed(POLYNOMIALS[degree])
     return [
         f"max.NaN.ftz.f32 a, {argument}, {_LEAST};",

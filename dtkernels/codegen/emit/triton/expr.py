@@ -1,4 +1,4 @@
-"""Tiles as Triton expressions."""
+"""Print tiles as Triton expressions."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ExpressionPrinter:
         self.helpers: set[str] = set()
 
     def text(self, tile: Tile, order: tuple[Axis, ...]) -> str:
-        """``tile`` shaped to broadcast against ``order``."""
+        """Return ``tile`` shaped to broadcast against ``order``."""
         return self._print(tile, order)[0]
 
     def _print(self, tile: Tile, order: tuple[Axis, ...]) -> tuple[str, int]:
@@ -206,7 +206,7 @@ class ExpressionPrinter:
         return f"({text})" if own < strength else text
 
     def _truth(self, tile: Tile, order: tuple[Axis, ...]) -> str:
-        """A condition; a loaded element is true where it is not 0."""
+        """Return a condition; a loaded element is true where it is not 0."""
         if is_boolean(tile):
             return self._at(tile, order, _ATOM)
         return f"({self._at(tile, order, _COMPARE + 1)} != 0)"
@@ -237,7 +237,7 @@ class ExpressionPrinter:
         return self.arrange(text, inner, order)
 
     def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
-        """``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
+        """Return ``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
         return arrange(text, have, order)
 
     # -- matrix products --------------------------------------------------------------------------------------------
@@ -255,24 +255,24 @@ class ExpressionPrinter:
         return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
-        """``older + dot`` as one matrix instruction."""
+        """Return ``older + dot`` as one matrix instruction."""
         return self._dot(dot, order, older)
 
     def _operand(self, tile: Tile, other: Tile, kind: OperandType | None, order: tuple[Axis, ...]) -> str:
-        """An operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
-        if self._as_it_is(tile, kind):
+        """Return an operand in the product's type: what is loaded in it as it is, anything else rounded to it."""
+        if self._needs_no_conversion(tile, kind):
             return self.arrange(tile.name, tile.axes, order)
-        dtype = f"{other.name}.dtype" if self._as_it_is(other, kind) else self._type(kind)
+        dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
             return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
-    def _as_it_is(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
-        return isinstance(tile, Local) and tile.name in self.loads and self.operands.as_it_is(self.loads[tile.name].buffer, kind)
+    def _needs_no_conversion(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
+        return isinstance(tile, Local) and tile.name in self.loads and self.operands.needs_no_conversion(self.loads[tile.name].buffer, kind)
 
     def _type(self, kind: OperandType | None) -> str:
-        """A product's type where neither operand is loaded in it: that of a pointer of such elements, else what the wrapper passes."""
-        held = (load.buffer for load in self.loads.values() if self.operands.as_it_is(load.buffer, kind))
+        """Return a product's type where neither operand is loaded in it: that of a pointer of such elements, else what the wrapper passes."""
+        held = (load.buffer for load in self.loads.values() if self.operands.needs_no_conversion(load.buffer, kind))
         if (buffer := next(held, None)) is not None:
             return f"{buffer}_ptr.dtype.element_ty"
         self.types[kind] = None
@@ -280,7 +280,7 @@ class ExpressionPrinter:
 
 
 def arrange(text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
-    """``text`` with dimensions ``have`` brought to ``order``, with length 1 where it has none."""
+    """Return ``text`` with dimensions ``have`` brought to ``order``, with length 1 where it has none."""
     if not have or have == order:
         return text
     wanted = tuple(a for a in order if a in have)
@@ -292,7 +292,7 @@ def arrange(text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
 
 
 def _bare(text: str) -> str:
-    """``text`` without parentheses around all of it."""
+    """Return ``text`` without parentheses around all of it."""
     if not (text.startswith("(") and text.endswith(")")):
         return text
     depth = 0

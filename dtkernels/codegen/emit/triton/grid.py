@@ -1,4 +1,4 @@
-"""From the flat program id to blocks, and from extents to the number of programs."""
+"""Print the mapping from the flat program id to blocks, and from extents to the number of programs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from typing import Protocol
 
 from ...ir.loops import is_single_reduction_loop
-from ...ir.nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, any_product, statements
+from ...ir.nest import GridLabel, GridStep, Kernel, Let, Local, Loop, Start, Tile, has_matrix_product, statements
 
 
 class Names(Protocol):
@@ -20,7 +20,7 @@ class Names(Protocol):
 
 
 def grid_size(kernel: Kernel) -> str:
-    """The grid, as an expression in the wrapper.
+    """Return the grid, as an expression in the wrapper.
 
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
@@ -29,14 +29,14 @@ def grid_size(kernel: Kernel) -> str:
         return f"(({blocks} - {BEFORE}) * {programs_per_block(kernel)},)"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
-    return f"(min({blocks}, {programs_held(kernel)}),)"
+    return f"(min({blocks}, {resident_programs(kernel)}),)"
 
 
 BEFORE = "tiles_before"  #: blocks before those of the last wave, in the wrapper and in the kernels
 
 
 def block_count(kernel: Kernel) -> str:
-    """The number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
+    """Return the number of blocks, as an expression in the wrapper; for a tail, that of the blocks it takes apart."""
     counts = [
         str(g.parts) if g.parts else f"size_{g.label}" if g.block * g.inside == 1 else f"triton.cdiv(size_{g.label}, {g.block * g.inside})"
         for g in kernel.grid
@@ -45,22 +45,22 @@ def block_count(kernel: Kernel) -> str:
 
 
 def programs_per_block(kernel: Kernel) -> int:
-    """Programs that take one block of the kernel that a tail ends."""
+    """Return the number of programs that compute one block of the kernel whose tail this is."""
     return math.prod(g.inside for g in kernel.grid)
 
 
-def programs_held(kernel: Kernel) -> str:
-    """The number of programs that the GPU runs at once, as an expression in the wrapper."""
+def resident_programs(kernel: Kernel) -> str:
+    """Return the number of programs that the GPU runs at once, as an expression in the wrapper."""
     return f"programs({kernel.writes[0]}_out, {programs_at_once(kernel)})"
 
 
 def programs_at_once(kernel: Kernel) -> int:
-    """How many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
-    return max(1, 32 // kernel.num_warps // (4 if any_product(kernel.body) else 1))
+    """Return how many programs of ``kernel`` one multiprocessor is taken to hold: by warps, of which it holds 64; half, for registers."""
+    return max(1, 32 // kernel.num_warps // (4 if has_matrix_product(kernel.body) else 1))
 
 
 def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[str], int]:
-    """(lines that give the block of each label, depth of what follows)
+    """Return (lines that give the block of each label, depth of what follows)
 
     With ``pairs`` a persistent program takes a block with a long loop and one with a short loop in turn.
     """
@@ -68,7 +68,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
     if not steps:
         return [], 1
     plain = len(steps) == 1 and steps[0].part == "all"
-    longer = _longer_later(kernel)
+    longer = _labels_with_growing_loops(kernel)
     lines = []
     counted = [s.label for i, s in enumerate(steps) if s.part != "inside" and (i or s.part == "group" or kernel.persistent)]
     counted += [s.label for s in steps if s.label in longer and s.part == "all" and not plain]
@@ -88,7 +88,7 @@ def grid_lines(kernel: Kernel, names: Names, pairs: bool = False) -> tuple[list[
     inner = [f"{names.block_index(steps[0].label)} = {_program(kernel)}"] if plain else [f"pid = {_program(kernel)}"]
     for i, step in enumerate(() if plain else steps):
         inner += _step(step, steps[i + 1 :], i == len(steps) - 1, names, step.label in longer, pairs and kernel.persistent)
-    inner += _inside(kernel, names)
+    inner += _tail_piece(kernel, names)
     depth = 1 + kernel.persistent + (pairs and kernel.persistent)
     return [f"    {line}" for line in lines] + ["    " * depth + line for line in inner], depth
 
@@ -101,8 +101,8 @@ def _count(label: GridLabel, names: Names) -> str:
     return size if label.block * label.inside == 1 else f"tl.cdiv({size}, {names.block(label.label)}{inside})"
 
 
-def _inside(kernel: Kernel, names: Names) -> list[str]:
-    """From the block that a program of a tail takes a piece of to that piece."""
+def _tail_piece(kernel: Kernel, names: Names) -> list[str]:
+    """Return the lines that turn a block into the piece of it that a program of a tail computes."""
     lines, rest = [], programs_per_block(kernel)
     for g in (g for g in kernel.grid if g.inside > 1):
         block, rest = names.block_index(g.label), rest // g.inside
@@ -111,8 +111,8 @@ def _inside(kernel: Kernel, names: Names) -> list[str]:
     return lines
 
 
-def _longer_later(kernel: Kernel) -> set[str]:
-    """Labels whose later blocks have longer loops (causal masks make such).
+def _labels_with_growing_loops(kernel: Kernel) -> set[str]:
+    """Return labels whose later blocks have longer loops (causal masks make such).
 
     They are walked from the last, so that no long one is left to the end.
     """
@@ -122,7 +122,7 @@ def _longer_later(kernel: Kernel) -> set[str]:
 
 
 def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
-    """Labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
+    """Return labels whose block a loop's bound depends on; ``values`` gives what its names stand for."""
     found = set()
     while bounds:
         for n in bounds.pop().walk():

@@ -36,14 +36,14 @@ from ...ir.nest import (
     Tile,
     TileDot,
     Valued,
-    any_product,
+    has_matrix_product,
     is_fetch,
     is_load,
     mask_axes,
     statements,
     values,
 )
-from ...ir.value_type import outgrown
+from ...ir.value_type import overflowing_integers
 from . import exp2_emulation
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
@@ -69,7 +69,7 @@ class KernelText:
 
 
 def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
-    """A name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
+    """Return a name for each dimension of an input or Func: its label, or its place where that does not tell them apart."""
     if tensor in algorithm:
         return algorithm[tensor].labels
     index = next(a.index for d in algorithm.definitions for a in accesses(d.expr) if a.tensor == tensor)
@@ -81,7 +81,7 @@ def dimension_names(algorithm: Algorithm, tensor: str) -> tuple[str, ...]:
 
 
 def jit_function(language: str, name: str, parameters: list[str], lines: list[str]) -> str:
-    """The text of one function under ``language``'s jit, its parameters filled to the width of a line."""
+    """Return the text of one function under ``language``'s jit, its parameters filled to the width of a line."""
     glue = "\0"  # keeps "name: tl.constexpr" on one line
     signature = textwrap.fill(
         ", ".join(p.replace(" ", glue) for p in parameters),
@@ -95,7 +95,7 @@ def jit_function(language: str, name: str, parameters: list[str], lines: list[st
 
 
 def print_kernel(kernel: Kernel, algorithm: Algorithm, operands: Operands) -> KernelText:
-    """The Triton text of ``kernel``."""
+    """Return the Triton text of ``kernel``."""
     return _KernelPrinter(kernel, algorithm, operands).run()
 
 
@@ -114,7 +114,7 @@ class _KernelPrinter:
         loads: dict[str, Load | Fetch] = {s.name: s.value for s in statements(kernel.body) if is_load(s) or is_fetch(s)}
         self.upcast = self._arithmetic_only(loads)
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
-        self.outgrown = outgrown(self._nodes(), self.integers)
+        self.outgrown = overflowing_integers(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.started = self._started_axes()
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
@@ -196,16 +196,16 @@ class _KernelPrinter:
             text.constants.append(("ON_GPU", f'{names[0]}.device.type != "cpu"'))
         if self.expr.helpers & exp2_emulation.HELPERS.keys():
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
-        if any_product(k.body):
+        if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
     def _length(self, buffer: str, dim: int) -> str:
-        """The extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
+        """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
         return f"size_{self.algorithm[buffer].labels[dim]}" if buffer in self.algorithm else f"{buffer}.shape[{dim}]"
 
     def dimensions(self, buffer: str) -> tuple[str, ...]:
-        """A name for each dimension of a buffer."""
+        """Return a name for each dimension of a buffer."""
         space = next((w for w in self.kernel.workspaces if w.name == buffer), None)
         if space is None:
             return dimension_names(self.algorithm, buffer)
@@ -213,21 +213,21 @@ class _KernelPrinter:
         return tuple(n if names.count(n) == 1 else str(dim) for dim, n in enumerate(names))
 
     def size(self, label: str) -> str:
-        """The extent of ``label`` in the kernel."""
+        """Return the extent of ``label`` in the kernel."""
         self.sizes[label] = None
         return f"size_{label}"
 
     def block_index(self, label: str) -> str:
-        """The name of the index of a block; that of its one element, where a block is one."""
+        """Return the name of the index of a block; that of its one element, where a block is one."""
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
         return axis.name if axis and axis.scalar else f"block_{label}"
 
     def first(self, axis: Axis) -> str:
-        """The name of the first index of the current tile of ``axis``."""
+        """Return the name of the first index of the current tile of ``axis``."""
         return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
-        """The compile-time constant that holds how far ``axis`` advances."""
+        """Return the compile-time constant that holds how far ``axis`` advances."""
         if self.blocks.get(axis.label) == axis.tile:
             return self.block(axis.label)
         value = f"whole(size_{axis.label})" if axis.tile == WHOLE else str(axis.tile)
@@ -241,7 +241,7 @@ class _KernelPrinter:
         return name
 
     def block(self, label: str) -> str:
-        """The compile-time constant that holds the block of ``label``."""
+        """Return the compile-time constant that holds the block of ``label``."""
         self.tiles[f"BLOCK_{label}"] = str(self.blocks[label])
         return f"BLOCK_{label}"
 
@@ -304,7 +304,7 @@ class _KernelPrinter:
             self.line(depth, f"{axis.name}_ok = {inside}" if axis.padded else f"{axis.name}_ok = ({inside}) | {self.even_constant(axis)}")
 
     def even_constant(self, axis: Axis) -> str:
-        """The constant that says that ``axis`` never passes its extent, so that its mask folds away."""
+        """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
         step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
@@ -323,7 +323,7 @@ class _KernelPrinter:
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
         steady = dict(self.steady)
-        self._before(loop, depth)
+        self._hoisted_offsets(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
             depth += 1
@@ -332,7 +332,7 @@ class _KernelPrinter:
         self._body(loop.body, depth + 1)
         self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
 
-    def _before(self, loop: Loop, depth: int) -> None:
+    def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
         axis = loop.axis
         loads = [s for s in loop.body if is_load(s) and s.value.hoisted_from == axis]
@@ -343,7 +343,7 @@ class _KernelPrinter:
             self.steady[id(s.value)] = self.memory.steady_pointer(s.value, axis, at)
 
     def name_value(self, wish: str, value: str, depth: int) -> str:
-        """The name of a value that is computed here, unless it is known already; another value never gets that name."""
+        """Return the name of a value that is computed here, unless it is known already; another value never gets that name."""
         name, count = wish, 0
         while name in self.taken or self.named.get(name, value) != value:
             count += 1
@@ -373,7 +373,7 @@ class _KernelPrinter:
     # -- what the body needs ----------------------------------------------------------------------------------------
 
     def _nodes(self, steady: bool = True) -> Iterator[Tile]:
-        """Every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
+        """Yield every tile of the body, indices and bounds of loops too; if not ``steady``, without axes that such loads need no more."""
         for s in statements(self.kernel.body):
             if not steady and is_load(s) and (axis := s.value.hoisted_from):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
@@ -391,7 +391,7 @@ class _KernelPrinter:
         return found
 
     def _started_axes(self) -> set[Axis]:
-        """Axes the first index of whose tile is asked for, and is no loop's counter."""
+        """Return axes the first index of whose tile is asked for, and is no loop's counter."""
         asked = {n.axis for n in self._nodes() if isinstance(n, Start)}
         return {a for a in asked if self.starts[a] != "loop"}
 

@@ -62,7 +62,7 @@ class MemoryPrinter:
         return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
 
     def _filled(self, s: Store, depth: int) -> dict[Axis, str]:
-        """The mask of a row that is stored up to the multiple of 16 elements that it has in memory.
+        """Return the mask of a row that is stored up to the multiple of 16 elements that it has in memory.
 
         A mask that ends at an odd extent would have each element stored by itself. What lies behind the extent nobody reads.
         """
@@ -78,7 +78,7 @@ class MemoryPrinter:
     # -- descriptors ------------------------------------------------------------------------------------------------
 
     def descriptor_lines(self) -> list[str]:
-        """What makes the descriptors, before anything else."""
+        """Return what makes the descriptors, before anything else."""
         lines = []
         for (buffer, box), name in self.descriptors.items():
             access = self.first[name]
@@ -90,7 +90,7 @@ class MemoryPrinter:
         return lines
 
     def box_sizes(self, box: tuple[str, ...]) -> str:
-        """The box as an expression in the wrapper."""
+        """Return the box as an expression in the wrapper."""
         return f"({', '.join(self.k.tiles.get(b, b) for b in box)}{',' if len(box) == 1 else ''})"
 
     def _extent(self, buffer: str, dim: int, axis: Axis | None, start: Tile) -> str:
@@ -124,7 +124,7 @@ class MemoryPrinter:
         return f"{buffer}_ptr + {self._offsets(buffer, index, axes)}" if index else f"{buffer}_ptr"
 
     def _offsets(self, buffer: str, index: tuple[Tile, ...], axes: tuple[Axis, ...], known: dict[Tile, str] | None = None) -> str:
-        """How far an element is from the first; ``known`` names what to print for some indices."""
+        """Return how far an element is from the first; ``known`` names what to print for some indices."""
         parts = []
         for n, (i, d) in enumerate(zip(index, self.k.dimensions(buffer)), 1):
             text = (known or {}).get(i) or self._index(i, axes, n == len(index))
@@ -134,7 +134,7 @@ class MemoryPrinter:
         return " + ".join(parts)
 
     def _index(self, index: Tile, axes: tuple[Axis, ...], last: bool) -> str:
-        """One index; loaded integers of 32 bits may not hold the offset of the row that they number."""
+        """Return one index; loaded integers of 32 bits may not hold the offset of the row that they number."""
         if isinstance(index, Local) and not last and index.name in self.k.integers - self.k.outgrown:
             return arrange(f"{index.name}.to(INDEX)", index.axes, axes)
         return self.k.expr.text(index, axes)
@@ -144,7 +144,7 @@ class MemoryPrinter:
         return self._offsets(load.buffer, load.index, axes, {Position(axis): arrange(tile, (axis,), axes)})
 
     def steady_pointer(self, load: Load, axis: Axis, at: str) -> str:
-        """The pointer in any step, ``at`` being the offsets in the first."""
+        """Return the pointer in any step, ``at`` being the offsets in the first."""
         strides = [f"{load.buffer}_stride_{d}" for i, d in zip(load.index, self.k.dimensions(load.buffer)) if i == Position(axis)]
         return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
 

@@ -51,10 +51,10 @@ def eliminate_common_subexpressions(kernel: Kernel, options: KernelOptions) -> K
 
 def _share(body: tuple[Statement, ...], moving: set[str], taken: set[str]) -> tuple[Statement, ...]:
     body = tuple(replace(s, body=_share(s.body, moving, taken)) if isinstance(s, Loop) else s for s in body)
-    known = {s.value: Local(s.name, s.axes, value_type(s.value)) for s in body if isinstance(s, Let) and _worth(s.value, moving)}
+    known = {s.value: Local(s.name, s.axes, value_type(s.value)) for s in body if isinstance(s, Let) and _is_worth_sharing(s.value, moving)}
     body = _reuse(body, known)
     while True:
-        counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _worth(n, moving))
+        counts = Counter(n for s in body if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if _is_worth_sharing(n, moving))
         repeated = [n for n, c in counts.items() if c > 1]
         if not repeated:
             return body
@@ -96,6 +96,6 @@ def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[State
     return tuple(result)
 
 
-def _worth(node: Tile, moving: set[str]) -> bool:
+def _is_worth_sharing(node: Tile, moving: set[str]) -> bool:
     costly = isinstance(node, Guard) or (isinstance(node, Op) and node.fn in _COSTLY) or isinstance(node, (TileReduce, TileDot))
     return costly and not any(isinstance(n, Local) and n.name in moving for n in node.walk())

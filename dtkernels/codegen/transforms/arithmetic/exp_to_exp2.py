@@ -61,7 +61,7 @@ def in_base_two(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> tuple[Statement, ...]:
     """Rewrite one straight-line run of statements; ``single`` are the names of values that are used once."""
     lets = [(s.name, s.value) for s in body if isinstance(s, Let) and s.name in single]
-    factors = {name: value for name, value in lets if _factored(value)}
+    factors = {name: value for name, value in lets if _is_scaled(value)}
     bare: dict[str, Local] = {}
 
     def scaled(tile: Tile) -> Tile:
@@ -69,7 +69,7 @@ def _change(body: tuple[Statement, ...], shifts: set[str], single: set[str]) -> 
             factor, rest = factors[tile.name].args
             bare[tile.name] = Local(f"{tile.name}_unscaled", tile.axes)
             return Op("*", (Op("*", (factor, LOG2_E)), bare[tile.name]))
-        if _factored(tile):
+        if _is_scaled(tile):
             factor, rest = tile.args
             return Op("*", (Op("*", (factor, LOG2_E)), rest))
         return Op("*", (tile, LOG2_E))
@@ -101,7 +101,7 @@ def _is_shift(tile: Tile) -> bool:
     return False
 
 
-def _factored(tile: Tile) -> TypeGuard[Op]:
+def _is_scaled(tile: Tile) -> TypeGuard[Op]:
     """Match a scalar times a tile."""
     return (
         isinstance(tile, Op) and tile.fn == "*" and not axes_of(tile.args[0]) and bool(axes_of(tile.args[1])) and not _reads(tile.args[0])

@@ -57,10 +57,10 @@ def drop_guards(body: tuple[Statement, ...], zero_outside: frozenset[str] = froz
         left = _guards_left(body, {**loads, name: -math.inf})
         if left < best:
             loads[name], best = -math.inf, left
-    lets = _single(body)
+    lets = _single_assignments(body)
 
     def strip(tile: Tile) -> Tile:
-        return tile.arg if isinstance(tile, Guard) and _needless(tile, lets, loads) else tile
+        return tile.arg if isinstance(tile, Guard) and _is_redundant(tile, lets, loads) else tile
 
     body = map_values(body, lambda value: value.transform(strip))
     return _set_other(body, loads)
@@ -77,7 +77,7 @@ def _set_other(body: tuple[Statement, ...], loads: dict[str, float]) -> tuple[St
     return tuple(one(s) for s in body)
 
 
-def _single(body: tuple[Statement, ...]) -> dict[str, Tile]:
+def _single_assignments(body: tuple[Statement, ...]) -> dict[str, Tile]:
     """Return the names that stand for one value wherever they occur; sibling loops may reuse a name for another."""
     values: dict[str, set[Tile | None]] = {}
     for s in statements(body):
@@ -87,17 +87,17 @@ def _single(body: tuple[Statement, ...]) -> dict[str, Tile]:
 
 
 def _guards_left(body: tuple[Statement, ...], loads: dict[str, float]) -> int:
-    lets = _single(body)
+    lets = _single_assignments(body)
     guards = {n for s in statements(body) if isinstance(s, (Let, Assign, Store)) for n in s.value.walk() if isinstance(n, Guard)}
-    return sum(not _needless(g, lets, loads) for g in guards)
+    return sum(not _is_redundant(g, lets, loads) for g in guards)
 
 
-def _needless(guard: Guard, lets: dict[str, Tile], loads: dict[str, float]) -> bool:
+def _is_redundant(guard: Guard, lets: dict[str, Tile], loads: dict[str, float]) -> bool:
     """Return whether ``guard.arg`` is the neutral element anyway past the extent of each guarded axis."""
-    return all(_outside(guard.arg, axis, lets, loads) == guard.neutral for axis in guard.axes)
+    return all(_value_out_of_bounds(guard.arg, axis, lets, loads) == guard.neutral for axis in guard.axes)
 
 
-def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]) -> float | None:
+def _value_out_of_bounds(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str, float]) -> float | None:
     """Return the constant value of ``tile`` where ``axis`` is past its extent; None if it is not known."""
     match tile:
         case Const(value):
@@ -107,21 +107,21 @@ def _outside(tile: Tile, axis: nest.Axis, lets: dict[str, Tile], loads: dict[str
             if isinstance(named, Load):
                 masked = axis in mask_axes(named.index)
                 return (0.0 if named.checked else loads[name]) if masked else None
-            return _outside(named, axis, lets, loads) if named is not None else None
+            return _value_out_of_bounds(named, axis, lets, loads) if named is not None else None
         case Guard(arg, axes, neutral):
-            return neutral if axis in axes else _outside(arg, axis, lets, loads)
-        case Op("+" | "-" as fn, (a, b)) if (left := _outside(a, axis, lets, loads)) is not None and math.isinf(left):
-            right = _outside(b, axis, lets, loads)
+            return neutral if axis in axes else _value_out_of_bounds(arg, axis, lets, loads)
+        case Op("+" | "-" as fn, (a, b)) if (left := _value_out_of_bounds(a, axis, lets, loads)) is not None and math.isinf(left):
+            right = _value_out_of_bounds(b, axis, lets, loads)
             cancels = left if fn == "-" else -left  # inf - inf is NaN
             if right is None:  # past the extent an operand that varies along the axis may be NaN: sqrt(0 - 1)
-                return left if axis not in nest.axes_of(b) and _avoids(b, cancels, lets) else None
+                return left if axis not in nest.axes_of(b) and _is_never(b, cancels, lets) else None
             return left if right != cancels else None
         case Op(fn, args):
-            return _operate(fn, [_outside(a, axis, lets, loads) for a in args])
+            return _value_of_op(fn, [_value_out_of_bounds(a, axis, lets, loads) for a in args])
     return None
 
 
-def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
+def _is_never(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
     """Return whether no element of ``tile`` can be the infinity ``value``, whatever the inputs hold."""
     match tile:
         case Const(own):
@@ -129,19 +129,19 @@ def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
         case nest.Position() | nest.Size() | nest.Start() | nest.Step():
             return True
         case Local(name, _):
-            return name in lets and _avoids(lets[name], value, lets)
+            return name in lets and _is_never(lets[name], value, lets)
         case Load():
             return tile.shift and value == -math.inf
         case Guard(arg, _, neutral):
-            return neutral != value and _avoids(arg, value, lets)
+            return neutral != value and _is_never(arg, value, lets)
         case Op("where", (Op(">", (x, Const(low))), y, other)) if x == y and low == value == -math.inf:
-            return _avoids(other, value, lets)
+            return _is_never(other, value, lets)
         case Op("where", (_, a, b)) | Op("+", (a, b)):
-            return _avoids(a, value, lets) and _avoids(b, value, lets)
+            return _is_never(a, value, lets) and _is_never(b, value, lets)
         case Op("-", (a, b)):
-            return _avoids(a, value, lets) and _avoids(b, -value, lets)
+            return _is_never(a, value, lets) and _is_never(b, -value, lets)
         case Op("neg", (a,)):
-            return _avoids(a, -value, lets)
+            return _is_never(a, -value, lets)
         case Op("sigmoid" | "tanh" | "erf", _):
             return True
         case Op("exp" | "exp2" | "abs" | "sqrt", _):
@@ -149,7 +149,7 @@ def _avoids(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
     return False
 
 
-def _operate(fn: str, args: list[float | None]) -> float | None:
+def _value_of_op(fn: str, args: list[float | None]) -> float | None:
     match fn, args:
         case ("neg", [a]) if a is not None:
             return -a

@@ -53,25 +53,25 @@ def sink_scales(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 def with_scales_sunk(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Move products by a scalar behind a maximum, where only exponentials relative to that maximum read the products too."""
-    factors = _carriers(body)
+    factors = _scaled_names(body)
     used = Counter(n.name for v in values(body) for n in v.walk() if isinstance(n, Local))
-    wheres = Counter(_carried(s.value, factors) for s in statements(body) if isinstance(s, Let))
-    maxima = Counter(_highest(n, factors) for v in values(body) for n in v.walk())
-    powers = Counter(_power(n, factors) for v in values(body) for n in v.walk())
+    wheres = Counter(_masked_multiple(s.value, factors) for s in statements(body) if isinstance(s, Let))
+    maxima = Counter(_maximum_of_multiple(n, factors) for v in values(body) for n in v.walk())
+    powers = Counter(_exponential_of_multiple(n, factors) for v in values(body) for n in v.walk())
     kept = {scale for name, scale in factors.items() if used[name] != wheres[name] + maxima[name] + powers[name]}
     reached = {scale for name, scale in factors.items() if maxima[name]} - kept
     factors = {name: scale for name, scale in factors.items() if scale in reached}
     return _changed(body, factors) if factors else body
 
 
-def _carriers(body: tuple[Statement, ...]) -> dict[str, Scalar]:
+def _scaled_names(body: tuple[Statement, ...]) -> dict[str, Scalar]:
     """Map each name that is always a multiple of one scalar to that scalar."""
     found: dict[str, Scalar] = {}
     other: set[str] = {s.name for s in statements(body) if isinstance(s, (Accumulator, Assign))}
     for s in statements(body):
         if not isinstance(s, Let):
             continue
-        scale = _factor(s.value) or found.get(_carried(s.value, found))
+        scale = _factor(s.value) or found.get(_masked_multiple(s.value, found))
         if scale is None or found.setdefault(s.name, scale) != scale:
             other.add(s.name)
     return {name: scale for name, scale in found.items() if name not in other}
@@ -84,7 +84,7 @@ def _factor(tile: Tile) -> Scalar | None:
     return None
 
 
-def _carried(tile: Tile, factors: dict[str, Scalar]) -> str:
+def _masked_multiple(tile: Tile, factors: dict[str, Scalar]) -> str:
     """Return the name of the multiple that ``tile`` masks with -inf."""
     match tile:
         case Op("where", (_, Local(name), Const(low))) if low == -math.inf and name in factors:
@@ -92,15 +92,15 @@ def _carried(tile: Tile, factors: dict[str, Scalar]) -> str:
     return ""
 
 
-def _highest(tile: Tile, factors: dict[str, Scalar]) -> str:
+def _maximum_of_multiple(tile: Tile, factors: dict[str, Scalar]) -> str:
     """Return the name of the multiple that ``tile`` is the maximum of."""
     if not isinstance(tile, TileReduce) or tile.kind != "max":
         return ""
     arg = tile.arg.arg if isinstance(tile.arg, Guard) and tile.arg.neutral == -math.inf else tile.arg
-    return arg.name if isinstance(arg, Local) and arg.name in factors else _carried(arg, factors)
+    return arg.name if isinstance(arg, Local) and arg.name in factors else _masked_multiple(arg, factors)
 
 
-def _power(tile: Tile, factors: dict[str, Scalar]) -> str:
+def _exponential_of_multiple(tile: Tile, factors: dict[str, Scalar]) -> str:
     """Return the name of the multiple that ``tile`` is an exponential of."""
     match tile:
         case Op("exp2", (Op("-", (Op("*", (Local(name), factor)), _)),)) if factor == LOG2_E and name in factors:
@@ -110,9 +110,9 @@ def _power(tile: Tile, factors: dict[str, Scalar]) -> str:
 
 def _changed(body: tuple[Statement, ...], factors: dict[str, Scalar]) -> tuple[Statement, ...]:
     def change(tile: Tile) -> Tile:
-        if name := _highest(tile, factors):
+        if name := _maximum_of_multiple(tile, factors):
             return Op("*", (ScaleFactor(factors[name], inside=False), tile))
-        if name := _power(tile, factors):
+        if name := _exponential_of_multiple(tile, factors):
             ((difference,), scale) = tile.args, ScaleFactor(factors[name], inside=False)  # type: ignore[attr-defined]
             product, shift = difference.args
             return Op("exp2", (Op("-", (Op("*", (product.args[0], Op("*", (scale, LOG2_E)))), shift)),))

@@ -60,16 +60,16 @@ def _evaluate(tile: Tile) -> Tile:
             return tile.arg
         case TileReduce(kind, Const(value), _) if kind != "sum" or value == 0:
             return tile.arg
-        case TileDot(a, b, _) if _is(a, 0) or _is(b, 0):
+        case TileDot(a, b, _) if _is_constant(a, 0) or _is_constant(b, 0):
             return Const(0.0)
-        case Op("where", (condition, a, b)) if _chooses(a, condition) or _chooses(b, condition):
-            return _evaluate(Op("where", (condition, _under(condition, 1, a), _under(condition, 2, b))))
+        case Op("where", (condition, a, b)) if _selects_by(a, condition) or _selects_by(b, condition):
+            return _evaluate(Op("where", (condition, _simplify_under_condition(condition, 1, a), _simplify_under_condition(condition, 2, b))))
         case Op(fn, args):
-            return _operate(tile, fn, args)
+            return _simplify_op(tile, fn, args)
     return tile
 
 
-def _under(condition: Tile, side: int, tile: Tile) -> Tile:
+def _simplify_under_condition(condition: Tile, side: int, tile: Tile) -> Tile:
     """Simplify ``tile`` inside a choice by ``condition``: nested choices by it are decided.
 
     Before: ``where(c, exp(where(c, -inf, 0)), 0)``  After: ``where(c, exp(-inf), 0)``
@@ -81,50 +81,50 @@ def _under(condition: Tile, side: int, tile: Tile) -> Tile:
     return tile.transform(chosen).transform(_evaluate)
 
 
-def _chooses(tile: Tile, condition: Tile) -> bool:
+def _selects_by(tile: Tile, condition: Tile) -> bool:
     return any(isinstance(n, Op) and n.fn == "where" and n.args[0] == condition for n in tile.walk())
 
 
-def _operate(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
+def _simplify_op(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
     match fn, args:
         case ("neg", (Const(value),)):
             return Const(-value)
-        case ("exp" | "exp2", (a,)) if _is(a, -math.inf):
+        case ("exp" | "exp2", (a,)) if _is_constant(a, -math.inf):
             return Const(0.0)
-        case ("*", (a, b)) if _is(a, 0) or _is(b, 0):
+        case ("*", (a, b)) if _is_constant(a, 0) or _is_constant(b, 0):
             return Const(0.0)
-        case ("*", (a, Const(value))) if _is(a, -math.inf) and value > 0:
+        case ("*", (a, Const(value))) if _is_constant(a, -math.inf) and value > 0:
             return a
-        case ("*", (a, Op("exp", (d,)))) if _stands_still(d):
+        case ("*", (a, Op("exp", (d,)))) if _is_zero_shift(d):
             return a
-        case ("/", (a, _)) if _is(a, 0):
+        case ("/", (a, _)) if _is_constant(a, 0):
             return a
         case ("+" | "-", (a, _)) if isinstance(a, Const) and a.value in (math.inf, -math.inf):
             return a
-        case ("+" | "-", (a, b)) if _is(b, 0):
+        case ("+" | "-", (a, b)) if _is_constant(b, 0):
             return a
-        case ("+", (a, b)) if _is(a, 0):
+        case ("+", (a, b)) if _is_constant(a, 0):
             return b
-        case ("maximum" | "largest", (a, b)) if _is(a, -math.inf) or _is(b, -math.inf):
-            return b if _is(a, -math.inf) else a
-        case ("minimum", (a, b)) if _is(a, math.inf) or _is(b, math.inf):
-            return b if _is(a, math.inf) else a
-        case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is(a, b.value):
+        case ("maximum" | "largest", (a, b)) if _is_constant(a, -math.inf) or _is_constant(b, -math.inf):
+            return b if _is_constant(a, -math.inf) else a
+        case ("minimum", (a, b)) if _is_constant(a, math.inf) or _is_constant(b, math.inf):
+            return b if _is_constant(a, math.inf) else a
+        case ("where", (_, a, b)) if a == b or isinstance(b, Const) and not isinstance(b.value, bool) and _is_constant(a, b.value):
             return a
         case (cast, (Const() as a,)) if cast.startswith("cast:"):
             return a
     return tile
 
 
-def _is(tile: Tile, value: float) -> bool:
+def _is_constant(tile: Tile, value: float) -> bool:
     return isinstance(tile, Const) and not isinstance(tile.value, bool) and tile.value == value
 
 
-def _stands_still(difference: Tile) -> bool:
+def _is_zero_shift(difference: Tile) -> bool:
     """Match ``x - where(x > -inf, x, 0)``, or a multiple of it."""
     match difference:
         case Op("*", (d, Const())):
-            return _stands_still(d)
+            return _is_zero_shift(d)
         case Op("-", (x, Op("where", (Op(">", (a, low)), b, zero)))):
-            return x == a == b and _is(low, -math.inf) and _is(zero, 0)
+            return x == a == b and _is_constant(low, -math.inf) and _is_constant(zero, 0)
     return False

@@ -55,17 +55,17 @@ def partition_loops(kernel: Kernel, options: KernelOptions) -> Kernel:
 
 def with_loops_partitioned(body: tuple[Statement, ...], outside: frozenset[Axis] = frozenset()) -> tuple[Statement, ...]:
     """Partition every reduction loop of ``body`` by the conditions in it; ``outside`` are the axes of the loops around it."""
-    return _cut(body, outside, nest.names_in(body))
+    return _partition_body(body, outside, nest.names_in(body))
 
 
-def _cut(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str]) -> tuple[Statement, ...]:
+def _partition_body(body: tuple[Statement, ...], outside: frozenset[Axis], names: set[str]) -> tuple[Statement, ...]:
     result: list[Statement] = []
     for s in body:
         if isinstance(s, Index):
             outside |= {s.axis}
         if isinstance(s, Loop):
-            s = replace(s, body=_cut(s.body, outside | {s.axis}, names))
-            result += _Cut(s, outside, names).loops() if s.reduces and s.within == "extent" else [s]
+            s = replace(s, body=_partition_body(s.body, outside | {s.axis}, names))
+            result += _LoopPartition(s, outside, names).loops() if s.reduces and s.within == "extent" else [s]
         else:
             result.append(s)
     return tuple(result)
@@ -80,7 +80,7 @@ class _Condition:
     forms: tuple[Affine, ...]
 
 
-class _Cut:
+class _LoopPartition:
     """Partition one loop into the loops that replace it."""
 
     def __init__(self, loop: Loop, outside: frozenset[Axis], names: set[str]):
@@ -95,34 +95,34 @@ class _Cut:
         upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
         if not self.conditions:
             return self._peeled() if self._guards_a_product() else [self.loop]
-        begin = self._name("begin", self._down(_most([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
-        end = self._name("end", _least([self.end, *self._extremes(upper, True)])) if upper else self.end
+        begin = self._name("begin", self._round_down(_maximum([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
+        end = self._name("end", _minimum([self.end, *self._extremes(upper, True)])) if upper else self.end
         if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):
-            return [*self.bounds, self._unmasked(begin, end)]
-        return self._three(lower, upper, begin, end)
+            return [*self.bounds, self._unmasked_loop(begin, end)]
+        return self._masked_whole_masked(lower, upper, begin, end)
 
-    def _three(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
+    def _masked_whole_masked(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
         """Return masked tiles, whole tiles, masked tiles; the first group only under a lower bound."""
-        last = self._whole_until(_least([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
+        last = self._end_of_whole_tiles(_minimum([self.end, *self._extremes(upper, False)]), all(map(self._nonnegative, upper)))
         if not lower:
             partial = self._name("partial", last)
-            return [*self.bounds, self._unmasked(self.loop.begin, partial), self._masked(partial, end)]
-        full = self._name("full", self._up(_most([self.begin, *self._extremes(lower, True)])))
+            return [*self.bounds, self._unmasked_loop(self.loop.begin, partial), self._masked_loop(partial, end)]
+        full = self._name("full", self._round_up(_maximum([self.begin, *self._extremes(lower, True)])))
         partial = self._name("partial", Op("max", (full, last)))
         if upper or self.axis.exact:
-            before = self._masked(begin, Op("min", (full, end)))
-            return [*self.bounds, before, self._unmasked(full, partial), *([self._masked(partial, end)] if upper else [])]
+            before = self._masked_loop(begin, Op("min", (full, end)))
+            return [*self.bounds, before, self._unmasked_loop(full, partial), *([self._masked_loop(partial, end)] if upper else [])]
         assert begin is not None  # as there is a lower bound
-        before = self._exact(begin, Op("min", (full, last)))
-        return [*self.bounds, before, self._unmasked(full, partial), self._tail(_most([begin, last]), end)]
+        before = self._loop_within_extent(begin, Op("min", (full, last)))
+        return [*self.bounds, before, self._unmasked_loop(full, partial), self._tail_loop(_maximum([begin, last]), end)]
 
     def _peeled(self) -> list[Statement]:
-        whole = self._name("partial", self._whole_until(self.end, True))
-        return [*self.bounds, self._unmasked(self.loop.begin, whole), self._tail(whole, self.end)]
+        whole = self._name("partial", self._end_of_whole_tiles(self.end, True))
+        return [*self.bounds, self._unmasked_loop(self.loop.begin, whole), self._tail_loop(whole, self.end)]
 
-    def _whole_until(self, bound: Tile, positive: bool) -> Tile:
+    def _end_of_whole_tiles(self, bound: Tile, positive: bool) -> Tile:
         """Return where the whole tiles before ``bound`` end; where the loop begins if there are none."""
-        return self._down(bound) if self.begin == Const(0) and positive else _most([self.begin, self._down(bound)])
+        return self._round_down(bound) if self.begin == Const(0) and positive else _maximum([self.begin, self._round_down(bound)])
 
     # -- conditions -------------------------------------------------------------------------------------------------
 
@@ -132,12 +132,12 @@ class _Cut:
         for comparison in dict.fromkeys(n for v in values for n in v.walk() if isinstance(n, Op)):
             for holds, node in ((True, comparison), (False, _negated(comparison))):
                 forms = inequalities(node) if node is not None else ()
-                if not forms or not all(self._usable(f) for f in forms):
+                if not forms or not all(self._bounds_the_loop(f) for f in forms):
                     continue
-                if is_noop(self.loop.body, _setting(comparison, FALSE if holds else TRUE)):
+                if is_noop(self.loop.body, _replacing_condition(comparison, FALSE if holds else TRUE)):
                     yield _Condition(comparison, holds, forms)
 
-    def _usable(self, form: Affine) -> bool:
+    def _bounds_the_loop(self, form: Affine) -> bool:
         others = form.axes - {self.axis}
         inner = {s.axis for s in statements(self.loop.body) if isinstance(s, Index)} - {self.axis}
         return form.terms.get(Position(self.axis)) in (1, -1) and not others & inner
@@ -154,10 +154,10 @@ class _Cut:
     def _nonnegative(self, form: Affine) -> bool:
         return extreme(form, False, self.outside.__contains__).never_negative()
 
-    def _down(self, bound: Tile) -> Tile:
+    def _round_down(self, bound: Tile) -> Tile:
         return bound if self.axis.scalar else Op("*", (Op("//", (bound, Step(self.axis))), Step(self.axis)))
 
-    def _up(self, bound: Tile) -> Tile:
+    def _round_up(self, bound: Tile) -> Tile:
         return bound if self.axis.scalar else Op("*", (Op("cdiv", (bound, Step(self.axis))), Step(self.axis)))
 
     def _name(self, what: str, value: Tile) -> Local:
@@ -171,27 +171,27 @@ class _Cut:
 
     # -- bodies -----------------------------------------------------------------------------------------------------
 
-    def _masked(self, begin: Tile | None, end: Tile) -> Loop:
+    def _masked_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the loop unchanged, over too few tiles for warp specialization to pay."""
-        return replace(self.loop, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+        return replace(self.loop, begin=begin, end=end, options=_without_warp_specialization(self.loop))
 
-    def _tail(self, begin: Tile | None, end: Tile) -> Loop:
+    def _tail_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the last, partial tile as a loop of one step, without software pipelining.
 
         In a loop that adds up several products, the registers that prefetching takes would slow down the loop over whole tiles too.
         """
-        loop = replace(self._masked(begin, end), tail=True)
+        loop = replace(self._masked_loop(begin, end), tail=True)
         sums = [s for s in statements(loop.body) if isinstance(s, nest.Assign) and any(isinstance(n, TileDot) for n in s.value.walk())]
         if len(sums) < 2:
             return loop
         return replace(loop, options=(*(o for o in loop.options if o[0] != "num_stages"), ("num_stages", 1)))
 
-    def _unmasked(self, begin: Tile | None, end: Tile) -> Loop:
+    def _unmasked_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the loop over tiles that meet every condition and lie inside the extent."""
         known = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
-        return replace(self._exact(begin, end, known), options=self.loop.options)
+        return replace(self._loop_within_extent(begin, end, known), options=self.loop.options)
 
-    def _exact(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:
+    def _loop_within_extent(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:
         """Return the loop over a few tiles that lie inside the extent, with conditions replaced as ``known`` says."""
         exact = replace(self.axis, exact=True)
 
@@ -202,12 +202,12 @@ class _Cut:
                 return replace(tile, axes=axes) if axes else tile.arg
             return simplified(tile)
 
-        body = _Decided(change).body(self.loop.body)
+        body = _ConditionFolding(change).body(self.loop.body)
         body = without_aliases(swap_axis(body, self.axis, exact))
-        return replace(self.loop, axis=exact, body=body, begin=begin, end=end, options=_one_kind_of_warps(self.loop))
+        return replace(self.loop, axis=exact, body=body, begin=begin, end=end, options=_without_warp_specialization(self.loop))
 
 
-class _Decided:
+class _ConditionFolding:
     """Rewrites a body whose conditions are decided.
 
     A decision may drop axes of a tile; operands of products and reductions are broadcast to their axes again.
@@ -240,14 +240,14 @@ class _Decided:
             case Local(name), Local() if self.left.get(name) == frozenset():
                 return replace(new, axes=())
             case TileDot(left, right), TileDot():
-                return replace(new, left=self._over(new.left, left), right=self._over(new.right, right))
+                return replace(new, left=self._broadcast_to(new.left, left), right=self._broadcast_to(new.right, right))
             case nest.TileReduce(_, arg), nest.TileReduce():
-                return replace(new, arg=self._over(new.arg, arg))
+                return replace(new, arg=self._broadcast_to(new.arg, arg))
         if value_type(new) == "integer" and value_type(tile) == "number":  # where(l <= m, 2, -inf) is a float, decided or not
             return Const(float(new.value)) if isinstance(new, Const) else Op("*", (new, Const(1.0)))
         return new
 
-    def _over(self, new: Tile, old: Tile) -> Tile:
+    def _broadcast_to(self, new: Tile, old: Tile) -> Tile:
         """Broadcast ``new`` to the axes of ``old``."""
         lost = nest.axes_of(old) - self._axes(new)
         return repeated(new, tuple(sorted(lost, key=lambda a: a.name)), 0.0)
@@ -258,11 +258,11 @@ class _Decided:
         return nest.axes_of(named)
 
 
-def _one_kind_of_warps(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
+def _without_warp_specialization(loop: Loop) -> tuple[tuple[str, int | bool], ...]:
     return tuple(o for o in loop.options if o[0] != "warp_specialize")
 
 
-def _setting(comparison: Tile, truth: Tile) -> Callable[[Tile], Tile]:
+def _replacing_condition(comparison: Tile, truth: Tile) -> Callable[[Tile], Tile]:
     return lambda tile: tile.transform(lambda n: truth if n == comparison else n)
 
 
@@ -271,14 +271,14 @@ def _negated(comparison: Op) -> Op | None:
     return Op(opposite, comparison.args) if opposite else None
 
 
-def _most(tiles: list[Tile]) -> Tile:
+def _maximum(tiles: list[Tile]) -> Tile:
     tiles = list(dict.fromkeys(tiles))
-    return tiles[0] if len(tiles) == 1 else Op("max", (tiles[0], _most(tiles[1:])))
+    return tiles[0] if len(tiles) == 1 else Op("max", (tiles[0], _maximum(tiles[1:])))
 
 
-def _least(tiles: list[Tile]) -> Tile:
+def _minimum(tiles: list[Tile]) -> Tile:
     tiles = list(dict.fromkeys(tiles))
-    return tiles[0] if len(tiles) == 1 else Op("min", (tiles[0], _least(tiles[1:])))
+    return tiles[0] if len(tiles) == 1 else Op("min", (tiles[0], _minimum(tiles[1:])))
 
 
 def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = MappingProxyType({})) -> tuple[Statement, ...]:

@@ -58,7 +58,7 @@ from .split_k_merge import block_merge, merge_warps, parts_at_once
 REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
 
 
-class OneOfBlock(DTError):
+class UniformInBlock(DTError):
     """Refuse a sum that reads one element for a whole block and lacks the block's label.
 
     ``C[x / 2]`` in blocks of 2 is such an element. The parts of all blocks would share one place.
@@ -72,14 +72,14 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
     spaces: tuple[Workspace, ...] = ()
     while split and _reduces_over(body, split.label):
         parts, new, body = _Splitter(body, split, kernel.func).run()
-        early = _written(parts) - _written(body)
+        early = _stored_buffers(parts) - _stored_buffers(body)
         name = f"{kernel.func}_part" + (str(len(made) + 1) if made else "")
         writes = (*(w.name for w in new), *(o for o in kernel.writes if o in early))
         made += (replace(kernel, name=name, body=parts, writes=writes, workspaces=spaces + new),)
         spaces += new
     if not made:
         return (kernel,)
-    writes = tuple(o for o in kernel.writes if o in _written(body))
+    writes = tuple(o for o in kernel.writes if o in _stored_buffers(body))
     merged = replace(kernel, body=body, writes=writes, workspaces=spaces, num_warps=merge_warps(body, kernel.num_warps))
     return (*made, merged)
 
@@ -88,7 +88,7 @@ def _reduces_over(body: tuple[Statement, ...], label: str) -> bool:
     return any(isinstance(s, Loop) and s.reduces and s.axis.label == label for s in statements(body))
 
 
-def _written(body: tuple[Statement, ...]) -> set[str]:
+def _stored_buffers(body: tuple[Statement, ...]) -> set[str]:
     """Return the buffers that the body stores."""
     return {s.buffer for s in statements(body) if isinstance(s, Store)}
 
@@ -107,7 +107,7 @@ class _Splitter:
 
     def _cut(self, body: tuple[Statement, ...], before: tuple[Statement, ...]) -> tuple[tuple[Statement, ...], tuple[Statement, ...]]:
         """Return the bodies of the part and of the merge. ``before`` are the enclosing statements, which may define values of the loop."""
-        at = next(i for i, s in enumerate(body) if isinstance(s, Loop) and self._holds(s))
+        at = next(i for i, s in enumerate(body) if isinstance(s, Loop) and self._reduces_split_label(s))
         loop = body[at]
         assert isinstance(loop, Loop)
         prologue = _without_stores(body[:at])
@@ -115,12 +115,12 @@ class _Splitter:
             parts, merged = self._cut(loop.body, before + body[:at])
             return (*prologue, replace(loop, body=parts)), (*body[:at], replace(loop, body=merged), *body[at + 1 :])
         accumulators = self._accumulators(body[:at], loop)
-        fixed = self._fixed(loop, before + body[:at])
+        fixed = self._scalar_axes(loop, before + body[:at])
         blocks = self._of_blocks(loop, before + body[:at])
         for a in accumulators:
             if lost := blocks - set(a.axes):
                 label = min(x.label for x in lost)
-                raise OneOfBlock(f"split({self.split.label}:{self.split.parts})", found=f"{a.name}, one for a block of {label}",
+                raise UniformInBlock(f"split({self.split.label}:{self.split.parts})", found=f"{a.name}, one for a block of {label}",
                                  allowed=f"{self.name} with {label} in its sum", at=self.split.at)  # fmt: skip
         late = {
             n.arg.name: n.axes
@@ -134,15 +134,15 @@ class _Splitter:
         if not self.piece.scalar:
             whole = {name: replace(a, axes=(self.piece, *a.axes)) for name, a in whole.items()}
             if any(a.moves for a in accumulators):
-                after = (*self._joined(tuple(whole.values())), *_renamed(after, whole, self.piece))
+                after = (*self._combined_accumulators(tuple(whole.values())), *_renamed(after, whole, self.piece))
             else:
                 after = _with_sums(after, whole, self.piece)
         merge = self._merge(tuple(whole.values()), fixed)
         start = tuple(whole.get(s.name, s) if isinstance(s, Accumulator) else s for s in body[:at])
         prologue, share = sink_loads(prologue, loop)
-        return (*prologue, *self._bounded(share), *stores), (*start, merge, *after)
+        return (*prologue, *self._limited_to_part(share), *stores), (*start, merge, *after)
 
-    def _holds(self, loop: Loop) -> bool:
+    def _reduces_split_label(self, loop: Loop) -> bool:
         return _reduces_over((loop,), self.split.label)
 
     # -- the part ---------------------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class _Splitter:
             raise self.split.refuse("a sum relative to more than a running maximum", "a shift that is one rmax")
         return found
 
-    def _fixed(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
+    def _scalar_axes(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
         """Return the scalar axes (those of batches, for instance) that index the accumulated values."""
         lets = {s.name: s.value for s in before if isinstance(s, Let)}
         used: set[Axis] = set()
@@ -177,7 +177,7 @@ class _Splitter:
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
 
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
-        """Axes of blocks by whose first index the loop's values differ."""
+        """Return axes of blocks by whose first index the loop's values differ."""
         lets = {s.name: s.value for s in before if isinstance(s, Let)}
         found: set[Axis] = set()
         todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
@@ -189,7 +189,7 @@ class _Splitter:
                     todo.append(lets.pop(node.name))
         return found
 
-    def _bounded(self, loop: Loop) -> list[Statement]:
+    def _limited_to_part(self, loop: Loop) -> list[Statement]:
         """Limit the loop to one part's share of the extent, which is a whole number of tiles."""
         label, k = self.split.label, next(s.axis for s in statements((loop,)) if isinstance(s, Loop) and s.axis.label == self.split.label)
         parts, size = Const(self.split.parts), Size(label)
@@ -256,7 +256,7 @@ class _Splitter:
             options=(("loop_unroll_factor", min(self.split.parts // self.piece.tile, 16)),),
         )
 
-    def _joined(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
+    def _combined_accumulators(self, accumulators: tuple[Accumulator, ...]) -> tuple[Statement, ...]:
         """Join the accumulators that remain after the loop where a step takes several parts, with the same rescaling."""
         axes = {a.name: tuple(x for x in a.axes if x != self.piece) for a in accumulators}
         own = {a.name: Local(a.name, a.axes) for a in accumulators}
@@ -300,7 +300,7 @@ def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piec
 
 
 def _renamed(body: tuple[Statement, ...], merged: dict[str, Accumulator], piece: Axis) -> tuple[Statement, ...]:
-    """Make the statements after the loop read the values that ``_joined`` defines."""
+    """Make the statements after the loop read the values that ``_combined_accumulators`` defines."""
 
     def change(tile: Tile) -> Tile:
         if isinstance(tile, Local) and tile.name in merged:

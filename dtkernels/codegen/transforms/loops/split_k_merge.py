@@ -47,8 +47,8 @@ LENGTH = 64  #: assumed length of an unblocked extent
 def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
     """Return how many parts one step of the merge of ``body`` takes; 1 where its blocks already give enough programs."""
     stored = [s for s in body if isinstance(s, Store)]
-    if _relative(body):
-        return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _held(body)).bit_length() >> 1))
+    if _uses_running_maximum(body):
+        return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _live_elements(body)).bit_length() >> 1))
     if _has_blocks(body):
         kept = all(len(wide := [a for a in s.axes if not a.scalar]) == 1 and wide[0].tile != WHOLE for s in stored)
     else:
@@ -59,27 +59,27 @@ def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
 
 def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Block the whole extents of a merge that has no blocks, where every element along them is computed independently."""
-    relative = _relative(body)
+    relative = _uses_running_maximum(body)
     if _has_blocks(body) and not relative:
-        return _finer(body)
+        return _shrink_blocks(body)
     for axis in [s.axis for s in body if isinstance(s, Index) and (s.axis.tile == WHOLE or relative and s.axis.padded)]:
-        if _parallel(body, axis):
+        if _is_parallel_axis(body, axis):
             block = replace(axis, tile=ROWS if axis.padded else COLUMNS, padded=False)
             body = tuple(Index(block, "block") if isinstance(s, Index) and s.axis == block else s for s in swap_axis(body, axis, block))
-    return _finer(body) if relative else body
+    return _shrink_blocks(body) if relative else body
 
 
-def _parallel(body: tuple[Statement, ...], axis: Axis) -> bool:
+def _is_parallel_axis(body: tuple[Statement, ...], axis: Axis) -> bool:
     """Return whether every element along the axis is computed independently."""
     reduced = any(isinstance(n, (TileReduce, nest.TileDot)) and axis in n.axes for v in nest.values(body) for n in v.walk())
     return not reduced and all(Position(axis) in s.index for s in nest.statements(body) if isinstance(s, Store))
 
 
-def _held(body: tuple[Statement, ...]) -> int:
+def _live_elements(body: tuple[Statement, ...]) -> int:
     """Estimate how many elements of one part a program holds in a merge relative to a running maximum."""
     sizes = {}
     for axis in (s.axis for s in body if isinstance(s, Index)):
-        cut = _parallel(body, axis) and (axis.padded or axis.tile == WHOLE)
+        cut = _is_parallel_axis(body, axis) and (axis.padded or axis.tile == WHOLE)
         sizes[axis] = (ROWS if axis.padded else COLUMNS) if cut else axis.tile or LENGTH
     return _largest([[sizes.get(x, 1) for x in a.axes] for a in nest.statements(body) if isinstance(a, Accumulator)])
 
@@ -91,7 +91,7 @@ def merge_warps(body: tuple[Statement, ...], most: int) -> int:
     """
     held = [a.axes for a in nest.statements(body) if isinstance(a, Accumulator)]
     several = any(s.axis.tile > 1 for s in nest.statements(body) if isinstance(s, Loop) and s.reduces)
-    if not _relative(body) or not several:
+    if not _uses_running_maximum(body) or not several:
         return most
     return min(most, max(1, _largest([[x.tile or LENGTH for x in axes] for axes in held]) // A_WARP))
 
@@ -100,7 +100,7 @@ def _largest(tiles: list[list[int]]) -> int:
     return max(math.prod(one) for one in tiles)
 
 
-def _finer(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     """Make the blocks smaller, if every element of them is computed independently."""
     stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     pieces = {s.axis for s in body if isinstance(s, Loop) and s.axis.tile > 1}
@@ -127,7 +127,7 @@ def _elements(s: Store) -> int:
     return count
 
 
-def _relative(body: tuple[Statement, ...]) -> bool:
+def _uses_running_maximum(body: tuple[Statement, ...]) -> bool:
     """Return whether an accumulator is relative to a running maximum."""
     return any(isinstance(s, Accumulator) and s.moves for s in nest.statements(body))
 

@@ -45,7 +45,7 @@ def with_loads_duplicated(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 def _loop(loop: Loop, taken: set[str]) -> Loop:
     inside = tuple(_loop(s, taken) if isinstance(s, Loop) else s for s in loop.body)
     nodes = [n for value in values(inside) for n in value.walk()]
-    sides = [side.name for n in nodes if isinstance(n, TileDot) and _large(n) for side in (n.left, n.right) if isinstance(side, Local)]
+    sides = [side.name for n in nodes if isinstance(n, TileDot) and _is_large(n) for side in (n.left, n.right) if isinstance(side, Local)]
     asked = [n.name for n in nodes if isinstance(n, Local)]
     found: dict[str, Local] = {}
     made: list[Statement] = []
@@ -55,15 +55,15 @@ def _loop(loop: Loop, taken: set[str]) -> Loop:
             name = fresh_name(f"{s.name}_read", taken)
             found[s.name] = Local(name, s.axes)
             made.append(Let(name, replace(s.value, duplicate_in=loop.axis), s.axes))
-    return replace(loop, body=map_values(tuple(made), lambda value: _read(value, found)) if found else inside)
+    return replace(loop, body=map_values(tuple(made), lambda value: _with_duplicates(value, found)) if found else inside)
 
 
-def _read(tile: Tile, found: dict[str, Local]) -> Tile:
+def _with_duplicates(tile: Tile, found: dict[str, Local]) -> Tile:
     """Replace the names in ``found`` by their duplicates, except as operands of products."""
     if isinstance(tile, Local):
         return replace(found[tile.name], axes=tile.axes) if tile.name in found else tile
-    return tile.rebuild(lambda child: child if isinstance(tile, TileDot) and isinstance(child, Local) else _read(child, found))
+    return tile.rebuild(lambda child: child if isinstance(tile, TileDot) and isinstance(child, Local) else _with_duplicates(child, found))
 
 
-def _large(dot: TileDot) -> bool:
+def _is_large(dot: TileDot) -> bool:
     return any(not a.tile or a.tile >= ROWS for a in axes_of(dot))

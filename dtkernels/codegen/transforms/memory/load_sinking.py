@@ -30,13 +30,13 @@ def sink_loads(before: tuple[Statement, ...], loop: Loop) -> tuple[tuple[Stateme
     """Return the statements before a split-K loop, and the loop, with the operands that only its products read loaded inside."""
     if loop.axis.scalar:
         return before, loop
-    moved = [s for s in before if _small(s) and _taken_by_products(s.name, before, loop)]
+    moved = [s for s in before if _is_small_load(s) and _taken_by_products(s.name, before, loop)]
     again = tuple(replace(s, value=replace(s.value, sunk_into=loop.axis)) for s in moved)
     at = next((i for i, s in enumerate(loop.body) if isinstance(s, Let)), 0)
     return tuple(s for s in before if s not in moved), replace(loop, body=(*loop.body[:at], *again, *loop.body[at:]))
 
 
-def _small(s: Statement) -> TypeGuard[LoadLet]:
+def _is_small_load(s: Statement) -> TypeGuard[LoadLet]:
     """Return whether ``s`` loads a tile of a few rows."""
     return is_load(s) and not s.value.checked and any(1 < a.tile <= MIN_DOT for a in s.axes)
 

@@ -31,17 +31,17 @@ def hoist_offsets(kernel: Kernel) -> Kernel:
 
 
 def _hoisted(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
-    return tuple(_of_loop(s) if isinstance(s, Loop) else s for s in body)
+    return tuple(_hoist_from_loop(s) if isinstance(s, Loop) else s for s in body)
 
 
-def _of_loop(loop: Loop) -> Loop:
+def _hoist_from_loop(loop: Loop) -> Loop:
     body = _hoisted(loop.body)
     if loop.within == "extent" and not loop.axis.scalar and _multiplies_loads(loop.body):
         inside = {s.axis for s in statements(loop.body) if isinstance(s, Index)} - {loop.axis}
         names = {s.name for s in statements(loop.body) if hasattr(s, "name")}
         body = tuple(
             replace(s, value=replace(s.value, hoisted_from=loop.axis))
-            if isinstance(s, Let) and isinstance(s.value, Load) and _steady(s.value, loop.axis, inside, names)
+            if isinstance(s, Let) and isinstance(s.value, Load) and _is_loop_invariant(s.value, loop.axis, inside, names)
             else s
             for s in body
         )
@@ -55,7 +55,7 @@ def _multiplies_loads(body: tuple[Statement, ...]) -> bool:
     return bool(sides) and all(isinstance(side, Local) and side.name in loads for side in sides)
 
 
-def _steady(load: Load, axis: Axis, inside: set[Axis], names: set[str]) -> bool:
+def _is_loop_invariant(load: Load, axis: Axis, inside: set[Axis], names: set[str]) -> bool:
     """Return whether ``axis`` indexes a dimension by itself and the rest of the index is loop-invariant."""
     rest = [n for i in load.index if i != Position(axis) for n in i.walk()]
     moving = any(isinstance(n, Local) and n.name in names or isinstance(n, Position) and n.axis in inside | {axis} for n in rest)

@@ -42,8 +42,8 @@ from ...ir.nest import (
     Store,
     Tile,
     TileDot,
-    any_product,
     axes_of,
+    has_matrix_product,
     map_values,
     statements,
 )
@@ -93,7 +93,7 @@ def use_pointers(kernel: Kernel) -> Kernel:
     Kernels with matrix products are not persistent in this form: Triton does not pipeline pointer loads from one block into the next.
     """
 
-    stays = kernel.persistent and not (kernel.descriptors and any_product(kernel.body))
+    stays = kernel.persistent and not (kernel.descriptors and has_matrix_product(kernel.body))
     return replace(without_warp_specialization(kernel), persistent=stays, tail=())
 
 

@@ -50,12 +50,12 @@ def with_tiles_oriented(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
     votes: Counter[tuple[Axis, ...]] = Counter()
     for s in statements(body):
         if isinstance(s, Valued):
-            votes.update(_wanted(s.value, s.axes, lets))
+            votes.update(_preferred_orders(s.value, s.axes, lets))
     turned = frozenset(key for key in lets if votes[key[1][::-1]] > votes[key[1]])
-    return _turn(body, turned) if turned else body
+    return _transpose(body, turned) if turned else body
 
 
-def _wanted(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axis, ...]]]) -> list[tuple[Axis, ...]]:
+def _preferred_orders(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axis, ...]]]) -> list[tuple[Axis, ...]]:
     """For each product in ``value``, whose result has the axes ``order``, return the order in which it takes each named operand."""
     found = []
     for dot in (n for n in value.walk() if isinstance(n, TileDot)):
@@ -68,7 +68,7 @@ def _wanted(value: Tile, order: tuple[Axis, ...], lets: set[tuple[str, tuple[Axi
     return found
 
 
-def _turn(body: tuple[Statement, ...], turned: frozenset[tuple[str, tuple[Axis, ...]]]) -> tuple[Statement, ...]:
+def _transpose(body: tuple[Statement, ...], turned: frozenset[tuple[str, tuple[Axis, ...]]]) -> tuple[Statement, ...]:
     def change(tile: Tile) -> Tile:
         return replace(tile, axes=tile.axes[::-1]) if isinstance(tile, Local) and (tile.name, tile.axes) in turned else tile
 

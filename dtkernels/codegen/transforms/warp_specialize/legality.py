@@ -74,7 +74,7 @@ def _check_loops(p: WarpSpecializedKernel) -> None:
     for step in p.steps[:-1]:
         if _loads(step) != _loads(last):
             raise Refused("loops that load or multiply differently")
-        if not _conditions(step) <= _conditions(last) or _bare(step) != _bare(last):
+        if not _conditions(step) <= _conditions(last) or _unguarded_text(step) != _unguarded_text(last):
             raise Refused("the last loop lacks a condition of an earlier one")
         if [f"{m.name} {m.value}" for m in step.moves] != [f"{m.name} {m.value}" for m in last.moves]:
             raise Refused("loops that move accumulators differently")
@@ -103,7 +103,7 @@ def _conditions(step: LoopStep) -> set[str]:
     return found
 
 
-def _bare(step: LoopStep) -> list[str]:
+def _unguarded_text(step: LoopStep) -> list[str]:
     """Return what a step computes as text, without conditions and with named subexpressions inlined."""
     named: dict[str, Tile] = {}
 
