@@ -168,7 +168,7 @@ class _Reverse:
             if label is None:
                 index: object = found[0].index[dim]
                 twice = self.shared.get(index) in labels  # two dimensions that one expression indexes
-                label = self._label((name, dim) if twice else index, f"{name}_{dim}", name, dim)
+                label = self._label(index if _tells_extent(index) and not twice else (name, dim), f"{name}_{dim}", name, dim)
             labels.append(label)
         return tuple(labels)
 
@@ -304,6 +304,14 @@ class _Reverse:
         whole = whole.with_definitions(definitions)
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def _tells_extent(index: object) -> bool:
+    """Return whether inputs that ``index`` indexes have one extent there: the heads of keys and values, ``h / 4``. No other arithmetic says so."""
+    match index:
+        case ex.Binary("/", ex.Label(), ex.Const()):
+            return True
+    return False
 
 
 def _bound(e: ex.Expr) -> set[str]:
