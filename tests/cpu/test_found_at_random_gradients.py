@@ -27,3 +27,28 @@ def test_inputs_that_one_arithmetic_indexes_have_extents_of_their_own(index):
     got, want = op(a, b, c, t), a[at] * b[at] * c + t
     for mine, theirs in zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), leaves)):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("value", ["exp(A[x])", "rsum(exp(A[k]) * 0, k) / rsum(exp(A[k]), k)"])
+def test_an_output_is_not_read_instead_of_a_value_that_lacks_its_labels(value):
+    """``g[x, y]`` equals ``exp(A[x])``, but where a gradient says that, it has no ``y``."""
+    op = op_of(f"""Func g, f; In A, B, C; Var x, y; {"RVar k;" * ("k" in value)} Extent y = B[1]; g[x, y] = {value};
+    f[x] = ({value}) * C[x] + maximum(B[x, 1], A[x]); g.compile(); f.compile();""")
+    a, b, c = rand(4).requires_grad_(), rand(4, 5, seed=1), rand(4, seed=2).requires_grad_()
+    own = a * 0 if "k" in value else a.exp()
+    want = own[:, None].expand(4, 5), own * c + torch.maximum(b[:, 1], a)
+    got = op(a, b, c)
+    for mine, theirs in zip(got, want):
+        torch.testing.assert_close(mine, theirs)
+    adjoints = [rand(*w.shape, seed=3) for w in want]
+    for mine, theirs in zip(*(torch.autograd.grad(r, (a, c), adjoints, allow_unused=True, materialize_grads=True) for r in (got, want))):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_exponential_that_is_divided_by_is_not_shifted():
+    """The maximum over ``x``, which a gradient sums over, makes each exponential far below it 0, and its quotient by itself NaN."""
+    op = op_of("Func f; In A, B; Var x; RVar k; f[x] = rsum(A[x] * B[k], k) * rsum(exp(A[x]), k) / rsum(exp(A[x]), k);")
+    a, b = torch.linspace(-60, 60, 9).requires_grad_(), rand(5, seed=1).requires_grad_()
+    got, want = op(a, 3 * b), a * 3 * b.sum()
+    for mine, theirs in zip(torch.autograd.grad(got.sum(), (a, b)), torch.autograd.grad(want.sum(), (a, b))):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
