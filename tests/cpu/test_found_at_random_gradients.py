@@ -52,3 +52,20 @@ def test_an_exponential_that_is_divided_by_is_not_shifted():
     got, want = op(a, 3 * b), a * 3 * b.sum()
     for mine, theirs in zip(torch.autograd.grad(got.sum(), (a, b)), torch.autograd.grad(want.sum(), (a, b))):
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", ["cast(A[x] * B[x] + C[x], fp32)", "cast((A[x] + 1) * B[x], fp32)", "cast(A[x] + rdot(B[k], N[k], k), bf16)"])
+def test_the_gradient_of_a_float32_input_is_float32_where_results_are_cast(value):
+    """Backward reads 16-bit inputs or whole numbers alone, which gave its results their dtype."""
+    names = [n for n in "ABCN" if f"{n}[" in value]
+    op = op_of(f"Func f; In {', '.join(names)}; Var x; {'RVar k;' * ('k' in value)} f[x] = {value};")
+    given = {"A": rand(9).bfloat16(), "B": rand(9, seed=1), "C": rand(9, seed=2), "N": 100 + torch.arange(9)}
+    given["B" if "N" in names else names[-1]].requires_grad_()
+    out = op(*(given[n] for n in names))
+    leaf = next(t for t in given.values() if t.requires_grad)
+    adjoint = rand(9, seed=3).to(out.dtype)
+    (got,) = torch.autograd.grad(out, leaf, adjoint)
+    g = adjoint.float()
+    a = given["A"].float()
+    want = g.sum() * given["N"] if "N" in names else g if "C" in names else g * (a + 1)
+    torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
