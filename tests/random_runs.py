@@ -128,10 +128,14 @@ def _error_of_approximations(case: Case) -> float:
 def expected_of(case: Case, approximate: float = 0.0) -> dict[str, Value]:
     """Every Func of the program by the oracle."""
     arrays = {n: as_numpy(t) for n, t in case.tensors().items()}
-    dtypes, outputs = _dtypes(case), case.program.outputs()
-    coarsest = max(dtypes.values(), key=STEP.__getitem__, default="float32")
-    stored = dict.fromkeys(outputs, coarsest) if len(outputs) > 1 and coarsest != "float32" else {}
-    return evaluate(str(case.program), arrays, SCALARS, params=case.params, dtypes=dtypes, approximate=approximate, stored=stored, underflow=True)
+    return evaluate(str(case.program), arrays, SCALARS, params=case.params, dtypes=_dtypes(case), approximate=approximate, stored=_stored(case),
+                    underflow=True)  # fmt: skip
+
+
+def _stored(case: Case) -> dict[str, str]:
+    """Outputs that others may read back as they were stored, and the coarsest dtype that they may have."""
+    outputs, coarsest = case.program.outputs(), max(_dtypes(case).values(), key=STEP.__getitem__, default="float32")
+    return dict.fromkeys(outputs, coarsest) if len(outputs) > 1 and coarsest != "float32" else {}
 
 
 # -- as an op -------------------------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ def _bounds_of_gradients(case: Case, derived, results: dict[str, torch.Tensor], 
     arrays = {n: as_numpy(t) for n, t in case.tensors().items()}
     dtypes = _dtypes(case)
     halves, forward, backward = derived.gradient, derived.forward.plain, derived.backward.plain
-    saved = evaluate(forward, {n: arrays[n] for n in forward.inputs}, SCALARS, dtypes=dtypes, underflow=True)
+    saved = evaluate(forward, {n: arrays[n] for n in forward.inputs}, SCALARS, dtypes=dtypes, underflow=True, stored=_stored(case))
     errors = {}
     for name in halves.outputs:
         if name in backward.inputs:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tuning.records.journal import Journal, Time
-from tuning.records.problems import TuningProblem, variants_of, works_of
+from tuning.records.problems import TuningProblem, variants_of, problems_of
 from tuning.records.write_table import entrants, gpu_named
 from tuning.search.candidates import ScheduleCandidate, cut
 from tuning.search.playoffs import Playoffs
@@ -38,7 +38,7 @@ def problem_of(op: str, shape: str, direction: str, dtype: str, labels: dict[str
         grouped = re.search(r"H(\d+)/(\d+)", shape)
         params = {"causal": shape.endswith("causal"), "group": int(grouped[1]) // int(grouped[2]) if grouped else 1}
     asked = Shapes({label: (extent,) for label, extent in labels.items()}, params, (dtype,), (direction,))
-    return next(w for w in works_of(op, [asked]) if w.group.direction == direction and not w.group.saved)
+    return next(w for w in problems_of(op, [asked]) if w.group.direction == direction and not w.group.saved)
 
 
 class Dispatched(WarmStart):

@@ -16,7 +16,8 @@ TAKEN = frozenset(
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "ON_GPU", "EXP_DEGREE", "STAGES",
         "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "whole_waves", "tiles_before", "nvidia_only", "cluster", "unrolled", "described",
         "operand_dtype", "language_type",
-        "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
+        "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree",
+        *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
     }
 )  # fmt: skip

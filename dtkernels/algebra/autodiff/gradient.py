@@ -63,16 +63,20 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
 
 
 def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:
-    """Return gradients of inputs that feed no product in float32, where results are cast to 16 bits.
+    """Return gradients of inputs in float32, where results are cast, if the inputs feed no product or backward does not read them.
 
-    The adjoint then has 16 bits, and the gradient of a float32 bias that is only added would otherwise be rounded to them.
+    The adjoint then has the dtype of the cast, or does not count if that is float32, and the gradient of a float32 bias that is only added
+    would be rounded to 16 bits.
 
     Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
     """
-    if not any(isinstance(e := forward[o].expr, ex.Cast) and e.dtype != "fp32" for o in outputs):
+    cast = {e.dtype for o in outputs if isinstance(e := forward[o].expr, ex.Cast)}
+    if not cast:
         return backward
     feeding = {s for _, _, wanted in products(forward) for s in (*wanted.sources, *wanted.otherwise)}
-    kept = {func for name, func in grads.items() if name in forward.inputs and name not in feeding}
+    read = {a.tensor for d in backward.definitions for a in ex.accesses(d.expr)}
+    narrow = cast != {"fp32"}
+    kept = {func for n, func in grads.items() if n in forward.inputs and (n not in read or narrow and n not in feeding)}
 
     def change(d: Definition) -> Definition:
         return replace(d, expr=ex.Cast(d.expr, "fp32")) if d.name in kept and not isinstance(d.expr, ex.Cast) else d
@@ -168,7 +172,7 @@ class _Reverse:
             if label is None:
                 index: object = found[0].index[dim]
                 twice = self.shared.get(index) in labels  # two dimensions that one expression indexes
-                label = self._label((name, dim) if twice else index, f"{name}_{dim}", name, dim)
+                label = self._label(index if _tells_extent(index) and not twice else (name, dim), f"{name}_{dim}", name, dim)
             labels.append(label)
         return tuple(labels)
 
@@ -304,6 +308,14 @@ class _Reverse:
         whole = whole.with_definitions(definitions)
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
+
+
+def _tells_extent(index: object) -> bool:
+    """Return whether inputs that ``index`` indexes have one extent there: the heads of keys and values, ``h / 4``. No other arithmetic says so."""
+    match index:
+        case ex.Binary("/", ex.Label(), ex.Const()):
+            return True
+    return False
 
 
 def _bound(e: ex.Expr) -> set[str]:

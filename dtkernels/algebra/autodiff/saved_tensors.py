@@ -318,6 +318,10 @@ def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:
 
 
 def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -> Algorithm:
+    """Replace ``body`` by ``value``, an element of ``output``, if it has all labels of the output: others may not be bound where it is used."""
+    if not set(backward[output].labels) <= ex.free_labels(body) or not any(ex.accesses(body)):
+        return backward
+
     def change(node: ex.Expr) -> ex.Expr:
         return value if node == body else node
 

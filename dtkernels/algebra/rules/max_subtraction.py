@@ -26,7 +26,8 @@ def subtract_maxima(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm
     Other addends of the sum, exponentials included, are shifted alike (see sum_exp_addends.py).
 
     Shifting every such exp may change an output, as it does when rows and columns of one matrix are normalized. Then only those of the sum
-    and of the Funcs that use it are shifted; failing that, only those in terms that contain the sum; failing that, none.
+    and of the Funcs that use it are shifted; failing that, only those in terms that contain the sum; failing that, none. None either where a
+    term alone is divided by.
 
     The guard keeps a row of -inf from becoming inf - inf. Source: the safe softmax of Milakov and Gimelshein, *Online normalizer calculation
     for softmax*, 2018, found here by degree instead of by pattern.
@@ -138,11 +139,42 @@ def _try_shift(
         definitions.append(definition)
     if any(known[o] is None or not known[o].free for o in outputs):  # type: ignore[union-attr]
         return None
+    if _divides_by_a_term(definitions, name):
+        return None
     if not any(a.tensor == name for d in definitions for a in ex.accesses(d.expr)):
         return None  # the argument occurs only under another form of its labels, or in Funcs not ``within``
     shift = Definition(name, labels, ex.Reduce("max", arg, over), owner.pos)
     first = min(i for i, d in enumerate(definitions) if any(a.tensor == name for a in ex.accesses(d.expr)))
     return algorithm.with_definitions((*definitions[:first], shift, *definitions[first:]))
+
+
+def _divides_by_a_term(definitions: list[Definition], name: str) -> bool:
+    """Return whether a divisor is a single exponential shifted by ``name``, and no sum of them: far below the maximum it would be 0.
+
+    In ``f[x] = B[x] / exp(A[x]);  g[] = rsum(exp(A[x]) * f[x], x);`` the maximum over ``x`` cancels, but not in float32.
+    """
+    single: set[str] = set()
+
+    def is_single(e: ex.Expr) -> bool:
+        match e:
+            case ex.Reduce() | ex.Dot():
+                return False
+            case ex.Call("exp", (arg,)):
+                return any(a.tensor == name for a in ex.accesses(arg))
+            case ex.Binary("+", a, b):  # beside the sum it is an addend of it
+                return is_single(a) and is_single(b)
+            case ex.Access(tensor, _):
+                return tensor in single
+        return any(is_single(child) for child in e.children())
+
+    for d in definitions:
+        for node in d.expr.walk():
+            match node:
+                case (ex.Binary("/", _, divisor) | ex.Call("rsqrt", (divisor,))) if is_single(divisor):
+                    return True
+        if is_single(d.expr):
+            single.add(d.name)
+    return False
 
 
 def shift_value(mu: ex.Expr) -> ex.Expr:

@@ -44,6 +44,7 @@ from .product_types import BYTES, ElementBytes
 MOST_REGISTERS = 255  #: of one thread
 MOST_UNROLLED = 4  #: unroll factor of a pipelined loop with a product, for Blackwell with Triton before 3.9
 MOST_THREADS = 1024  #: of one program
+MOST_OF_A_THREAD = 1024  #: elements of one tensor; a compiler that spills more of them takes minutes
 OVERHEAD = 18  #: registers of any kernel: sizes, strides, indices
 PRODUCT_OVERHEAD = 26
 
@@ -94,6 +95,7 @@ def _check_form(kernel: Kernel, sizes: dict[str, int], itemsizes: dict[str, int]
     limits = (
         ("elements of one tensor", r.largest, MOST_ELEMENTS),
         ("threads of one program", r.threads, MOST_THREADS),
+        ("elements of one tensor in each thread", -(-r.largest // r.threads), MOST_OF_A_THREAD),
         ("registers of a thread for accumulators", r.accumulators, MOST_REGISTERS),
         ("bytes of shared memory", r.shared_bytes, target.shared_bytes),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 
-from ...algebra.operand_types import CAST
+from ...algebra.operand_types import CAST, OperandType
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError
@@ -181,7 +181,8 @@ class Wrapper:
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
         lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
         multiplied = any("tl.dot" in self.texts[k.name].source for k in self.kernels)
-        return lines + (self._operand_types() + (self._cast_to_result_dtype(floats) if self.operands.uniform else self._cast_to_operand_dtypes()) if multiplied else [])
+        lines += self._operand_types(multiplied)
+        return lines + ((self._cast_to_result_dtype(floats) if self.operands.uniform else self._cast_to_operand_dtypes()) if multiplied else [])
 
     def _cast_to_result_dtype(self, floats: list[str]) -> list[str]:
         """Return lines that cast all inputs to the results' dtype, except integers that no product reads: that dtype may not hold them."""
@@ -195,16 +196,22 @@ class Wrapper:
         values |= {t: f"{t} if {t}.is_floating_point() else {t}.float()" for t in self.reads if t in self.operands.loose}
         return [f"    {', '.join(values)} = {', '.join(values.values())}"] if values else []
 
-    def _operand_types(self) -> list[str]:
-        """Return a variable for each type of products that is not the results'."""
-        wanted = [self.operands.type_of(dot) for k in self.kernels for one in (k, *k.tail) for dot in products_of(one)]
-        moved = [*(() if self.operands.uniform else self.reads), *(w for k in self.kernels for w in k.writes)]
-        wanted += [self.operands.held[t] for t in moved if t in self.operands.held]
+    def _operand_types(self, multiplied: bool) -> list[str]:
+        """Return a variable for each type of products that is not the results'. Where no product is on the matrix units, buffers alone have one."""
+        wanted: list[OperandType | None] = []
+        if multiplied:
+            wanted += [self.operands.type_of(dot) for k in self.kernels for one in (k, *k.tail) for dot in products_of(one)]
+            wanted += [self.operands.held[t] for t in self.reads if t in self.operands.held and not self.operands.uniform]
+        wanted += [self.operands.held[w] for k in self.kernels for w in k.writes if self._stored_for_products(w)]
         found = []
         for t in (t for t in dict.fromkeys(wanted) if t is not None):
             sides = [self._promoted(sources) for sources in (t.sources, t.otherwise)]
             found.append(f"    {self.operands.variable(t)} = operand_dtype({', '.join(s for s in sides if s)})")
         return found
+
+    def _stored_for_products(self, buffer: str) -> bool:
+        """Return whether a kernel writes ``buffer`` in the type of the products that read it."""
+        return buffer in self.operands.held and buffer not in self.outputs and not isinstance(self.algorithm[buffer].expr, ex.Cast)
 
     def _promoted(self, sources: tuple[str, ...]) -> str:
         """Return a list of tensors and dtypes in the wrapper; "" for none."""
@@ -228,7 +235,7 @@ class Wrapper:
                 else "dtype"
                 if w in self.outputs
                 else self.operands.variable(held[w])
-                if w in held
+                if self._stored_for_products(w)
                 else "torch.float32"
             )
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")

@@ -210,7 +210,7 @@ class _LoopPartition:
 class _ConditionFolding:
     """Rewrites a body whose conditions are decided.
 
-    A decision may drop axes of a tile; operands of products and reductions are broadcast to their axes again.
+    A decision may drop axes of a tile; operands of products and reductions, and what is guarded, are broadcast to their axes again.
 
     Before: ``dot(where(l <= m, a, 0), B, l)``  Decided: ``dot(a, B, l)``, where ``a[m]`` lacks ``l``  After: ``dot(where(l >= 0, a, 0), B, l)``
     """
@@ -243,13 +243,15 @@ class _ConditionFolding:
                 return replace(new, left=self._broadcast_to(new.left, left), right=self._broadcast_to(new.right, right))
             case nest.TileReduce(_, arg), nest.TileReduce():
                 return replace(new, arg=self._broadcast_to(new.arg, arg))
+            case Guard(arg, _), Guard():
+                return replace(new, arg=self._broadcast_to(new.arg, arg, frozenset(new.axes)))
         if value_type(new) == "integer" and value_type(tile) == "number":  # where(l <= m, 2, -inf) is a float, decided or not
             return Const(float(new.value)) if isinstance(new, Const) else Op("*", (new, Const(1.0)))
         return new
 
-    def _broadcast_to(self, new: Tile, old: Tile) -> Tile:
-        """Broadcast ``new`` to the axes of ``old``."""
-        lost = nest.axes_of(old) - self._axes(new)
+    def _broadcast_to(self, new: Tile, old: Tile, wanted: frozenset[Axis] | None = None) -> Tile:
+        """Broadcast ``new`` to the axes of ``old``, or to those of them that are ``wanted``."""
+        lost = (nest.axes_of(old) if wanted is None else nest.axes_of(old) & wanted) - self._axes(new)
         return repeated(new, tuple(sorted(lost, key=lambda a: a.name)), 0.0)
 
     def _axes(self, tile: Tile) -> frozenset[Axis]:

@@ -1,0 +1,71 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""What tests/fuzz.py found of gradients, shortened: gradients of programs that were wrong or ended in an error."""
+
+import bounds  # noqa: F401 (an access outside the tensors raises)
+import pytest
+import torch
+
+from dtkernels.lang import parse
+from dtkernels.lang.spec import Spec
+from dtkernels.runtime.bind.operator import Operator
+
+
+def op_of(text: str) -> Operator:
+    return Operator(Spec("found", "Found at random.", parse(text)))
+
+
+def rand(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed)) - 0.5
+
+
+@pytest.mark.parametrize("index", ["2", "len(x) - 1 - x", "x + 1", "T[x]"])
+def test_inputs_that_one_arithmetic_indexes_have_extents_of_their_own(index):
+    op = op_of(f"Func f; In A, B, C, T; Var x; f[x] = A[{index}] * B[{index}] * C[x] + T[x];")
+    a, b, c, t = rand(4), rand(5, seed=1), rand(3, seed=2), torch.tensor([0, 3, 1])
+    at = {"2": torch.tensor([2, 2, 2]), "T[x]": t, "x + 1": torch.arange(1, 4)}.get(index, torch.arange(2, -1, -1))
+    leaves = [a.requires_grad_(), b.requires_grad_()]
+    got, want = op(a, b, c, t), a[at] * b[at] * c + t
+    for mine, theirs in zip(torch.autograd.grad(got.sum(), leaves), torch.autograd.grad(want.sum(), leaves)):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("value", ["exp(A[x])", "rsum(exp(A[k]) * 0, k) / rsum(exp(A[k]), k)"])
+def test_an_output_is_not_read_instead_of_a_value_that_lacks_its_labels(value):
+    """``g[x, y]`` equals ``exp(A[x])``, but where a gradient says that, it has no ``y``."""
+    op = op_of(f"""Func g, f; In A, B, C; Var x, y; {"RVar k;" * ("k" in value)} Extent y = B[1]; g[x, y] = {value};
+    f[x] = ({value}) * C[x] + maximum(B[x, 1], A[x]); g.compile(); f.compile();""")
+    a, b, c = rand(4).requires_grad_(), rand(4, 5, seed=1), rand(4, seed=2).requires_grad_()
+    own = a * 0 if "k" in value else a.exp()
+    want = own[:, None].expand(4, 5), own * c + torch.maximum(b[:, 1], a)
+    got = op(a, b, c)
+    for mine, theirs in zip(got, want):
+        torch.testing.assert_close(mine, theirs)
+    adjoints = [rand(*w.shape, seed=3) for w in want]
+    for mine, theirs in zip(*(torch.autograd.grad(r, (a, c), adjoints, allow_unused=True, materialize_grads=True) for r in (got, want))):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_an_exponential_that_is_divided_by_is_not_shifted():
+    """The maximum over ``x``, which a gradient sums over, makes each exponential far below it 0, and its quotient by itself NaN."""
+    op = op_of("Func f; In A, B; Var x; RVar k; f[x] = rsum(A[x] * B[k], k) * rsum(exp(A[x]), k) / rsum(exp(A[x]), k);")
+    a, b = torch.linspace(-60, 60, 9).requires_grad_(), rand(5, seed=1).requires_grad_()
+    got, want = op(a, 3 * b), a * 3 * b.sum()
+    for mine, theirs in zip(torch.autograd.grad(got.sum(), (a, b)), torch.autograd.grad(want.sum(), (a, b))):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("value", ["cast(A[x] * B[x] + C[x], fp32)", "cast((A[x] + 1) * B[x], fp32)", "cast(A[x] + rdot(B[k], N[k], k), bf16)"])
+def test_the_gradient_of_a_float32_input_is_float32_where_results_are_cast(value):
+    """Backward reads 16-bit inputs or whole numbers alone, which gave its results their dtype."""
+    names = [n for n in "ABCN" if f"{n}[" in value]
+    op = op_of(f"Func f; In {', '.join(names)}; Var x; {'RVar k;' * ('k' in value)} f[x] = {value};")
+    given = {"A": rand(9).bfloat16(), "B": rand(9, seed=1), "C": rand(9, seed=2), "N": 100 + torch.arange(9)}
+    given["B" if "N" in names else names[-1]].requires_grad_()
+    out = op(*(given[n] for n in names))
+    leaf = next(t for t in given.values() if t.requires_grad)
+    adjoint = rand(9, seed=3).to(out.dtype)
+    (got,) = torch.autograd.grad(out, leaf, adjoint)
+    g = adjoint.float()
+    a = given["A"].float()
+    want = g.sum() * given["N"] if "N" in names else g if "C" in names else g * (a + 1)
+    torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
