@@ -379,7 +379,7 @@ def test_lists_and_tensors_for_numbers_reach_the_op_after_calls_that_are_known(a
 
 def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatch):
     call, module = attention
-    monkeypatch.setattr(call_cache, "REMEMBERED", 5)
+    monkeypatch.setattr(module.attention.operator()._quick.named, "limit", 5)
     for keys in range(9, 19):
         call(*heads(keys=keys))
     assert [name[3][0][2] for name in module.attention.operator()._quick.named] == [14, 15, 16, 17, 18]

@@ -23,7 +23,7 @@ SUBROOMS = {
     "dtkernels.codegen": ["ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": ["problem", "rules", "output_fusion", "fit_resources", "default_schedule"],
     "dtkernels.runtime": [
-        "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
+        "bounded_cache", "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
         "aot_build", "decision", "explain",
     ],
     "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "apply"],

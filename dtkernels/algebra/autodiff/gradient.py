@@ -306,6 +306,14 @@ class _Reverse:
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
 
 
+def _tells_extent(index: object) -> bool:
+    """Return whether inputs that ``index`` indexes have one extent there: the heads of keys and values, ``h / 4``. No other arithmetic says so."""
+    match index:
+        case ex.Binary("/", ex.Label(), ex.Const()):
+            return True
+    return False
+
+
 def _bound(e: ex.Expr) -> set[str]:
     """Return the labels that reductions inside ``e`` run over."""
     return {label for n in e.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}

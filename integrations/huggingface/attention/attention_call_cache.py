@@ -13,7 +13,7 @@ import weakref
 import torch
 
 from dtkernels.ops.attention import ready
-from dtkernels.runtime.dispatch.bounded_cache import keep
+from dtkernels.runtime.bounded_cache import BoundedCache
 from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
 from .masks import note_on
@@ -28,7 +28,7 @@ KEPT = 4  # kinds of layers of a model, compared one by one
 REMEMBERED = 1024  # calls found by a hash: each step of a generation makes new ones, and the next generation meets them again
 _NUMBERS = (bool, int, float, str)
 _seen: tuple[CachedAttentionCall, ...] = ()
-_named: dict[tuple, CachedAttentionCall] = {}
+_named: BoundedCache[tuple, CachedAttentionCall] = BoundedCache(REMEMBERED)
 
 
 class CachedAttentionCall:
@@ -109,7 +109,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     s.padded = never_matches if reach is None or reach.padding is None else guards_for((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:
-        keep(_named, _name(told, reach, tensors), s, REMEMBERED)
+        _named.put(_name(told, reach, tensors), s)
 
 
 def _told(kwargs: dict, tensors: list) -> tuple:
