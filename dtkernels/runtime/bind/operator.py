@@ -48,6 +48,8 @@ class Operator:
     Inputs may have more leading dimensions than declared; they are batched.
     """
 
+    traced = False  #: whether this stands in for an operator while torch.compile traces a call
+
     def __init__(self, spec: Spec | Path, interface: Interface | None = None):
         """``spec``: a spec, or the file of one. A file with a manifest beside it is parsed only when more than the manifest is needed.
 

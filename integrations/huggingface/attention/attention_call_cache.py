@@ -12,7 +12,7 @@ import weakref
 
 import torch
 
-from dtkernels.ops.attention import ready
+from dtkernels.ops.attention import AttentionArgs, ready
 from dtkernels.runtime.bounded_cache import BoundedCache
 from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
@@ -100,7 +100,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
         return
     s = CachedAttentionCall()
-    s.launch = ready((batch, 1, heads, value.shape[3]), query, key, value, taken, **options)
+    s.launch = ready((batch, 1, heads, value.shape[3]), AttentionArgs(query, key, value, taken, **options))
     if s.launch is None:
         return
     s.count, s.like, s.told = len(tensors), guards_for(tuple(tensors)), told
