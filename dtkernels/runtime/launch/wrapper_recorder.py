@@ -16,6 +16,7 @@ from typing import Any, cast
 import torch
 
 from ...codegen.emit.host_helpers import SUPPORT
+from ...codegen.powers_of_two import next_power_of_two
 from ..torch_support.tf32 import dot_precision
 from .host_helpers import READY
 
@@ -195,7 +196,7 @@ class _Triton:
 
     @staticmethod
     def next_power_of_2(n: int) -> int:
-        return 1 << max(0, n - 1).bit_length()
+        return next_power_of_two(n)
 
     @property
     def runtime(self):

@@ -10,6 +10,7 @@ import math
 import re
 from functools import lru_cache
 
+from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Row
 
 LAUNCH = 4.0  #: microseconds of a launch, whatever the kernel does
@@ -50,7 +51,7 @@ def _durations(schedule: str, sizes: dict[str, int], multiprocessors: int) -> tu
         for label, tile, block in labels:
             size = max(sizes.get(label, 1), 1)
             elements *= size
-            filled *= -(-size // tile) * tile if tile else 1 << (size - 1).bit_length()
+            filled *= -(-size // tile) * tile if tile else next_power_of_two(size)
             programs *= -(-size // block) if block else 1
         total += filled / programs * -(-programs // multiprocessors)
         useful += elements / multiprocessors
