@@ -9,6 +9,7 @@ cached: for others the kernels take longer than the checks.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 
@@ -35,13 +36,25 @@ class CachedAttentionCall:
     """One cached call: how to recognize it, and ``launch``, which computes [B, Tq, H, Dv] from the tensors."""
 
     __slots__ = ("count", "like", "told", "mask", "noted", "added", "launch", "padded")
+    count: int  #: of the tensors, those among the other arguments included
+    like: Callable[..., bool]  #: torch's guards on the tensors
+    told: tuple
+    mask: weakref.ref[torch.Tensor] | None
+    noted: bool  #: whether the mask's note stands for the mask
+    added: tuple[str, ...]
+    launch: Callable[[tuple[torch.Tensor, ...]], torch.Tensor | None]
+    padded: Callable[..., bool]  #: torch's guards on the padding of the mask's note
 
     def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
         """Launch a recognized call. Returns None if the op must be called instead."""
         if mask is None and not self.added:
             return self.launch((query, key, value))
         tensors = [query, key, value]
-        if (mask := note_on(mask).padding if self.noted else mask) is not None:
+        if self.noted and mask is not None:
+            if (reach := note_on(mask)) is None:
+                return None
+            mask = reach.padding
+        if mask is not None:
             tensors.append(mask)
         return self.launch((*tensors, *[kwargs[name] for name in self.added]))
 
@@ -54,7 +67,7 @@ def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
     told = _told(kwargs, tensors)
     for s in _seen:
         if s.told == told and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
-            return s if not s.noted or note_on(mask) is not None else None
+            return s if not s.noted or mask is None or note_on(mask) is not None else None
     return _by_name(told, mask, tensors)
 
 
@@ -99,10 +112,11 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     told = _told(kwargs, tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in told[1::3]):
         return
-    s = CachedAttentionCall()
-    s.launch = ready((batch, 1, heads, value.shape[3]), AttentionArgs(query, key, value, taken, **options))
-    if s.launch is None:
+    launch = ready((batch, 1, heads, value.shape[3]), AttentionArgs(query, key, value, taken, **options))
+    if launch is None:
         return
+    s = CachedAttentionCall()
+    s.launch = launch
     s.count, s.like, s.told = len(tensors), guards_for(tuple(tensors)), told
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
     reach = None if mask is None else note_on(mask)

@@ -7,6 +7,8 @@ eager attention only gets eager's masks, and no mask means that nothing is maske
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -22,9 +24,15 @@ from .fallback import ignores, original_attention
 from .mask_conventions import takes_eager_masks
 from .masks import dtkernels_mask, reach_of
 
+if TYPE_CHECKING:
+    from transformers.utils.output_capturing import CompileableContextVar
+
+_active_collector: CompileableContextVar | None
 try:
-    from transformers.utils.output_capturing import _active_collector
-except ImportError:  # only newer releases record outputs by hooks
+    from transformers.utils import output_capturing
+
+    _active_collector = output_capturing._active_collector
+except (ImportError, AttributeError):  # only newer releases record outputs by hooks
     _active_collector = None
 
 _ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # tensors added to the scores: transformers' name, the op's name
@@ -63,9 +71,9 @@ def dtkernels_attention(
     if _collects_weights(module):
         kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
-    if seen is not None and (output := seen.result(query, key, value, attention_mask, kwargs)) is not None:
+    if seen is not None and (again := seen.result(query, key, value, attention_mask, kwargs)) is not None:
         record.calls += 1
-        return output, None
+        return again, None
     causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
     inputs = _autocast(query, key, value)
     others = _others(kwargs)
@@ -109,8 +117,8 @@ def _collects_now() -> bool:
 
 
 def _weights_asked_for() -> bool:
-    collected = _active_collector.get()
-    return bool(collected) and any(name.endswith("attentions") for name in collected)
+    collected = None if _active_collector is None else _active_collector.get()
+    return any(name.endswith("attentions") for name in collected or ())
 
 
 def _given(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
@@ -142,13 +150,14 @@ def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None
     return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _autocast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cast inputs under autocast, as torch's own attention does; a custom function must do it itself."""
-    device = tensors[0].device.type
+    device = query.device.type
     if not in_autocast(device):
-        return tensors
+        return query, key, value
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
+    query, key, value = [x.to(dtype) if x.dtype in DTYPES else x for x in (query, key, value)]
+    return query, key, value
 
 
 def _others(kwargs: dict) -> list[str]:

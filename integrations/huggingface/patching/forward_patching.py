@@ -98,7 +98,8 @@ def as_stored(op: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, last:
     """
     if torch.compiler.is_compiling() or x.is_contiguous() or 0 in x.stride():
         return op(x)
-    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda i: -strides[i])
     if last and order[-1] != x.dim() - 1:
         return op(x)
     return op(x.permute(order)).permute([order.index(i) for i in range(x.dim())])
@@ -120,7 +121,7 @@ def replace_forward(name: str, module: nn.Module, op: str, forward: partial, rea
         report.add(name, op, PATCHED, record=forward.args[0])
 
 
-def taken(module: nn.Module, cls: type) -> str | None:
+def taken(module: nn.Module, cls: type[nn.Module]) -> str | None:
     """Return why the forward to be replaced is not the one of torch's `cls`, or None."""
     if type(module).forward is not cls.forward:
         return f"{type(module).__name__} has a forward of its own"
