@@ -20,6 +20,7 @@ import torch
 
 from ..bounded_cache import BoundedCache
 from ..path_counters import checking, count
+from ..torch_support.dtypes import KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ def _casting(name: str, entry: str, device: str):
 
 def cast_to(value: object, dtype: torch.dtype | None) -> object:
     """Cast a float32, float16 or bfloat16 tensor to ``dtype``; return anything else, or without a dtype, unchanged."""
-    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in KERNEL_DTYPES:
         return value
     return value.to(dtype)
 

@@ -20,16 +20,16 @@ from ..signature.arguments import Interface, refuse_layout, told
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
+from ..torch_support.dtypes import INTEGER_DTYPES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
-from .variant import KERNEL_DTYPES, DifferentiablePair, Variant, choose_path, device_target
+from .variant import DifferentiablePair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
     from inspect import Signature
 
     from ...lang.spec import Spec
 
-INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
 __all__ = ["KERNEL_DTYPES", "Asked", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack

@@ -26,6 +26,7 @@ from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
 from ..tables.kernel_store import KernelStore, StoredKernel, StoreError, digest
+from ..torch_support.dtypes import DTYPE_NAMES
 from ..torch_support.tf32 import allows_tf32
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ...lang.algorithm import Algorithm
     from ...lang.schedule import Program
 
-DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 TEMPLATES = 16  #: per kind of call; they differ in the divisibility of sizes
 REMEMBERED = 1024  #: routes per dispatcher, of about 16 KiB each; the oldest is evicted
 

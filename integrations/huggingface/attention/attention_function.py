@@ -15,9 +15,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 
 from dtkernels import ops
 from dtkernels.runtime.path_counters import no_kernel
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from ..patching.call_stats import NAME, CallRecord, record_of
-from ..patching.forward_patching import DTYPES, in_autocast, plain, transformed, without_autocast
+from ..patching.forward_patching import in_autocast, plain, transformed, without_autocast
 from ..patching.source_inspection import eager_function
 from .attention_call_cache import HARMLESS, known, remember
 from .fallback import ignores, original_attention
@@ -156,7 +157,7 @@ def _autocast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tu
     if not in_autocast(device):
         return query, key, value
     dtype = torch.get_autocast_dtype(device)
-    query, key, value = [x.to(dtype) if x.dtype in DTYPES else x for x in (query, key, value)]
+    query, key, value = [x.to(dtype) if x.dtype in KERNEL_DTYPES else x for x in (query, key, value)]
     return query, key, value
 
 
@@ -225,7 +226,7 @@ def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Te
         return reason
     if not (plain(query) and plain(key) and plain(value)):
         return "tensor types " + ", ".join(type(x).__name__ for x in (query, key, value))
-    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+    if query.dtype not in KERNEL_DTYPES or not query.dtype == key.dtype == value.dtype:
         return "dtypes " + ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
     if not query.dim() == key.dim() == value.dim() == 4:
         return "q, k and v that are not all 4-d"

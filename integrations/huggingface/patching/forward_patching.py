@@ -17,10 +17,10 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from dtkernels.runtime.path_counters import no_kernel
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CLASSES = (torch.Tensor, nn.Parameter)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
@@ -51,7 +51,7 @@ def unsupported(x: torch.Tensor) -> str | None:
         return "a nested tensor" if type(x) in _CLASSES and x.is_nested else f"tensor type {type(x).__name__}"
     if (reason := no_kernel(x)) is not None:
         return reason
-    if x.dtype not in DTYPES:
+    if x.dtype not in KERNEL_DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     return "scalar input" if x.dim() == 0 else None
 
