@@ -75,7 +75,7 @@ def times(call: Call, peers: dict) -> tuple[dict[str, float], dict[str, str]]:
             raise
         except Exception as problem:
             notes[f"{who}_note"] = one_line(problem)
-    return timing.in_turn(running, 15.0), notes
+    return timing.interleaved_times(running, 15.0), notes
 
 
 def moved(call: Call) -> int:

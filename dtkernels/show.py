@@ -32,7 +32,7 @@ from .runtime.signature.given_sizes import label_order, sizes_by_label, sizes_in
 
 SPECS = Path(__file__).resolve().parent / "specs"
 STAGES = ("algorithm", "algebra", "schedule", "passes", "nest", "triton", "ptx")
-DTYPES = {name: 4 if name == "fp32" else 2 for name in ("bf16", "fp16", "fp32")}  #: name -> bytes per element
+DTYPES = {name: BYTES[name] for name in ("bf16", "fp16", "fp32")}  #: name -> bytes per element
 DEFAULT_EXTENT = 4096
 TAKEN = 65536  #: assumed extent of a dimension that is indexed by elements of an input
 

@@ -30,8 +30,9 @@ from common import (
 from common.cli_types import Parser, file_to_write, some_of, within  # noqa: E402
 
 import dtkernels  # noqa: E402
+from dtkernels.runtime.torch_support.dtypes import DTYPE_NAMES  # noqa: E402
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 DIRECTIONS = ("forward", "backward", "both")
 
 

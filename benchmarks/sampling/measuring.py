@@ -95,7 +95,7 @@ class Measurer:
                     _reraise(problem)
                     found["notes"][who] = one_line(problem)
         self._now("timing")
-        found["us"] = timing.in_turn({who: call for who, call in ready.items() if call is not None}, ROUND)
+        found["us"] = timing.interleaved_times({who: call for who, call in ready.items() if call is not None}, ROUND)
         self._now("limit")
         found["limit"] = limit(work, direction, self.dtype)
         return found | {"held": torch.cuda.memory_reserved() if torch.cuda.is_available() else 0}

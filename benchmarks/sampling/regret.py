@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from tuning.records.journal import Journal, Time
-from tuning.records.problems import TuningProblem, variants_of, problems_of
+from tuning.records.problems import TuningProblem, problems_of, variants_of
 from tuning.records.write_table import entrants, gpu_named
 from tuning.search.candidates import ScheduleCandidate, cut
 from tuning.search.playoffs import Playoffs

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ..codegen.analysis.product_types import BYTES, InputTypes
 from ..codegen.pipeline import lower
+from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
@@ -20,7 +21,7 @@ from ..lang.schedule import Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .fit_resources import fit_resources
 from .output_fusion import fused_outputs, in_rows, inputs_at
-from .problem import WHOLE_SIDE, SchedulingProblem, pow2
+from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.gemm import NARROW, product_tiles
 from .rules.gemm_row_reduction import gemm_row_reduction_tiles, recomputes_product_rows, swept
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN, row_tiles
@@ -364,4 +365,4 @@ class _Fusion:
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
 
-__all__ = ["default_schedule", "pow2"]
+__all__ = ["default_schedule", "next_power_of_two"]

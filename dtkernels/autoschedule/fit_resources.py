@@ -10,6 +10,7 @@ from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, ty
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, has_matrix_product
 from ..codegen.pipeline import lower
+from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
@@ -87,7 +88,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
     narrowest = _NARROWEST if has_matrix_product(kernel.body) else 1
     tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
-    widths = {label: tile or 1 << max(0, sizes[label] - 1).bit_length() for label, tile in tiles.items()}
+    widths = {label: tile or next_power_of_two(sizes[label]) for label, tile in tiles.items()}
     for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):
         half = Sized(label, widths[label] // 2)
         changed = [Primitive(kernel.func, "tensorize", (half,))]

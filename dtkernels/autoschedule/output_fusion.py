@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+from ..codegen.powers_of_two import next_power_of_two
 from ..lang import expr as ex
 from ..lang.schedule_checks import reduction_labels
-from .problem import WHOLE_SIDE, SchedulingProblem, pow2
+from .problem import WHOLE_SIDE, SchedulingProblem
 from .rules.reduction import ROW_LIMIT
 from .rules.row_column_reduction import row_column_tiles
 
@@ -67,7 +68,7 @@ def _both_fit_in_registers(shape: SchedulingProblem, output: str, root: str) -> 
     """Return whether one program has registers for the accumulators of both, if both are sums of products."""
     if not (shape.dots(output) and shape.dots(root)):
         return True
-    widths = [pow2(shape.sizes[label]) for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
+    widths = [next_power_of_two(shape.sizes[label]) for f in (output, root) for label in shape.algorithm[f].labels[-1:]]
     return sum(w for w in widths if w <= WHOLE_SIDE) <= WHOLE_SIDE  # wider ones are cut into blocks
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ..algebra.operand_types import OperandTypes
 from ..codegen.analysis.product_types import BYTES, InputTypes
+from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
@@ -160,9 +161,4 @@ class SchedulingProblem:
 
 def whole_parts(parts: int) -> int:
     """At most ``parts``, as many as a merge takes in whole steps (split_k_merge.py)."""
-    return parts // 16 * 16 if parts >= 16 else 1 << max(0, parts.bit_length() - 1)
-
-
-def pow2(n: int) -> int:
-    """Return the smallest power of two that is at least n, 1 for 0."""
-    return 1 << max(0, n - 1).bit_length()
+    return parts // 16 * 16 if parts >= 16 else last_power_of_two(parts)

@@ -24,9 +24,9 @@ from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
 from .lower.lowering import check_statements_heeded, lower_kernel
 from .lower.schedule_options import KernelOptions
-from .prelower.kernel_partition import kernel_roots
+from .prelower.kernel_partition import funcs_in_kernel, kernel_roots
 from .prelower.partial_sums import add_partial_sums
-from .prelower.stage_aligned_copies import funcs_in_kernel, stage_aligned_copies
+from .prelower.stage_aligned_copies import stage_aligned_copies
 from .target import Target
 from .transforms.arithmetic.cse import eliminate_common_subexpressions
 from .transforms.arithmetic.exp2_emulation import emulate_exp2

@@ -24,11 +24,12 @@ from dataclasses import dataclass, field
 
 from .algorithm import Algorithm
 from .errors import DTError
+from .expr import DTYPES as TORCH_NAMES
 from .lexer import Places
 from .parser import parse_schedule
 
 DIRECTIONS = ("forward", "backward")
-DTYPES = ("fp32", "fp16", "bf16")
+DTYPES = tuple(TORCH_NAMES)
 LARGEST = 2**40  #: largest extent of a label: more bytes than any GPU has
 _HOLE = re.compile(r"\{(\w+)\}")
 

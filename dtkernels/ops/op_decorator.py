@@ -17,6 +17,8 @@ compiling = torch.compiler.is_dynamo_compiling
 class _Traced:
     """Stand in for an operator while torch.compile traces a call. Holds only a name, so that Dynamo has nothing to inspect."""
 
+    traced = True
+
     def __init__(self, name: str):
         self.name = name
 

@@ -9,8 +9,8 @@ import torch
 from ..codegen.target import Target, target
 from .bind.operator import BoundCall, DifferentiablePair, Operator, Variant, choose_path, device_target
 from .decision import Decision, direction_of, expected_path, make_decision
-from .dispatch.dispatcher import DTYPE_NAMES
 from .reference.evaluator import result_dtype
+from .torch_support.dtypes import DTYPE_NAMES
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -21,6 +23,23 @@ from ..huggingface.patching.forward_patching import (
 from ..huggingface.patching.report import PatchReport
 
 
+class LoraLayer(Protocol):
+    """What is read of PEFT's LoRA layer over a linear one. ``_other_kind`` and ``_why_not_plain`` check that its layers are linear."""
+
+    active_adapters: list[str]
+    disable_adapters: bool
+    merged: bool
+    base_layer: nn.Linear
+    lora_A: Mapping[str, nn.Linear]
+    lora_B: Mapping[str, nn.Linear]
+    lora_dropout: Mapping[str, nn.Module]
+    scaling: Mapping[str, float]
+
+    def forward(self, x: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor: ...
+
+    def get_base_layer(self) -> nn.Module: ...
+
+
 class _AddedTo(torch.autograd.Function):
     """Pass through ``sum``, which was computed from ``y`` by adding to it. y's gradient is that of the sum, without a copy."""
 
@@ -33,7 +52,7 @@ class _AddedTo(torch.autograd.Function):
         return grad, grad
 
 
-def lora_forward(record: CallRecord, module: nn.Module, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+def lora_forward(record: CallRecord, module: LoraLayer, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
     """Compute base(x) + scaling * lora_B(lora_A(dropout(x))), summed over the active adapters, one kernel for each product and sum.
 
     x: (..., in); returns (..., out) in the dtype of base(x). Merged and disabled adapters take the layer's own forward. So do
@@ -61,7 +80,7 @@ def _add(y: torch.Tensor, x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, sca
     return _AddedTo.apply(y, added) if y.requires_grad else added
 
 
-def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: dict) -> str | None:
+def _unsupported(module: LoraLayer, names: list[str], x: torch.Tensor, kwargs: dict) -> str | None:
     """Return why this call takes the layer's own forward, or None."""
     if any(value is not None for value in kwargs.values()):
         return ", ".join(sorted(key for key, value in kwargs.items() if value is not None))
@@ -75,7 +94,7 @@ def _unsupported(module: nn.Module, names: list[str], x: torch.Tensor, kwargs: d
     return unsupported_rows(x) or next((why for name in names if (why := _why_not_plain(module, name)) is not None), None)
 
 
-def _why_not_plain(module: nn.Module, name: str) -> str | None:
+def _why_not_plain(module: LoraLayer, name: str) -> str | None:
     """Return why an adapter is more than two plain linear layers, or None."""
     if name in getattr(module, "lora_variant", {}):
         return "a variant of LoRA such as DoRA"
@@ -96,7 +115,7 @@ def patch_lora(model: nn.Module, report: PatchReport) -> None:
             replace_forward(name, module, "lora", partial(lora_forward, CallRecord(), module), reason, report)
 
 
-def _other_kind(module: nn.Module, linear: type) -> str | None:
+def _other_kind(module: LoraLayer, linear: type) -> str | None:
     if type(module) is not linear:
         return f"{type(module).__module__}.{type(module).__name__} is no LoRA layer over nn.Linear"
     base = module.get_base_layer()

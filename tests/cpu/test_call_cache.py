@@ -315,9 +315,9 @@ def test_a_call_ready_for_another_shape_gives_the_result_in_it_and_nothing_where
     q, k, v = heads()
     moved = torch.empty(129)[1:].view(q.shape).copy_(q)
     call(moved, k, v), call(moved, k, v)
-    assert module.ready((2, 1, 4, 16), q, k, v) is None  # a kernel that takes q from anywhere may count on k
+    assert module.ready((2, 1, 4, 16), module.AttentionArgs(q, k, v)) is None  # a kernel that takes q from anywhere may count on k
     call(q, k, v)
-    run = module.ready((2, 1, 4, 16), q, k, v)
+    run = module.ready((2, 1, 4, 16), module.AttentionArgs(q, k, v))
     wanted = inline_access(q, k, v).transpose(1, 2)
     torch.testing.assert_close(run((q, k, v)).double(), wanted, atol=1e-5, rtol=1e-5)
     assert run((moved, k, v)) is None
@@ -328,7 +328,7 @@ def test_nothing_of_a_call_before_is_kept_alive(attention):
     call, module = attention
     q, k, v = heads()
     call(q, k, v, padding()), call(q, k, v, padding())
-    run, kept = module.ready((2, 1, 4, 16), q, k, v, padding()), [weakref.ref(t) for t in (q, k, v)]
+    run, kept = module.ready((2, 1, 4, 16), module.AttentionArgs(q, k, v, padding())), [weakref.ref(t) for t in (q, k, v)]
     assert run is not None
     del q, k, v
     assert [r() for r in kept] == [None] * 3
@@ -379,7 +379,7 @@ def test_lists_and_tensors_for_numbers_reach_the_op_after_calls_that_are_known(a
 
 def test_of_ever_new_lengths_the_oldest_is_no_longer_known(attention, monkeypatch):
     call, module = attention
-    monkeypatch.setattr(call_cache, "REMEMBERED", 5)
+    monkeypatch.setattr(module.attention.operator()._call_cache.named, "limit", 5)
     for keys in range(9, 19):
         call(*heads(keys=keys))
     assert [name[3][0][2] for name in module.attention.operator()._call_cache.named] == [14, 15, 16, 17, 18]
@@ -389,8 +389,8 @@ def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_n
     call, module = attention
     q, k, v = heads(keys=13)
     call(q, k, v, scale=0.25), call(q, k, v, scale=0.25)
-    run = module.ready((2, 1, 4, 16), q, k, v, scale=0.25)
-    (route,) = module.attention.operator().bind((), module._arguments(q, k, v, None, False, 0.25, None, 0, None, None, None)).variant.dispatch._routes.values()
+    run = module.ready((2, 1, 4, 16), module.AttentionArgs(q, k, v, scale=0.25))
+    (route,) = module.attention.operator().bind((), module._arguments(module.AttentionArgs(q, k, v, scale=0.25))).variant.dispatch._routes.values()
     bound, wanted = route.launch, inline_access(q, k, v)
     assert bound.shaped([(8, 1, 16)])._free is bound._free and bound.shaped([(8, 1, 16)], [1, 0, 2, 3])._free is not bound._free
     for seed in range(3):  # one after the other from one storage, each with pointers and a number of its own

@@ -18,6 +18,7 @@ from dtkernels import ops
 from dtkernels.ops import op_decorator
 from dtkernels.ops.registry import SPECS
 from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.bounded_cache import BoundedCache
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def gpu(monkeypatch):
     op = Operator(SPECS / "attention.yaml")
     monkeypatch.setattr(op_decorator, "shipped", lambda name: op)
     monkeypatch.setattr(attention_call_cache, "_seen", ())
-    monkeypatch.setattr(attention_call_cache, "_named", {})
+    monkeypatch.setattr(attention_call_cache, "_named", BoundedCache(1024))
 
 
 def decoding(padded=True, **sizes):
@@ -175,7 +176,7 @@ def test_a_length_of_a_generation_before_is_known_in_the_next_one_with_its_new_m
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), decoding(q_offset=4))
         with pytest.raises(ZeroDivisionError):
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), None, scaling=torch.tensor(0.3))
-    monkeypatch.setattr(attention_call_cache, "REMEMBERED", 20)
+    monkeypatch.setattr(attention_call_cache._named, "limit", 20)
     agrees_with_sdpa(Attention(), inputs(queries=1, keys=5), None)
     assert len(attention_call_cache._named) == 20
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 import triton
 
-from dtkernels.codegen.emit.host_helpers import SUPPORT
+from dtkernels.codegen.emit import host_helpers
+from dtkernels.codegen.emit.host_helpers import READY, SUPPORT
 from dtkernels.ops.registry import SPECS
-from dtkernels.runtime.launch.host_helpers import READY
 from dtkernels.runtime.launch.wrapper_recorder import _compiled, host_text, record
 
 TEXT = f"""
@@ -96,8 +96,9 @@ def test_the_memory_that_triton_is_told_of_can_still_be_had_when_the_wrapper_has
 
 
 def test_functions_that_are_ready_are_what_the_compiler_prints():
-    printed = {f: host_text(SUPPORT[f.__name__]) for f in READY}
-    assert all(inspect.getsource(f) == text for f, text in printed.items())
+    assert set(SUPPORT) == {name for name, held in vars(host_helpers).items() if inspect.isfunction(held)}
+    assert all(f"\n{inspect.getsource(getattr(host_helpers, name))}" == text for name, text in SUPPORT.items())
+    assert all(len(_compiled(host_text(f"import torch\n{SUPPORT[f.__name__]}"))[1]) == 1 for f in READY)
 
 
 @pytest.mark.parametrize("change, ready", [(lambda text: text, 1), (lambda text: text.replace("got shape", "given"), 0)])

@@ -20,10 +20,10 @@ DATA = ["specs", "schedule_tables"]
 #: folders and modules inside a room, each importing only from itself and those before it
 SUBROOMS = {
     "dtkernels.algebra": ["smart_constructors", "operand_types", "rules", "autodiff", "batch", "pipeline"],
-    "dtkernels.codegen": ["ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
+    "dtkernels.codegen": ["powers_of_two", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": ["problem", "rules", "output_fusion", "fit_resources", "default_schedule"],
     "dtkernels.runtime": [
-        "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
+        "bounded_cache", "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
         "aot_build", "decision", "explain",
     ],
     "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "apply"],

@@ -3,7 +3,10 @@
 import pytest
 from some_rows import ROWS_HELD, row, take
 
-from dtkernels.runtime.select.quantization_cost import LAUNCH, quantization_cost
+from dtkernels.lang.parser import parse_schedule
+from dtkernels.runtime.select.quantization_cost import LAUNCH, cuts, quantization_cost
+from dtkernels.runtime.select.table_loader import tables_folder
+from dtkernels.runtime.tables.table import read_rows
 
 TUNED = {"by": {"multiprocessors": 132}}
 SQUARES = "f.block(x:128, y:128);\nf.tensorize(x:128, y:128);"
@@ -16,6 +19,15 @@ def test_what_a_row_wastes_is_what_its_blocks_cost_beside_the_work():
     assert quantization_cost(own, {"x": 2048, "y": 2048}) == 1 == quantization_cost(own, {"x": 4224, "y": 1024})  # 264 blocks fill both waves
     assert quantization_cost(row(2048, 2048, SQUARES), {"x": 1500, "y": 1500}) == 1, "of how many multiprocessors it is not said"
     assert quantization_cost(row(2048, 2048, "", **TUNED), {"x": 1500, "y": 1500}) == 1, "nothing is cut"
+
+
+def test_the_tiles_of_every_row_are_read_as_the_parser_reads_them():
+    files = [path for path in sorted(tables_folder().rglob("*.yaml")) if path.name != "gpu.yaml"]
+    texts = {row.schedule for path in files for row in read_rows(path.read_text(), path.name)}
+    assert texts
+    for text in texts:
+        statements = [p for p in parse_schedule(text).primitives if p.name in ("block", "tensorize", "split")]
+        assert cuts(text) == tuple((p.func, p.name, tuple((a.label, a.size) for a in p.args)) for p in statements), text
 
 
 def test_a_label_held_whole_wastes_up_to_the_next_power_of_two():

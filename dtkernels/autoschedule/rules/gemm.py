@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem, pow2
+from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem
 from .program_order import causal_program_order
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
@@ -81,7 +82,7 @@ class _Product:
         block = dict(tile)
         for dot in self.dots:
             longest = max(dot.labels, key=lambda label: shape.sizes[label])
-            tile |= {k: max(16, min(pow2(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
+            tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
         steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main) if label in tile), default=0)
         waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
@@ -97,17 +98,17 @@ class _Product:
         """
         shape, several = self.shape, len(self.dots) > 1
         plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        bm, bn = min(128, max(16, pow2(m))), max(16, pow2(n * len(self.dots)))
+        bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
                 bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
             return (bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4), ())
         if min(m, n) <= NARROW:
-            bm, bn = min(bm, 64), min(max(16, pow2(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
+            bm, bn = min(bm, 64), min(max(16, next_power_of_two(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
             return self._latency_bound_config(bm, bn) if self._loose() else (bm, bn, *self._fit_shared_memory(bm, bn, 128, 5), ())
         if self._is_bandwidth_bound(m, n, k, batch):
-            bn = min(128, pow2(n))
+            bn = min(128, next_power_of_two(n))
             bm, bn = (64, bn) if n <= m else (bm, 64)
             return (bm, bn, *self._fit_shared_memory(bm, bn, 128, 4), ())
         narrow_loads = any(shape.row_stride(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
@@ -213,7 +214,7 @@ class _Chain:
         shape, algorithm, root = self.shape, self.shape.algorithm, self.root
         sizes, itemsize = shape.sizes, shape.itemsize
         labels = algorithm[root].labels
-        wide = max((pow2(sizes[c]) for c in self.columns), default=1)
+        wide = max((next_power_of_two(sizes[c]) for c in self.columns), default=1)
         tile: dict[str, int] = {}
         block: dict[str, int] = {}
         packed = self._packed_groups()
@@ -229,7 +230,7 @@ class _Chain:
             if label in packed:
                 block[label], tile[label] = packed[label]
             elif label in self.rows[-1:]:
-                block[label] = tile[label] = min(bm, max(16, pow2(sizes[label])))
+                block[label] = tile[label] = min(bm, max(16, next_power_of_two(sizes[label])))
             elif label in self.columns and sizes[label] <= (CUT_SIDE if few else WHOLE_SIDE):
                 tile[label] = 0
             elif label in self.columns[-1:]:
@@ -296,7 +297,7 @@ class _Chain:
         """Everything by descriptors where the intermediate is wide: addresses of pointers would take its registers."""
         found = (*self._operands(), self.root)
         carried = max((self.shape.sizes[k] for k in reduction_labels(self.shape.algorithm, self.root)), default=0)
-        wide = not few and len(found) > 2 and pow2(carried) >= 64 and self.shape.aligned(set(found))
+        wide = not few and len(found) > 2 and next_power_of_two(carried) >= 64 and self.shape.aligned(set(found))
         return (Primitive(self.root, "descriptor", found),) if wide else ()
 
     def _operands(self) -> tuple[str, ...]:
@@ -380,12 +381,12 @@ class _Chain:
             own = reduction_labels(shape.algorithm, m)
             for k in own:
                 if len(own) > 1 and k != max(own, key=lambda label: shape.sizes[label]):
-                    found[k] = min(ROWS, max(16, pow2(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1
+                    found[k] = min(ROWS, max(16, next_power_of_two(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1
                 elif k in held:
                     found[k] = 0
                 elif k not in tile and k not in found:
                     narrow = shape.sizes[k] <= WHOLE_SIDE and m != self.root and k not in reduction_labels(shape.algorithm, self.root)
-                    found[k] = 0 if narrow else min(max(16, pow2(shape.sizes[k])), step)
+                    found[k] = 0 if narrow else min(max(16, next_power_of_two(shape.sizes[k])), step)
         return found
 
     def _packed_groups(self) -> dict[str, tuple[int, int]]:
@@ -400,5 +401,5 @@ class _Chain:
                 match index:
                     case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= 64 and self.rows:
                         if max(sizes[r] for r in self.rows) * 2 <= size:
-                            return {label: (int(size), max(16, pow2(int(size)))), **{r: (1, 1) for r in self.rows}}
+                            return {label: (int(size), max(16, next_power_of_two(int(size)))), **{r: (1, 1) for r in self.rows}}
         return {}

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import WHOLE_SIDE, SchedulingProblem, pow2
+from ..problem import WHOLE_SIDE, SchedulingProblem
 
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
 STEP = {2: 128, 4: 64}  #: of a swept row
@@ -54,9 +55,9 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     if row in ex.free_labels(across) or not rows or row in labels and not held:
         return ()
     itemsize = 2 if shape.itemsize == 2 else 4
-    width = max(16, pow2(shape.sizes[row])) if held else STEP[itemsize]
+    width = max(16, next_power_of_two(shape.sizes[row])) if held else STEP[itemsize]
     block = {label: 1 for label in labels if label != row}
-    block[rows[-1]] = min(max(16, ELEMENTS[itemsize] // width), 128, max(16, pow2(shape.sizes[rows[-1]])))
+    block[rows[-1]] = min(max(16, ELEMENTS[itemsize] // width), 128, max(16, next_power_of_two(shape.sizes[rows[-1]])))
     enough = shape.target.multiprocessors * (0.9 if held else 1)
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
@@ -67,7 +68,7 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     depth, stages = (64, 3) if wide else shape.depth(block[rows[-1]] + width)
     if held and itemsize == 2 and block[rows[-1]] + width <= ALONE and shape.programs(block) <= shape.target.multiprocessors:
         depth, stages = 128, 5  # as a narrow product's: each streams alone
-    tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, pow2(shape.sizes[longest])))}
+    tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, next_power_of_two(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
     return shape.statements(root, block, tile, warps, stages, extra=() if held else _split(shape, root, block, row, width))
 
@@ -75,7 +76,7 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
 def _split(shape: SchedulingProblem, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
     """Split the row reduction over programs if blocks of rows alone leave multiprocessors idle."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
-    parts = min(_pieces(wanted), _max_parts(shape, row, width))
+    parts = min(last_power_of_two(wanted), _max_parts(shape, row, width))
     return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
 
 
@@ -86,8 +87,4 @@ def _fills_gpu(shape: SchedulingProblem, block: dict[str, int], row: str, width:
 
 def _max_parts(shape: SchedulingProblem, row: str, width: int) -> int:
     """Return the most programs that a row reduction can be split over."""
-    return _pieces(shape.sizes[row] // width // PARTS)
-
-
-def _pieces(parts: int) -> int:
-    return 1 << max(0, parts.bit_length() - 1)
+    return last_power_of_two(shape.sizes[row] // width // PARTS)

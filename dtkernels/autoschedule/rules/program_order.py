@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import Grouped, Primitive
 from ...lang.schedule_checks import reduction_labels
-from ..problem import SchedulingProblem, pow2
+from ..problem import SchedulingProblem
 
 KEPT = 0.75  #: of the L2: what may be read again from it while a group of blocks is taken
 NEAR = 4  #: times as many blocks as there are may come at other sizes: up to this the order says how many go together
@@ -31,7 +32,7 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
             fit //= blocks
         elif fit > 1:
             inside = shape.unused_label(label)
-            order = [Grouped(label, inside, pow2(fit + 1) // 2), row, inside, *order[1:]]
+            order = [Grouped(label, inside, next_power_of_two(fit + 1) // 2), row, inside, *order[1:]]
             fit = 0
         else:
             outside.insert(0, label)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.schedule import APPROXIMATIONS, Named, Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import SchedulingProblem, pow2
+from ..problem import SchedulingProblem
 
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
 WHOLE_COLUMN = 256  #: longest column held in registers where results are written along it
@@ -37,20 +38,20 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
     rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
     for r in columns:
         tile[r] = 0
-        width *= pow2(shape.sizes[r])
+        width *= next_power_of_two(shape.sizes[r])
     for r in down:
-        tile[r] = min(pow2(shape.sizes[r]), rows)
+        tile[r] = min(next_power_of_two(shape.sizes[r]), rows)
         width, rows = width * tile[r], rows // tile[r]
     for r in (r for r in rest if r not in down):
-        whole = pow2(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
-        tile[r] = 0 if whole else max(1, min(pow2(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
-        width *= pow2(shape.sizes[r]) if whole else tile[r]
+        whole = next_power_of_two(shape.sizes[r]) * width <= (ROW_LIMIT // 2 if _exceeds_registers(shape, r, members, read) else ROW_LIMIT)
+        tile[r] = 0 if whole else max(1, min(next_power_of_two(shape.sizes[r]), LONG_STEP // min(width, LONG_STEP)))
+        width *= next_power_of_two(shape.sizes[r]) if whole else tile[r]
     room = max(1, _elements(shape, reduced, width, bool(set(reduced) & set(labels))) // width)
     block: dict[str, int] = {}
     for label in _contiguous_first(labels, read):
         if label in tile:
             continue
-        block[label] = min(_columns(shape.sizes[label]) if passing else pow2(shape.sizes[label]), room)
+        block[label] = min(_columns(shape.sizes[label]) if passing else next_power_of_two(shape.sizes[label]), room)
         room //= block[label]
         width *= block[label]
     if not reduced:
@@ -96,7 +97,7 @@ def _broadcast_reuse_block(shape: SchedulingProblem, block: dict[str, int], memb
     read = [ex.free_labels(a) for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members]
     lacked = [label for label in block if block[label] == 1 and any(wide <= own and len(own) > 1 and label not in own for own in read)]
     for label in reversed(lacked):
-        times = min(HELD, pow2(shape.sizes[label]))
+        times = min(HELD, next_power_of_two(shape.sizes[label]))
         if times > 1 and shape.programs(block) >= times * FULL * shape.target.multiprocessors:
             return {label: times}
     return {}
@@ -121,8 +122,8 @@ def _pairwise_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], 
     """Block both labels, with a few terms at a time: each loaded row serves the whole block of the other side."""
     own = reduction_labels(shape.algorithm, root)
     longest = max(own, key=lambda label: shape.sizes[label])
-    block = {label: min(PAIR[pair.index(label)], pow2(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
-    tile = {**block, **{k: min(PAIR_TERMS, pow2(shape.sizes[k])) if k == longest else 1 for k in own}}
+    block = {label: min(PAIR[pair.index(label)], next_power_of_two(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
+    tile = {**block, **{k: min(PAIR_TERMS, next_power_of_two(shape.sizes[k])) if k == longest else 1 for k in own}}
     return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
 
 
@@ -150,10 +151,10 @@ def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...]
     """Block all of these labels, so that each tensor is read or written along its contiguous one; long ones take what short ones leave."""
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
-    tile = {label: min(side, pow2(shape.sizes[label])) if label in sides else 1 for label in (*labels, *reduced)}
+    tile = {label: min(side, next_power_of_two(shape.sizes[label])) if label in sides else 1 for label in (*labels, *reduced)}
     room = side ** len(sides) // math.prod(tile.values())
     for label in (*sides, *reversed(tile)):
-        wider = min(room, pow2(shape.sizes[label]) // tile[label])
+        wider = min(room, next_power_of_two(shape.sizes[label]) // tile[label])
         tile[label], room = tile[label] * wider, room // wider
     block = {label: tile[label] for label in labels}
     while not reduced and shape.programs(block) < shape.target.multiprocessors and max(block.values()) > SECTOR:
@@ -164,7 +165,7 @@ def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...]
 
 def _columns(size: int) -> int:
     """Return the columns of a block: 1024, or 512 or 256 where the last of larger blocks would be mostly empty."""
-    return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(pow2(size), 1024))
+    return next((wide for wide in (1024, 512, 256) if 8 * (-size % wide) <= size), min(next_power_of_two(size), 1024))
 
 
 def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written: bool) -> int:

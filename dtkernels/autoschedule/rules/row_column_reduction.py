@@ -8,10 +8,11 @@ for x in a part's share of the rows:
 
 from __future__ import annotations
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import SchedulingProblem, pow2, whole_parts
+from ..problem import SchedulingProblem, whole_parts
 from .reduction import approximations
 
 STEP = 4096  #: elements of the rows of one step, if one row is not more
@@ -31,8 +32,8 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
         return ()
     width = 1
     for label in along:
-        width *= pow2(shape.sizes[label])
-    rows = min(pow2(shape.sizes[down[-1]]), max(1, STEP // width))
+        width *= next_power_of_two(shape.sizes[label])
+    rows = min(next_power_of_two(shape.sizes[down[-1]]), max(1, STEP // width))
     read, held = _row_sized_values(shape, members, along, down)
     threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
     warps = next((w for w, n in threads.items() if held * rows * width <= ROOM * n), 0)

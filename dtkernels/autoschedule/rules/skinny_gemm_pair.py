@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import WHOLE_CHAIN, SchedulingProblem, pow2
+from ..problem import WHOLE_CHAIN, SchedulingProblem
 
 STREAMED = 1 << 23  #: elements of the large operand from which on the bytes count and not the launches
 PARTS_OF = 64  #: widest narrow side whose parts take fewer bytes than a second read of the large operand
@@ -109,7 +110,7 @@ def _stream_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, .
 
 def _parts_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
     """Give a program 256 columns: the part sums of each block are written and read again."""
-    return _tiles(shape, p, 256, 128 if pow2(shape.sizes[p.narrow]) <= 32 else 64, 3)
+    return _tiles(shape, p, 256, 128 if next_power_of_two(shape.sizes[p.narrow]) <= 32 else 64, 3)
 
 
 def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
@@ -120,7 +121,7 @@ def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, sta
         Primitive(p.host, "block", (Sized(p.wide, columns),)),
         Primitive(p.host, "tensorize", tuple(Sized(x, n) for x, n in tile.items())),
     ]
-    found += [Primitive(p.host, "split", (Sized(p.loop, 1 << (parts.bit_length() - 1)),))] if parts >= 2 else []
+    found += [Primitive(p.host, "split", (Sized(p.loop, last_power_of_two(parts)),))] if parts >= 2 else []
     return *found, *_launch(p.host, 8, stages)
 
 

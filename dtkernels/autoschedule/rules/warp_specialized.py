@@ -6,10 +6,11 @@ beside the accumulators, and as many stages as shared memory holds.
 
 from __future__ import annotations
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule import SHARES, Primitive, Share, Sized
 from ...lang.schedule_checks import reduction_labels
-from ..problem import SchedulingProblem, pow2
+from ..problem import SchedulingProblem
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
@@ -31,12 +32,12 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     own = [d for d in shape.dots(root) if loop in d.labels]
     rows = _rows(shape, root, own[0], labels) if own else None
     wide = [label for label in labels[-1:] if label != rows]
-    if rows is None or not wide or pow2(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
+    if rows is None or not wide or next_power_of_two(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
         return ()
     whole = {
         label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)
     }
-    if any(pow2(sizes[label]) not in COLUMNS for label in whole):
+    if any(next_power_of_two(sizes[label]) not in COLUMNS for label in whole):
         return ()
     read = {side.tensor for d in dots for side in (d.left, d.right) if isinstance(side, ex.Access) and side.tensor in algorithm.inputs}
     written = [m for m in members if m in shape.outputs and algorithm[m].labels[-1:] != (rows,)]
@@ -46,7 +47,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     if 2 * shape.programs(block) < shape.target.multiprocessors:
         return ()
-    widest = max(pow2(sizes[w]) for w in whole)
+    widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
         return ()  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
     step = _step_size(shape, dots, members, {rows, loop}, widest)

@@ -36,6 +36,7 @@ from ..ir.nest import (
     unrolled_product,
     values,
 )
+from ..powers_of_two import next_power_of_two
 from ..target import Target, triton_version
 from ..transforms.memory.tensor_descriptors import use_pointers
 from ..transforms.warp_specialize.backend_select import backend, descriptor_form
@@ -146,7 +147,7 @@ class _Estimate:
     # -- sizes ------------------------------------------------------------------------------------------------------
 
     def length(self, axis: Axis) -> int:
-        return axis.tile or max(self.smallest, 1 << max(0, self.sizes[axis.label] - 1).bit_length())
+        return axis.tile or max(self.smallest, next_power_of_two(self.sizes[axis.label]))
 
     def elements(self, axes: frozenset[Axis] | tuple[Axis, ...]) -> int:
         count = 1

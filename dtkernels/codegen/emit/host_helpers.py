@@ -1,13 +1,17 @@
-# ruff: noqa: E501 (emitted text is as wide as it is)
-"""Functions that an emitted wrapper may need: name -> text."""
+"""Define the functions that an emitted wrapper may need, and their texts, which emitted files contain.
 
-SUPPORT = {
-    "whole": '''
+The functions run in the namespace of a wrapper, which has torch, triton and tl. In ``whole`` the printer replaces ``{minimum}``.
+"""
+# Emitted text is as wide as it is, and its names are those of the wrapper.
+# ruff: noqa: E501, F821
+# mypy: ignore-errors
+
+
 def whole(size):
     """The tile that holds a whole extent."""
     return max({minimum}, triton.next_power_of_2(size))
-''',
-    "launch": '''
+
+
 def launch(kernel, grid, stages, *args, **options):
     """With as many stages, ``stages`` at most, as shared memory holds; tiles of whole extents grow with the sizes."""
     while True:
@@ -17,26 +21,26 @@ def launch(kernel, grid, stages, *args, **options):
             if stages == 1:
                 raise
             stages -= 1
-''',
-    "index_type": '''
+
+
 def index_type(*tensors):
     """64-bit indices where an offset can pass 2**31."""
     last = max(sum((n - 1) * s for n, s in zip(t.shape, t.stride())) for t in tensors)
     return tl.int64 if max(last, *(t.numel() for t in tensors)) >= 2**31 - 2**20 else tl.int32
-''',
-    "whole_numbers": '''
+
+
 def whole_numbers(func, **tensors):
     """Refuse tensors that do not hold integers."""
     for name, tensor in tensors.items():
         if tensor.dtype not in (torch.uint8, torch.int8, torch.int32, torch.int64):
             raise TypeError(f"{func}: {name} is {tensor.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
-''',
-    "dot_precision": '''
+
+
 def dot_precision():
     """float32 products follow torch's TF32 setting."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
-''',
-    "operand_dtype": '''
+
+
 def operand_dtype(*choices):
     """The dtype of a product's operands: promoted from the first choice that has a floating-point tensor or dtype; else float32."""
     for choice in choices:
@@ -47,24 +51,24 @@ def operand_dtype(*choices):
         if floats:
             return floats[0]
     return torch.float32
-''',
-    "language_type": '''
+
+
 def language_type(dtype):
     """Triton's name of a dtype."""
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
-''',
-    "programs": '''
+
+
 def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""
     return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
-''',
-    "exp_degree": '''
+
+
 def exp_degree(tensor, dtype):
     """The degree of polynomials for exponentials, by what results of ``dtype`` hide; 0 for none, where the GPU lacks what they need."""
     able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
     return (5 if dtype == torch.float32 else 3) if able else 0
-''',
-    "whole_waves": '''
+
+
 def whole_waves(blocks, programs, tensor):
     """How many of ``blocks`` are left to programs that take one after the other: whole waves of them, and a last one that is more than half full.
 
@@ -74,13 +78,13 @@ def whole_waves(blocks, programs, tensor):
         return blocks - 1
     rest = blocks % programs
     return blocks - rest if blocks > programs and 2 * rest <= programs else blocks
-''',
-    "nvidia_only": '''
+
+
 def nvidia_only(**options):
     """Launch options that only NVIDIA GPUs have."""
     return {} if torch.version.hip else options
-''',
-    "cluster": '''
+
+
 def cluster(size):
     """The launch option for clusters of blocks."""
     version = tuple(int(n) for n in triton.__version__.split(".")[:2])
@@ -89,16 +93,16 @@ def cluster(size):
     if torch.version.hip or (torch.cuda.is_available() and torch.cuda.get_device_capability() < (9, 0)):
         raise RuntimeError(f"cluster({size}) needs an NVIDIA GPU of compute capability 9.0 or higher")
     return {"num_ctas": size}
-''',
-    "unrolled": '''
+
+
 def unrolled(times):
     """Refuse what Triton before 3.9 does not compile for compute capability 10: a product's loop unrolled so often."""
     old = tuple(int(n) for n in triton.__version__.split(".")[:2]) < (3, 9)
     if old and torch.cuda.is_available() and not torch.version.hip and torch.cuda.get_device_capability()[0] == 10:
         raise RuntimeError(f"unroll by {times} of a loop with a product needs Triton 3.9 or newer; this is {triton.__version__}")
     return {}
-''',
-    "described": '''
+
+
 def described(*boxes):
     """Whether tensor descriptors reach these tensors: unit last stride, the start and other strides in multiples of 16 bytes."""
     for tensor, box in boxes:
@@ -110,31 +114,31 @@ def described(*boxes):
         if tensor.is_cuda and (torch.version.hip or torch.cuda.get_device_capability(tensor.device) < (9, 0)):
             return False
     return True
-''',
-    "overlapping": '''
+
+
 def overlapping(tensor, first):
     """The launch option for kernels that wait for the one before them, which writes ``first``, by themselves."""
     able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
     return {"launch_pdl": True} if able and first.numel() else {}
-''',
-    "warpgroups": '''
+
+
 def warpgroups(*tensors):
     """Whether tensors are what warpgroups of compute capability 9.0 multiply: all bfloat16 or all float16."""
     kinds, (first, *_) = {t.dtype for t in tensors}, tensors
     fits = kinds in ({torch.bfloat16}, {torch.float16})
     return fits and (first.is_meta or first.is_cuda and torch.cuda.get_device_capability(first.device) == (9, 0))
-''',
-    "ring_stages": '''
+
+
 def ring_stages(most, fixed, each):
     """How many times ``each`` bytes beside ``fixed`` ones shared memory holds, 2 to ``most``."""
     return max(2, min(most, (232448 - 1024 - fixed) // each))
-''',
-    "descriptor_memory": '''
+
+
 def descriptor_memory(size, alignment, stream):
     """Where a kernel keeps the descriptors it makes."""
     return torch.empty(size, dtype=torch.int8, device="cuda")
-''',
-    "extents": '''
+
+
 def extents(func, tensors):
     """The extent of each label, after checking that the tensors agree on it."""
     sizes, device = {}, tensors[0][1].device
@@ -149,5 +153,9 @@ def extents(func, tensors):
             if label is not None and sizes.setdefault(label, size) != size:
                 raise ValueError(f"{func}: {name} has {size} along {label}, another input has {sizes[label]}")
     return sizes
-''',
-}
+
+
+#: name -> text, as it stands here
+SUPPORT = {text[4 : text.index("(")]: f"\n{text}\n" for text in __loader__.get_source(__name__).split("\n\n\n") if text.startswith("def ")}
+#: those that take longest to compile: a wrapper takes them as Python compiled them at installation
+READY = (index_type, described, extents)

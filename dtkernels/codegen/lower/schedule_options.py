@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TypedDict
 
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
-from ...lang.schedule import Primitive, Program, Share
+from ...lang.schedule import Primitive, Program, Share, host
 from ..ir.nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
 
 #: primitive on a loop -> Triton's name for it
@@ -25,6 +25,27 @@ class Split:
     def refuse(self, found: str, allowed: str) -> DTError:
         """Return the error for a split that is not possible."""
         return DTError(f"split({self.label}:{self.parts})", found=found, allowed=allowed, at=self.at)
+
+
+class LaunchFields(TypedDict):
+    """The fields of Kernel that come from the schedule alone."""
+
+    num_warps: int
+    num_stages: int
+    persistent: bool
+    options: tuple[tuple[str, int], ...]
+    block_stages: int
+    approximate: tuple[str, ...]
+    constants: tuple[str, ...]
+
+
+class BufferFields(TypedDict):
+    """The fields of Kernel that say how it accesses its buffers."""
+
+    evict: tuple[tuple[str, str], ...]
+    descriptors: tuple[str, ...]
+    aligned: tuple[str, ...]
+    aligned_reads: tuple[str, ...]
 
 
 class KernelOptions:
@@ -65,7 +86,7 @@ class KernelOptions:
         self.schedule = program.schedule
         self.fused = self.schedule.fused()
         self.root = root
-        self.members = (root, *(f for f in self.fused if f in self.algorithm and self._root_of(f) == root))
+        self.members = (root, *(f for f in self.fused if f in self.algorithm and host(f, self.fused) == root))
 
     def loop_options(self, func: str, label: str) -> tuple[tuple[str, int | bool], ...]:
         """Return the options of the loop over ``label`` of ``func``: set on it, on its consumers, or on a Func fused there."""
@@ -81,7 +102,7 @@ class KernelOptions:
             found["warp_specialize"] = True
         return tuple(found.items())
 
-    def launch_fields(self) -> dict[str, Any]:
+    def launch_fields(self) -> LaunchFields:
         """Return the fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
         return {
@@ -98,7 +119,7 @@ class KernelOptions:
             "constants": tuple(dict.fromkeys(label for m in self.members for label in self.schedule.names(m, "specialize"))),
         }
 
-    def buffer_fields(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> dict[str, Any]:
+    def buffer_fields(self, reads: tuple[str, ...], writes: tuple[str, ...]) -> BufferFields:
         """Return the fields of Kernel that say how it accesses its buffers."""
         evict = self.evict()
         return {
@@ -136,7 +157,7 @@ class KernelOptions:
 
     def split(self) -> Split | None:
         """Return the reduction of this kernel that is split over programs, if any."""
-        asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and self._root_of(p.func) == self.root for a in p.args]
+        asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and host(p.func, self.fused) == self.root for a in p.args]
         if len({a.label for a, _ in asked}) > 1:  # type: ignore[union-attr]
             found = " and ".join(dict.fromkeys(a.label for a, _ in asked))  # type: ignore[union-attr]
             raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)  # type: ignore[union-attr]
@@ -198,9 +219,4 @@ class KernelOptions:
             )
 
     def _of_loops(self) -> list[Primitive]:
-        return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and self._root_of(p.func) == self.root]
-
-    def _root_of(self, func: str) -> str:
-        while func in self.fused:
-            func = self.fused[func][0]
-        return func
+        return [p for p in self.schedule.primitives if p.name in (*LOOP_OPTIONS, "specialize_warps") and host(p.func, self.fused) == self.root]

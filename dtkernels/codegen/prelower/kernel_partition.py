@@ -37,6 +37,16 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
     return tuple(ordered)
 
 
+def funcs_in_kernel(program: Program, root: str) -> set[str]:
+    """Return the Funcs that the kernel of ``root`` computes, including those that other kernels compute as well."""
+    algorithm = program.algorithm
+    fused, stored = program.schedule.fused(), {*stored_funcs(program), *program.outputs()}
+    found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]
+    for f in found:
+        found += [a.tensor for a in ex.accesses(algorithm[f].expr) if a.tensor in fused and a.tensor not in (*stored, *found)]
+    return set(found)
+
+
 def _hosts_read_from(program: Program, root: str) -> set[str]:
     """Return the hosts of the Funcs that the kernel of ``root`` reads from memory."""
     algorithm, fused, stored, outputs = program.algorithm, program.schedule.fused(), stored_funcs(program), program.outputs()

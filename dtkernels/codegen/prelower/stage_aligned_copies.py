@@ -24,9 +24,9 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Named, Primitive, Program, Schedule, Sized, host
+from ...lang.schedule import Named, Primitive, Program, Schedule, Sized
 from ...lang.schedule_checks import labels_in_kernel
-from .kernel_partition import stored_funcs
+from .kernel_partition import funcs_in_kernel
 from .partial_sums import free_name
 
 LOG2_E = ex.Const(math.log2(math.e))
@@ -143,16 +143,6 @@ def _copy_of(tensor: str, shift: bool, program: Program, known: dict[tuple[str, 
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
     known[tensor, shift] = free_name(f"{tensor}_rows", algorithm)
     return known[tensor, shift], False
-
-
-def funcs_in_kernel(program: Program, root: str) -> set[str]:
-    """Return the Funcs that the kernel of ``root`` computes, including those that other kernels compute as well."""
-    algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    fused, stored = program.schedule.fused(), {*stored_funcs(program), *program.outputs()}
-    found = [root, *(f for f in algorithm.funcs if f != root and host(f, fused) == root)]
-    for f in found:
-        found += [a.tensor for a in ex.accesses(algorithm[f].expr) if a.tensor in fused and a.tensor not in (*stored, *found)]
-    return set(found)
 
 
 def _inputs(algorithm: Algorithm, members: set[str]) -> set[str]:

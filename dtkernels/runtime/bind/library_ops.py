@@ -18,13 +18,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..bounded_cache import BoundedCache
 from ..path_counters import checking, count
+from ..torch_support.dtypes import KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode, without_derivative
 
 if TYPE_CHECKING:
     from .operator import Operator, Variant
 
 NAMESPACE = "dtkernels"
+REMEMBERED = 1024  #: resolved pairs, by what compiled graphs say of their calls; a call that lost its pair resolves it again
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
 _defined: set[str] = set()  #: names already registered with torch.library
@@ -218,7 +221,7 @@ def _casting(name: str, entry: str, device: str):
 
 def cast_to(value: object, dtype: torch.dtype | None) -> object:
     """Cast a float32, float16 or bfloat16 tensor to ``dtype``; return anything else, or without a dtype, unchanged."""
-    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+    if dtype is None or not isinstance(value, torch.Tensor) or value.dtype not in KERNEL_DTYPES:
         return value
     return value.to(dtype)
 
@@ -257,15 +260,13 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     return results if len(results) > 1 else results[0]
 
 
-_pairs: dict[tuple, tuple] = {}
+_pairs: BoundedCache[tuple, tuple] = BoundedCache(REMEMBERED)
 
 
 def _pair(name: str, kind: str):
     """Return (the forward and backward pair, names of the scalars that are numbers); cached."""
     key = (name, kind, id(known[name]))
-    if key not in _pairs:
-        _pairs[key] = _resolve_pair(name, kind)
-    return _pairs[key]
+    return _pairs.get(key) or _pairs.put(key, _resolve_pair(name, kind))
 
 
 def _resolve_pair(name: str, kind: str):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ...lang.expr import DTYPES
 from ..signature.arguments import Interface
 from ..signature.dim_collapse import leading_inputs
 
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 EMPTY = inspect.Parameter.empty
 UNLESS = ", or None where the parameters need none"
-_DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
 def signature_of(operator: Operator) -> inspect.Signature:
@@ -52,7 +52,7 @@ def document(operator: Operator) -> str:
     lines = [f"{operator.name}{call}", "", *spec.doc.strip().splitlines(), "", "Arguments:"]
     lines += [f"    {line}" for line in _arguments(operator)]
     results = ", ".join(f"(..., {', '.join(labels)})" if (labels := algorithm[o].labels) else "(...)" for o in spec.outputs)
-    dtypes = ", ".join(_DTYPES.get(d, d) for d in spec.dtypes)
+    dtypes = ", ".join(DTYPES.get(d, d) for d in spec.dtypes)
     lines += ["", f"Returns {results}. It is tuned for {dtypes}. Differentiable in floating-point arguments.", "", "Algorithm:"]
     return "\n".join([*lines, *(f"    {line}" for line in str(algorithm).splitlines())]) + "\n"
 

@@ -20,16 +20,16 @@ from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
+from ..torch_support.dtypes import INTEGER_DTYPES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
-from .variant import KERNEL_DTYPES, DifferentiablePair, Variant, choose_path, device_target
+from .variant import DifferentiablePair, Variant, choose_path, device_target
 
 if TYPE_CHECKING:
     from inspect import Signature
 
     from ...lang.spec import Spec
 
-INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
 __all__ = ["KERNEL_DTYPES", "ArgumentsRequested", "BoundCall", "Operator", "DifferentiablePair", "Variant", "choose_path", "device_target"]
 _compiling = torch.compiler.is_dynamo_compiling
 _modes = torch._C._len_torch_dispatch_stack
@@ -47,6 +47,8 @@ class Operator:
     Parameters are the spec's inputs, then its scalars, in order of declaration, positional or by name; compile-time parameters by name.
     Inputs may have more leading dimensions than declared; they are batched.
     """
+
+    traced = False  #: whether this stands in for an operator while torch.compile traces a call
 
     def __init__(self, spec: Spec | Path, interface: Interface | None = None):
         """``spec``: a spec, or the file of one. A file with a manifest beside it is parsed only when more than the manifest is needed.

@@ -19,6 +19,7 @@ from ..signature.arguments import Interface
 from ..signature.given_sizes import free_labels, sizes_in_order
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
+from ..torch_support.dtypes import KERNEL_DTYPES
 from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
 from ..torch_support.unsupported_autograd import without_derivative
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from ...algebra.autodiff.rematerialization import Product
     from ...lang.algorithm import Algorithm
     from ...lang.schedule import Program
-
-KERNEL_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from ...codegen.target import Target
+from ..bounded_cache import BoundedCache
 from ..launch.wrapper_recorder import RecordedLaunch as Note
 from ..tables.kernel_store import StoredKernel
 from .specialization import fits, shared_build
@@ -21,7 +22,7 @@ class CompiledKernels:
     """Cache the compiled kernels of one algorithm, with their machine code."""
 
     def __init__(self):
-        self._known: dict[tuple, tuple[StoredKernel, bytes]] = {}
+        self._known: BoundedCache[tuple, tuple[StoredKernel, bytes]] = BoundedCache(REMEMBERED)
 
     def kernel(self, source: str, module: ModuleType, note: Note, target: Target) -> tuple[StoredKernel, bytes]:
         """Return the kernel for the launch ``note`` of the imported ``source``, compiled in the build that suits it. Raises NeedsTritonLaunch."""
@@ -31,14 +32,12 @@ class CompiledKernels:
         build = shared_build(tuple(launch.kernel.arg_names), note.args, constants, plain_types(launch))
         plainly = tuple((k, plain_constant(v)) for k, v in build.constants.items())
         key = (source, note.kernel, tuple(build.types.items()), plainly, tuple(build.multiples.items()), tuple(note.options.items()), target)
-        if key not in self._known:
+        if (found := self._known.get(key)) is None:
             compiled = compile_kernel(launch.kernel, build.types, build.constants, build.multiples, note.options, target)
             if compiled.metadata.shared > target.shared_bytes:  # Triton's own launch then retries with fewer stages
                 raise NeedsTritonLaunch(f"{note.kernel} takes {compiled.metadata.shared} bytes of shared memory")
-            if len(self._known) >= REMEMBERED:
-                self._known.clear()
-            self._known[key] = stored_kernel_of(compiled, "", target.arch), compiled.asm["cubin"]
-        entry, code = self._known[key]
+            found = self._known.put(key, (stored_kernel_of(compiled, "", target.arch), compiled.asm["cubin"]))
+        entry, code = found
         if not fits(entry, note.names, note.args, note.constants):
             raise NeedsTritonLaunch(f"{note.kernel} is not what was asked for")
         return entry, code

@@ -15,11 +15,9 @@ import torch
 
 from ...codegen.target import Target
 from ..tables.kernel_store import StoredKernel, digest
+from ..torch_support.dtypes import TRITON_NAMES
 
-POINTERS = {
-    torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.float64: "*fp64", torch.bool: "*i1",
-    torch.int8: "*i8", torch.uint8: "*u8", torch.int32: "*i32", torch.int64: "*i64",
-}  # fmt: skip
+POINTERS = {dtype: f"*{name}" for dtype, name in TRITON_NAMES.items()}
 
 
 class JitFunction(Protocol):

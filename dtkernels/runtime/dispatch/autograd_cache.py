@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from ..bounded_cache import BoundedCache
 from ..launch.bound_launch import BoundLaunch
 from ..path_counters import counter
 from ..torch_support.tensor_checks import refuse_batches
@@ -65,7 +66,7 @@ class AutogradCall:
         self.like = {n: (tuple(v.shape), v.dtype) for n, v in {**call.given, **call.scalars}.items() if isinstance(v, torch.Tensor)}
         self.wanted = [list(pair.gradient.grads).index(n) if n in pair.gradient.grads else None for n in self.names]
         self.precise = pair.backward.dispatch.precise
-        self.backwards: dict[tuple, Backward] = {}
+        self.backwards: BoundedCache[tuple, Backward] = BoundedCache(REMEMBERED)
         self.latest = Backward(never_matches, never_matches, never_matches)
         # Public results have the shapes that the caller sees.
         extra = [bound.shape_of(j) for j in range(self.public, len(bound.results))]
@@ -162,9 +163,7 @@ class AutogradCall:
 
         alike = never_matches if self.precise or any(t.data_ptr() & 15 for t in tensors) else guards_for(tensors)
         alone = one if wanted == [0] else None
-        if len(self.backwards) >= REMEMBERED:
-            self.backwards.clear()
-        self.backwards[key] = self.latest = Backward(alike, alone or in_line, alone or run)
+        self.latest = self.backwards.put(key, Backward(alike, alone or in_line, alone or run))
 
 
 def _function(call: AutogradCall) -> Callable:

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd import forward_ad
 
+from ..bounded_cache import BoundedCache
 from ..launch.bound_launch import BoundLaunch
 from ..path_counters import checking, counter
 from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
 from .autograd_cache import AutogradCall, TakesGeneralPath, bound_of
-from .bounded_cache import keep
 
 if TYPE_CHECKING:
     from ..bind.operator import BoundCall
 
 REMEMBERED = 1024  #: kinds of calls per op; the oldest is evicted
+SHAPES = 64  #: shapes of the result that one cached call gives
 FRONTS = 4  #: front calls compared one by one: a model has few kinds of layers
 _SETTING_TYPES = frozenset((type(None), bool, int, float, str, tuple))  #: types of settings that are compared
 _Tensor, _Parameter = torch.Tensor, torch.nn.Parameter
@@ -56,10 +57,10 @@ class CallCache:
     """Cache the calls of one op. ``precise``: the setting of float32 products (TF32) is part of the key."""
 
     def __init__(self, precise: bool):
-        self.known: dict[tuple | None, CachedCall] = {}  #: nothing is known by None
+        self.known: BoundedCache[tuple | None, CachedCall] = BoundedCache(REMEMBERED)  #: nothing is known by None
         self.last = CachedCall(never_matches, never_matches)
         self.guarded_calls: tuple[GuardedCall, ...] = ()  #: the most recent ones
-        self.named: dict[tuple, GuardedCall] = {}  #: all, by a cheap key
+        self.named: BoundedCache[tuple, GuardedCall] = BoundedCache(REMEMBERED)  #: all, by a cheap key
         self.precise = precise
 
     def key(self, args: tuple, kwargs: dict) -> tuple | None:
@@ -121,7 +122,7 @@ class CallCache:
     def remember(self, tensors: tuple[torch.Tensor, ...], settings: tuple, given: dict) -> None:
         """Cache a front function's call, which was just made with the arguments ``given`` by name, if it can be repeated."""
         if self.known and isinstance(tensors[0], torch.Tensor) and (front := _guarded_call_of(self, tensors, settings, given)) is not None:
-            keep(self.named, _lookup_key(tensors, front.types, settings), front, REMEMBERED)
+            self.named.put(_lookup_key(tensors, front.types, settings), front)
             self.guarded_calls = (front, *self.guarded_calls[: FRONTS - 1])
 
     def learn(self, key: tuple, args: tuple, kwargs: dict, call: BoundCall, results: tuple[torch.Tensor, ...], names: tuple[str, ...]) -> None:
@@ -134,7 +135,7 @@ class CallCache:
         if not kwargs and not self.precise and all(isinstance(v, torch.Tensor) and v.data_ptr() & 15 == 0 for v in args):
             known.same, known.count = guards_for(args), len(args)
             known.grad = _grad_enabled() if any(v.requires_grad for v in args) else None
-        keep(self.known, key, known, REMEMBERED)
+        self.known.put(key, known)
 
 
 class GuardedCall:
@@ -244,12 +245,11 @@ def _inference(call: BoundCall, places: list[int | str], results: tuple[torch.Te
     bound = bound_of(call.variant, (*call.fitted.tensors.values(), *call.scalars.values()))
     if bound is None or not all(r.is_contiguous() for r in results):
         return None
-    bound, count, made = bound.shaped([tuple(r.shape) for r in results]), counter(call.variant.subject.op), {}
+    bound, count = bound.shaped([tuple(r.shape) for r in results]), counter(call.variant.subject.op)
+    made: BoundedCache[tuple[int, ...] | None, Callable] = BoundedCache(SHAPES)
 
     def launches(shape: tuple[int, ...] | None) -> Callable:
-        if shape not in made:
-            made[shape] = _launching(bound if shape is None else bound.shaped([shape]), count)
-        return made[shape]
+        return made.get(shape) or made.put(shape, _launching(bound if shape is None else bound.shaped([shape]), count))
 
     launch, pick = launches(None), _value_reader(places)
     if places == list(range(len(places))):

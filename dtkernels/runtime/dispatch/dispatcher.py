@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from ...codegen.target import Target
+from ..bounded_cache import BoundedCache
 from ..build.jit_kernels import CompiledKernels
 from ..build.specialization import fits, loses_alignment, specialized
 from ..build.toolchain import NoCompiler, missing
@@ -25,15 +26,14 @@ from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
 from ..tables.kernel_store import KernelStore, StoredKernel, StoreError, digest
+from ..torch_support.dtypes import DTYPE_NAMES
 from ..torch_support.tf32 import allows_tf32
-from .bounded_cache import keep
 
 if TYPE_CHECKING:
     from ...codegen.analysis.product_types import InputTypes
     from ...lang.algorithm import Algorithm
     from ...lang.schedule import Program
 
-DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 TEMPLATES = 16  #: per kind of call; they differ in the divisibility of sizes
 REMEMBERED = 1024  #: routes per dispatcher, of about 16 KiB each; the oldest is evicted
 
@@ -74,12 +74,12 @@ class Dispatcher:
         self.device_target, self.precise = device_target, signature.precise
         self._pitches = signature.pitches()
         self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
-        self._routes: dict[tuple, Route] = {}
+        self._routes: BoundedCache[tuple, Route] = BoundedCache(REMEMBERED)
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
-        self._templates: dict[tuple, list[LaunchTemplate] | None] = {}
+        self._templates: BoundedCache[tuple, list[LaunchTemplate] | None] = BoundedCache(REMEMBERED)
         self._compiled: set[str] = set()  #: sources whose compilation was logged
         self._kernels = CompiledKernels()
-        self._emitted: dict[tuple, str] = {}  #: emitted source by schedule and GPU; one serves many sizes
+        self._emitted: BoundedCache[tuple, str] = BoundedCache(REMEMBERED)  #: emitted source by schedule and GPU; one serves many sizes
         self._lock = threading.RLock()
 
     def __call__(self, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> list[torch.Tensor]:
@@ -100,7 +100,7 @@ class Dispatcher:
             if key in self._routes:
                 return self._routes[key], self._routes[key].launch(values)
             route, results = self._first(tensors, scalars)
-            keep(self._routes, key, route, REMEMBERED)
+            self._routes.put(key, route)
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor], target: Target | None = None) -> Choice:
@@ -191,9 +191,7 @@ class Dispatcher:
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
         if kind not in self._templates:
-            if len(self._templates) >= REMEMBERED:
-                self._templates.clear()
-            self._templates[kind] = []
+            self._templates.put(kind, [])
         elif (known := self._templates[kind]) is not None and len(known) < TEMPLATES and traceable(values):
             (tape, stands), allocating = stand_ins(values), Allocating()
             try:
@@ -298,12 +296,10 @@ class Dispatcher:
         from ...codegen.emit.module import emit
 
         key = program.schedule, program.counted, target, uniform, integral
-        if key not in self._emitted:
-            if len(self._emitted) >= REMEMBERED:
-                self._emitted.clear()
-            program = replace(program, algorithm=replace(program.algorithm, integral=integral))
-            self._emitted[key] = emit(program, "call", target, uniform)
-        return self._emitted[key]
+        if (source := self._emitted.get(key)) is not None:
+            return source
+        program = replace(program, algorithm=replace(program.algorithm, integral=integral))
+        return self._emitted.put(key, emit(program, "call", target, uniform))
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:
         """Bind the kernels that Triton compiled, so that later calls bypass Triton; None where that is impossible."""

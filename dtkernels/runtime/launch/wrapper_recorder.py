@@ -15,9 +15,9 @@ from typing import Any, cast
 
 import torch
 
-from ...codegen.emit.host_helpers import SUPPORT
+from ...codegen.emit.host_helpers import READY, SUPPORT
+from ...codegen.powers_of_two import next_power_of_two
 from ..torch_support.tf32 import dot_precision
-from .host_helpers import READY
 
 ENTRY = "call"  #: name of the wrapper that returns all outputs
 
@@ -195,7 +195,7 @@ class _Triton:
 
     @staticmethod
     def next_power_of_2(n: int) -> int:
-        return 1 << max(0, n - 1).bit_length()
+        return next_power_of_two(n)
 
     @property
     def runtime(self):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import NamedTuple
 
+from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
 from .quantization_cost import cuts, quantization_cost
 
@@ -121,8 +122,8 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float
     if wasted > WASTED:
         return f"quantization cost {wasted:.1f}x is more than {WASTED:g}x: its blocks extend past the data or leave multiprocessors idle"
     for label in _labels(row.schedule)[1]:
-        if label in sizes and _next_power_of_two(sizes[label]) != _next_power_of_two(row.sizes.get(label, 0)):
-            return f"its tile covers all of {label}: {_next_power_of_two(row.sizes.get(label, 0))} elements, {_next_power_of_two(sizes[label])} needed"
+        if label in sizes and next_power_of_two(sizes[label]) != next_power_of_two(row.sizes.get(label, 0)):
+            return f"its tile covers all of {label}: {next_power_of_two(row.sizes.get(label, 0))} elements, {next_power_of_two(sizes[label])} needed"
     return ""
 
 
@@ -159,10 +160,6 @@ def _labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
 def whole_labels(schedule: str) -> tuple[str, ...]:
     """Return the labels that a schedule holds whole, ``tensorize(y:0)``. It fits only sizes with the same next power of two."""
     return _labels(schedule)[1]
-
-
-def _next_power_of_two(size: int) -> int:
-    return 1 << max(0, size - 1).bit_length()
 
 
 def nearest_gpu(gpus: dict[str, Gpu], wanted: Gpu) -> str | None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...codegen.powers_of_two import next_power_of_two
 from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
@@ -35,7 +36,7 @@ def bucket_anchor(size: int) -> int:
     """
     if size <= REGULAR:
         return size
-    step = max(REGULAR, (1 << (size - 1).bit_length()) // (2 * STEPS))
+    step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
     return -(-size // step) * step - math.gcd(size, REGULAR) % REGULAR
 
 
@@ -102,4 +103,4 @@ class ScheduleCache:
 
 def _powers(sizes: dict[str, int]) -> tuple[tuple[str, int], ...]:
     """Return the next powers of two. Resource use depends on nothing else of the sizes."""
-    return tuple((label, 1 << max(0, n - 1).bit_length()) for label, n in sizes.items())
+    return tuple((label, next_power_of_two(n)) for label, n in sizes.items())

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from ..bounded_cache import BoundedCache
 from ..folders import folder_named
 from ..log import forget as forget_warnings
 from ..log import warn_once
@@ -27,7 +28,7 @@ class OpTable:
     store: KernelStore | None = None
     packed: Path | None = None  #: path of the YAML, where the store holds a copy of its rows and a call reads only the rows of its kind
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _near: dict[tuple, NearbyRows] = field(default_factory=dict, compare=False, repr=False)
+    _near: BoundedCache[tuple, NearbyRows] = field(default_factory=lambda: BoundedCache(_NEAR), compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -57,9 +58,7 @@ class OpTable:
             close, found = near.first(sizes)
             if close:
                 return found
-        if len(self._near) >= _NEAR:
-            self._near.clear()
-        near = self._near[name] = NearbyRows(self.rows_of_kind(key), sizes, spec, pitches)
+        near = self._near.put(name, NearbyRows(self.rows_of_kind(key), sizes, spec, pitches))
         return near.first(sizes)[1]
 
     def _copied(self, key: RowKey | None) -> tuple[Row, ...]:

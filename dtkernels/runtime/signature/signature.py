@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
+from ..torch_support.dtypes import DTYPE_NAMES
 
 if TYPE_CHECKING:
     from ...algebra.autodiff.gradient import Gradient
@@ -107,7 +107,7 @@ def input_types(tensors: dict[str, torch.Tensor]) -> InputTypes:
     """Return the dtypes of these inputs under the compiler's names."""
     from ...codegen.analysis.product_types import InputTypes
 
-    return InputTypes(tuple((name, _NAMES.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
+    return InputTypes(tuple((name, DTYPE_NAMES.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:

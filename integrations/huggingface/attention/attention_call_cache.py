@@ -9,11 +9,12 @@ cached: for others the kernels take longer than the checks.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 
 import torch
 
-from dtkernels.ops.attention import ready
-from dtkernels.runtime.dispatch.bounded_cache import keep
+from dtkernels.ops.attention import AttentionArgs, ready
+from dtkernels.runtime.bounded_cache import BoundedCache
 from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
 from .masks import noted_keys
@@ -28,20 +29,32 @@ KEPT = 4  # kinds of layers of a model, compared one by one
 REMEMBERED = 1024  # calls found by a hash: each step of a generation makes new ones, and the next generation meets them again
 _NUMBERS = (bool, int, float, str)
 _seen: tuple[CachedAttentionCall, ...] = ()
-_named: dict[tuple, CachedAttentionCall] = {}
+_named: BoundedCache[tuple, CachedAttentionCall] = BoundedCache(REMEMBERED)
 
 
 class CachedAttentionCall:
     """One cached call: how to recognize it, and ``launch``, which computes [B, Tq, H, Dv] from the tensors."""
 
     __slots__ = ("count", "like", "kwargs_key", "mask", "noted", "added", "launch", "padded")
+    count: int  #: of the tensors, those among the other arguments included
+    like: Callable[..., bool]  #: torch's guards on the tensors
+    kwargs_key: tuple
+    mask: weakref.ref[torch.Tensor] | None
+    noted: bool  #: whether the mask's note stands for the mask
+    added: tuple[str, ...]
+    launch: Callable[[tuple[torch.Tensor, ...]], torch.Tensor | None]
+    padded: Callable[..., bool]  #: torch's guards on the padding of the mask's note
 
     def result(self, query, key, value, mask: torch.Tensor | None, kwargs: dict) -> torch.Tensor | None:
         """Launch a recognized call. Returns None if the op must be called instead."""
         if mask is None and not self.added:
             return self.launch((query, key, value))
         tensors = [query, key, value]
-        if (mask := noted_keys(mask).padding if self.noted else mask) is not None:
+        if self.noted and mask is not None:
+            if (reach := noted_keys(mask)) is None:
+                return None
+            mask = reach.padding
+        if mask is not None:
             tensors.append(mask)
         return self.launch((*tensors, *[kwargs[name] for name in self.added]))
 
@@ -54,7 +67,7 @@ def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
     kwargs_key = _kwargs_key(kwargs, tensors)
     for s in _seen:
         if s.kwargs_key == kwargs_key and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
-            return s if not s.noted or noted_keys(mask) is not None else None
+            return s if not s.noted or mask is None or noted_keys(mask) is not None else None
     return _by_name(kwargs_key, mask, tensors)
 
 
@@ -99,17 +112,18 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     kwargs_key = _kwargs_key(kwargs, tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in kwargs_key[1::3]):
         return
-    s = CachedAttentionCall()
-    s.launch = ready((batch, 1, heads, value.shape[3]), query, key, value, taken, **options)
-    if s.launch is None:
+    launch = ready((batch, 1, heads, value.shape[3]), AttentionArgs(query, key, value, taken, **options))
+    if launch is None:
         return
+    s = CachedAttentionCall()
+    s.launch = launch
     s.count, s.like, s.kwargs_key = len(tensors), guards_for(tuple(tensors)), kwargs_key
     s.mask, s.noted, s.added = None if mask is None else weakref.ref(mask), noted, tuple(added)
     reach = None if mask is None else noted_keys(mask)
     s.padded = never_matches if reach is None or reach.padding is None else guards_for((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:
-        keep(_named, _name(kwargs_key, reach, tensors), s, REMEMBERED)
+        _named.put(_name(kwargs_key, reach, tensors), s)
 
 
 def _kwargs_key(kwargs: dict, tensors: list) -> tuple:

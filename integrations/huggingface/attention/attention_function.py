@@ -7,24 +7,33 @@ eager attention only gets eager's masks, and no mask means that nothing is maske
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from dtkernels import ops
 from dtkernels.runtime.path_counters import no_kernel
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from ..patching.call_stats import NAME, CallRecord, record_of
-from ..patching.forward_patching import DTYPES, in_autocast, plain, transformed, without_autocast
+from ..patching.forward_patching import in_autocast, plain, transformed, without_autocast
 from ..patching.source_inspection import eager_function
 from .attention_call_cache import HARMLESS, known, remember
 from .fallback import ignores, original_attention
 from .mask_conventions import takes_eager_masks
 from .masks import dtkernels_mask, visible_keys_of
 
+if TYPE_CHECKING:
+    from transformers.utils.output_capturing import CompileableContextVar
+
+_active_collector: CompileableContextVar | None
 try:
-    from transformers.utils.output_capturing import _active_collector
-except ImportError:  # only newer releases record outputs by hooks
+    from transformers.utils import output_capturing
+
+    _active_collector = output_capturing._active_collector
+except (ImportError, AttributeError):  # only newer releases record outputs by hooks
     _active_collector = None
 
 _ADDED = (("s_aux", "sinks"), ("position_bias", "bias"))  # tensors added to the scores: transformers' name, the op's name
@@ -63,9 +72,9 @@ def dtkernels_attention(
     if _collects_weights(module):
         kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
-    if seen is not None and (output := seen.result(query, key, value, attention_mask, kwargs)) is not None:
+    if seen is not None and (again := seen.result(query, key, value, attention_mask, kwargs)) is not None:
         record.calls += 1
-        return output, None
+        return again, None
     causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
     inputs = _autocast(query, key, value)
     others = _unknown_kwargs(kwargs)
@@ -109,8 +118,8 @@ def _collects_now() -> bool:
 
 
 def _weights_asked_for() -> bool:
-    collected = _active_collector.get()
-    return bool(collected) and any(name.endswith("attentions") for name in collected)
+    collected = None if _active_collector is None else _active_collector.get()
+    return any(name.endswith("attentions") for name in collected or ())
 
 
 def _op_arguments(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None, dict]:
@@ -142,13 +151,14 @@ def _is_causal(module: nn.Module, query: torch.Tensor, mask: torch.Tensor | None
     return bool(getattr(module, "is_causal", True) if asked is None else asked)
 
 
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _autocast(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Cast inputs under autocast, as torch's own attention does; a custom function must do it itself."""
-    device = tensors[0].device.type
+    device = query.device.type
     if not in_autocast(device):
-        return tensors
+        return query, key, value
     dtype = torch.get_autocast_dtype(device)
-    return tuple(x.to(dtype) if x.dtype in DTYPES else x for x in tensors)
+    query, key, value = [x.to(dtype) if x.dtype in KERNEL_DTYPES else x for x in (query, key, value)]
+    return query, key, value
 
 
 def _unknown_kwargs(kwargs: dict) -> list[str]:
@@ -216,7 +226,7 @@ def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Te
         return reason
     if not (plain(query) and plain(key) and plain(value)):
         return "tensor types " + ", ".join(type(x).__name__ for x in (query, key, value))
-    if query.dtype not in DTYPES or not query.dtype == key.dtype == value.dtype:
+    if query.dtype not in KERNEL_DTYPES or not query.dtype == key.dtype == value.dtype:
         return "dtypes " + ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
     if not query.dim() == key.dim() == value.dim() == 4:
         return "q, k and v that are not all 4-d"

@@ -7,6 +7,7 @@ A model's attention modules read the implementation's name from their config in 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -59,9 +60,9 @@ def patch_attention(model: nn.Module, report: PatchReport) -> None:
         _add_site(site, blocked.get(id(site.config)), report)
 
 
-def _walk(model: nn.Module, pretrained: type):
+def _walk(model: nn.Module, pretrained: type[nn.Module]) -> Iterator[tuple[str, nn.Module, nn.Module | None]]:
     """Return every module once, as (name, module, the nearest enclosing transformers model or None)."""
-    owners = {}
+    owners: dict[str, nn.Module | None] = {}
     for name, module in model.named_modules():
         parent = owners.get(name.rpartition(".")[0]) if name else None
         owners[name] = module if isinstance(module, pretrained) else parent
@@ -90,7 +91,7 @@ def _configs(walk: list) -> list:
 
 def _blocked_configs(walk: list) -> dict[int, str]:
     """Return id(config) -> why the modules that read it must keep their implementation."""
-    blocked = {}
+    blocked: dict[int, str] = {}
     for _, module, owner in walk:
         if owner is None or (config := _config(owner, None)) is None:
             continue

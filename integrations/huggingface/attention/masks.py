@@ -8,7 +8,7 @@ slices, copies, moves or changes it loses only the note.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -49,7 +49,7 @@ def dtkernels_mask(*args, **kwargs) -> torch.Tensor | None:
     if takes_eager_masks(config):
         if without_interface(config):
             unpatched_calls.count(f"models of {config.__name__} do not use transformers' AttentionInterface")
-        mask = eager_mask(*args, **kwargs)
+        mask: torch.Tensor | None = eager_mask(*args, **kwargs)
     else:
         if kwargs.get("config") is not None and knows_sdpa_by_name(config):
             kwargs["allow_is_causal_skip"] = False  # Gemma 4 checks for the name "sdpa" if there is no mask to slice
@@ -119,7 +119,7 @@ def _version(mask: torch.Tensor) -> int | None:
 def visible_keys_of(mask: torch.Tensor | None, queries: int, keys: int) -> VisibleKeys | None:
     """Return the note on a mask of ``queries`` x ``keys``, or None."""
     reach = None if mask is None else noted_keys(mask)
-    return reach if reach is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
+    return reach if reach is not None and mask is not None and tuple(mask.shape[-2:]) == (queries, keys) else None
 
 
 def _reach(
@@ -155,14 +155,18 @@ def _limits(function: Callable | None) -> tuple[int | None, int | None] | None:
     if torch.compiler.is_compiling():
         return None  # it does not look into closures
     held = _closure_of(function, masking_utils.and_masks)
-    if held is not None and isinstance(held.get("mask_functions"), tuple):
-        parts = [_limits(part) for part in held["mask_functions"]]
-        return None if None in parts else tuple(min((x for x in side if x is not None), default=None) for side in zip(*parts))
+    if held is not None and isinstance(functions := held.get("mask_functions"), tuple):
+        parts = [limits for part in functions if (limits := _limits(part)) is not None]
+        return (_least(left for left, _ in parts), _least(right for _, right in parts)) if len(parts) == len(functions) else None
     for maker, both in (("sliding_window_overlay", False), ("sliding_window_bidirectional_overlay", True)):
         held = _closure_of(function, getattr(masking_utils, maker, None))
         if held is not None and type(window := held.get("sliding_window")) is int and window > 0:
             return (window, window) if both else (window - 1, None)
     return None
+
+
+def _least(limits: Iterable[int | None]) -> int | None:
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _closure_of(function: Callable | None, maker: Callable | None) -> dict[str, object] | None:

@@ -5,10 +5,11 @@ The linear layers are called as modules, so that their hooks, LoRA and quantisat
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
+from typing import cast
 
 import torch
 from torch import nn
@@ -22,7 +23,7 @@ from ..patching.numeric_probe import NOT_KEPT, normal, output_of, rows, same, st
 from ..patching.report import PatchReport
 
 _WIDTHS = 6, 10, 7  #: of a stand-in: input, intermediate, output
-_ACTIVATIONS = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"silu": F.silu, "gelu_tanh": partial(F.gelu, approximate="tanh"), "gelu": F.gelu}
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,12 @@ def gated_forward(record: CallRecord, module: nn.Module, form: Form, rest: dict[
     """
     if torch.compiler.is_compiling():
         return type(module).forward(module, *args, **kwargs)
-    children, attributes = module._modules, vars(module)
+    children, attributes = cast("dict[str, nn.Module]", module._modules), vars(module)  # those that a form names are there
     reason = "arguments other than one tensor" if len(args) != 1 or kwargs else None
     for name, held in rest.items():
         if (children if name in children else attributes).get(name) is not held:
             reason = "another activation than when it was patched"
-        elif name in children and (more := runs_besides_forward(held)) is not None:
+        elif name in children and isinstance(held, nn.Module) and (more := runs_besides_forward(held)) is not None:
             reason = f"its {type(held).__name__} has {more}"
     if reason is None and plain(args[0]):
         reason = no_kernel(args[0])  # checked before gate and up are computed: the module's own forward holds fewer tensors at once
@@ -117,13 +118,13 @@ def _form(module: nn.Module, training: bool) -> Form | None:
 
 def _sizes(module: nn.Module) -> tuple[int, int] | None:
     """Return (in, out) of anything like a linear layer: nn.Linear, LoRA over one, quantised ones."""
-    sizes = getattr(module, "in_features", None), getattr(module, "out_features", None)
-    return sizes if all(type(size) is int for size in sizes) else None
+    enter, leave = getattr(module, "in_features", None), getattr(module, "out_features", None)
+    return (enter, leave) if type(enter) is int and type(leave) is int else None
 
 
 def _layer_assignments(linears: dict[str, nn.Module]) -> Iterator[tuple[str, str | None, str, bool]]:
     """Return (gate, up, down, gate first) for each assignment that the layers' sizes allow."""
-    sizes = {name: _sizes(child) for name, child in linears.items()}
+    sizes = {name: found for name, child in linears.items() if (found := _sizes(child)) is not None}
     if len(linears) == 3:
         for gate, up, down in permutations(linears):
             if sizes[gate] == sizes[up] and sizes[gate][1] == sizes[down][0]:

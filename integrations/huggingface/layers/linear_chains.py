@@ -42,8 +42,9 @@ def sequential_forward(ways: dict[str, Way], module: nn.Sequential, input: torch
 
 def is_chain(first: nn.Module, second: nn.Module) -> bool:
     """Return whether these are two linear layers, the first without bias, with a narrow intermediate."""
-    both = type(first) is type(second) is nn.Linear and first.bias is None
-    return both and first.out_features == second.in_features <= min(NARROW, first.in_features, second.out_features)
+    if type(first) is not nn.Linear or type(second) is not nn.Linear or first.bias is not None:
+        return False
+    return first.out_features == second.in_features <= min(NARROW, first.in_features, second.out_features)
 
 
 def is_gate(first: nn.Module, second: nn.Module) -> bool:
@@ -120,8 +121,7 @@ def _remove_way(ref: weakref.ref, slot: str, original: Callable | None, op: str,
     module = ref()
     for place in ("forward", "_old_forward") if module is not None else ():
         forward = vars(module).get(place)
-        ways = _ways(forward)
-        if ways is not None and op in ways and ways[op][0] is record:
+        if isinstance(forward, partial) and (ways := _ways(forward)) is not None and op in ways and ways[op][0] is record:
             del ways[op]
             if not ways:
                 restore(ref, slot, original, forward)

@@ -38,12 +38,12 @@ def causal_loss(
     """
     reason = unsupported(logits) or (None if logits.shape[-1] == vocab_size else "logits wider than the vocabulary")
     target = shift_labels
-    if reason is None and target is None:
+    if reason is None and target is None and labels is not None:
         target = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
-    if reason is None and target.shape != logits.shape[:-1]:
-        reason = "labels of another shape than the logits"
+    if reason is None and (target is None or target.shape != logits.shape[:-1]):
+        reason = "no labels" if target is None else "labels of another shape than the logits"
     record.count(reason, logits)
-    if reason is not None or torch.compiler.is_compiling():
+    if reason is not None or target is None or torch.compiler.is_compiling():
         more = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
         return original(logits, labels, vocab_size, **more, **kwargs)
     from dtkernels import ops

@@ -6,6 +6,7 @@ Under torch.compile the module's own forward runs, and Inductor fuses it, here a
 from __future__ import annotations
 
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import nn
@@ -16,7 +17,15 @@ from ..patching.numeric_probe import normal, output_of, rows, same, stand_in, ta
 from ..patching.report import PatchReport
 
 
-def rmsnorm_forward(record: CallRecord, module: nn.Module, eps: str, offset: int, *args, **kwargs) -> torch.Tensor:
+class Norm(Protocol):
+    """What is read of a module that ``_rmsnorm_form`` found to be an RMSNorm."""
+
+    weight: torch.Tensor
+
+    def forward(self, *args: object, **kwargs: object) -> torch.Tensor: ...
+
+
+def rmsnorm_forward(record: CallRecord, module: Norm, eps: str, offset: int, *args, **kwargs) -> torch.Tensor:
     """Compute x / sqrt(mean(x^2) + eps) * (weight + offset) over the last dimension; `eps` names the attribute with its value.
 
     x: (..., C) in the dtype of the weight, which the result has too. Other calls take the module's own forward and are counted.

@@ -11,6 +11,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from functools import cache, partial
+from typing import cast
 
 import torch
 from torch import nn
@@ -111,7 +112,8 @@ def patch_rope(model: nn.Module, report: PatchReport) -> None:
             bound = rebound(type(module))
             reason = _why_not_replaceable(type(module), function) if bound is None else taken(module, type(module))
             if bound is not None or reason is not None:  # a function that computes something else is not this op
-                replace_forward(name, module, "rope", partial(rope_forward, CallRecord(), module, bound), reason, report)
+                forward = partial(rope_forward, CallRecord(), module, cast(Rebound, bound))  # not installed where there is a reason
+                replace_forward(name, module, "rope", forward, reason, report)
 
 
 def _rotary_name(cls: type[nn.Module]) -> str | None:
@@ -134,7 +136,7 @@ def rebound(cls: type[nn.Module]) -> Rebound | None:
     if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
         return None
     original = cls.forward.__globals__[name]
-    return _make_rebound(cls, name, original, cls.forward) if _is_half_rotation(original) else None
+    return _make_rebound(cast(type, cls), name, original, cls.forward) if _is_half_rotation(original) else None
 
 
 @cache

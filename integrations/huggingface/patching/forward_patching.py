@@ -17,10 +17,10 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from dtkernels.runtime.path_counters import no_kernel
+from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 _CLASSES = (torch.Tensor, nn.Parameter)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
@@ -51,7 +51,7 @@ def unsupported(x: torch.Tensor) -> str | None:
         return "a nested tensor" if type(x) in _CLASSES and x.is_nested else f"tensor type {type(x).__name__}"
     if (reason := no_kernel(x)) is not None:
         return reason
-    if x.dtype not in DTYPES:
+    if x.dtype not in KERNEL_DTYPES:
         return f"dtype {str(x.dtype).removeprefix('torch.')}"
     return "scalar input" if x.dim() == 0 else None
 
@@ -98,7 +98,8 @@ def in_memory_order_of_input(op: Callable[[torch.Tensor], torch.Tensor], x: torc
     """
     if torch.compiler.is_compiling() or x.is_contiguous() or 0 in x.stride():
         return op(x)
-    order = sorted(range(x.dim()), key=lambda i: -x.stride(i))
+    strides = x.stride()
+    order = sorted(range(x.dim()), key=lambda i: -strides[i])
     if last and order[-1] != x.dim() - 1:
         return op(x)
     return op(x.permute(order)).permute([order.index(i) for i in range(x.dim())])
@@ -120,7 +121,7 @@ def replace_forward(name: str, module: nn.Module, op: str, forward: partial, rea
         report.add(name, op, PATCHED, record=forward.args[0])
 
 
-def taken(module: nn.Module, cls: type) -> str | None:
+def taken(module: nn.Module, cls: type[nn.Module]) -> str | None:
     """Return why the forward to be replaced is not the one of torch's `cls`, or None."""
     if type(module).forward is not cls.forward:
         return f"{type(module).__name__} has a forward of its own"

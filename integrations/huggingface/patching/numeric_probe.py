@@ -21,7 +21,7 @@ def stand_in(module: nn.Module, parameters: dict | None = None, children: dict |
     """Return an object of the module's class with its plain attributes, other parameters and children, and no hooks."""
     twin = object.__new__(type(module))
     kept = {key: value for key, value in vars(module).items() if key not in NOT_KEPT}
-    hooks = {key: OrderedDict() for key in kept if key.endswith("_hooks")}
+    hooks: dict[str, OrderedDict] = {key: OrderedDict() for key in kept if key.endswith("_hooks")}
     vars(twin).update(kept | hooks | {"_parameters": parameters or {}, "_buffers": {}, "_modules": children or {}, "training": training})
     return twin
 

@@ -71,23 +71,24 @@ class PatchReport:
     @property
     def calls(self) -> Counter:
         """Return op -> calls of patched modules so far, fallbacks included."""
-        return _sum((row.op, row.record.calls) for row in self._with_record())
+        return _sum((op, record.calls) for op, record in self._records())
 
     @property
     def paths(self) -> dict[str, Counter]:
         """Return op -> calls by path: "kernel", "own path" (the module's original one) or "reference"."""
         found: dict[str, Counter] = {}
-        for row in self._with_record():
-            found.setdefault(row.op, Counter()).update(row.record.paths)
+        for op, record in self._records():
+            found.setdefault(op, Counter()).update(record.paths)
         return found
 
     @property
     def fallbacks(self) -> Counter:
         """Return reason -> calls that took the original path for it so far."""
-        return _sum(item for row in self._with_record() for item in row.record.fallbacks.items())
+        return _sum(item for _, record in self._records() for item in record.fallbacks.items())
 
-    def _with_record(self) -> list[Row]:
-        return [row for row in self.rows if row.record is not None]
+    def _records(self) -> list[tuple[str, CallRecord]]:
+        """Return (op, record) of the rows that have one."""
+        return [(row.op, row.record) for row in self.rows if row.record is not None]
 
     def __str__(self) -> str:
         head = [f"{len(self._in_state(state))} {state}" for state in (PATCHED, WOULD_PATCH, ALREADY, SKIPPED)]
@@ -100,7 +101,7 @@ class PatchReport:
 
 
 def _sum(items: Iterable[tuple[str, int]]) -> Counter:
-    total = Counter()
+    total: Counter = Counter()
     for key, n in items:
         total[key] += n
     return total
@@ -112,7 +113,7 @@ def _groups(rows: list[Row]) -> list[list[Row]]:
     def alike(row):
         return _pattern(row.module), row.op, row.state, row.reason
 
-    order = {}
+    order: dict[tuple, int] = {}
     for row in rows:
         order.setdefault(alike(row), len(order))
     ordered = sorted(rows, key=lambda row: order[alike(row)])
@@ -146,8 +147,8 @@ def _line(rows: list[Row]) -> tuple[str, ...]:
 
 def _path(records: list[CallRecord]) -> str:
     """Format paths: ["kernel"] -> "kernel"; if calls took several paths, each with its count."""
-    taken = _sum(item for record in records for item in record.paths.items())
-    taken = [(path, n) for path, n in taken.items() if n]
+    counted = _sum(item for record in records for item in record.paths.items())
+    taken = [(path, n) for path, n in counted.items() if n]
     if len(taken) < 2:
         return taken[0][0] if taken else "-"
     return ", ".join(f"{path} {n}" for path, n in taken)

@@ -7,8 +7,16 @@ import inspect
 from collections.abc import Callable, Iterator
 from functools import cache
 from types import FunctionType
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 _INTERFACE = "ALL_ATTENTION_FUNCTIONS"  # how every modeling file calls transformers' AttentionInterface
+Answer = TypeVar("Answer")
+More = ParamSpec("More")
+
+
+def once_a_class(function: Callable[Concatenate[type, More], Answer]) -> Callable[Concatenate[type, More], Answer]:
+    """Cache the answers of a function of a class. For the type checker a subclass of ``nn.Module`` is not the Hashable that ``cache`` asks for."""
+    return cast("Callable[Concatenate[type, More], Answer]", cache(function))
 
 
 def _functions(cls: type) -> Iterator[FunctionType]:
@@ -23,19 +31,19 @@ def _functions(cls: type) -> Iterator[FunctionType]:
                 yield function
 
 
-@cache
+@once_a_class
 def names_in(cls: type) -> frozenset[str]:
     """Return every name that the functions of `cls` and its bases read, globals and attributes alike."""
     return frozenset(name for function in _functions(cls) for name in function.__code__.co_names)
 
 
-@cache
+@once_a_class
 def uses_interface(cls: type) -> bool:
     """Return whether a class calls its attention through transformers' AttentionInterface."""
     return _INTERFACE in names_in(cls)
 
 
-@cache
+@once_a_class
 def eager_function(cls: type) -> Callable | None:
     """Return the modeling file's own eager attention, as `cls` names it when it calls the interface, or None."""
     for function in _functions(cls):
@@ -47,7 +55,7 @@ def eager_function(cls: type) -> Callable | None:
     return None
 
 
-@cache
+@once_a_class
 def own_attention(cls: type) -> bool:
     """Return whether a class seems to compute attention by itself: it takes a mask and calls softmax."""
     for function in _functions(cls):
@@ -58,7 +66,7 @@ def own_attention(cls: type) -> bool:
     return False
 
 
-@cache
+@once_a_class
 def sets_its_mask(cls: type) -> bool:
     """Return whether a function that calls the interface first reassigns a mask among its arguments."""
     for function in _functions(cls):
@@ -72,7 +80,7 @@ def sets_its_mask(cls: type) -> bool:
     return False
 
 
-@cache
+@once_a_class
 def constructor_says(cls: type, attribute: str) -> bool:
     """Return whether an `__init__` of the class sets `attribute` to a value that is not its argument of that name."""
     for function in _functions(cls):
@@ -82,13 +90,13 @@ def constructor_says(cls: type, attribute: str) -> bool:
     return False
 
 
-@cache
+@once_a_class
 def implementations_compared(cls: type) -> frozenset[str]:
     """Return the attention implementations that the class compares its config's with: `config._attn_implementation == "sdpa"`.
 
     Such code behaves differently for every other name, "dtkernels" included.
     """
-    found = set()
+    found: set[str] = set()
     for function in _functions(cls):
         instructions = list(dis.get_instructions(function))
         for attribute, constant in zip(instructions, instructions[1:], strict=False):
@@ -98,10 +106,11 @@ def implementations_compared(cls: type) -> frozenset[str]:
     return frozenset(found)
 
 
-@cache
+@once_a_class
 def gives_weights(cls: type) -> bool:
     """Return whether a model's forward puts `attentions` into its output even if nobody asks for them."""
-    function, captured = cls.forward, False
+    function: Any = getattr(cls, "forward", None)
+    captured = False
     while not captured and hasattr(function, "__wrapped__"):
         captured = function.__globals__["__name__"].endswith("output_capturing")  # hooks collect them on request
         function = function.__wrapped__

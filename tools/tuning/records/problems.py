@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from dtkernels.algebra.rules.constant_folding import bind_parameters
+from dtkernels.codegen.analysis.product_types import BYTES
 from dtkernels.codegen.emit.module import value_inputs
 from dtkernels.lang import expr as ex
 from dtkernels.lang.tuning_space import Shapes
@@ -25,7 +26,6 @@ from dtkernels.runtime.tables.table import Row, saved_words
 from .journal import HALF
 
 SPEC_FILES = (".yaml", ".yml")
-ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class CallKind:
 
     @property
     def itemsize(self) -> int:
-        return ITEMSIZE[self.dtype]
+        return BYTES[self.dtype]
 
     def title(self) -> str:
         """Return a short name."""

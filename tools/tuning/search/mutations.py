@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from dtkernels.autoschedule.rules.reduction import reread
+from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
@@ -139,10 +140,6 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 Step = Callable[[Tiling, Surroundings], Iterator[Tiling]]
 
 
-def _pow2(n: int) -> int:
-    return 1 << max(0, n - 1).bit_length()
-
-
 def _resized(t: Tiling, around: Surroundings, label: str, up: bool) -> Tiling | None:
     """Return the tile of ``label`` one size up or down, with its block if the two are equal."""
     now, size = t.tile.get(label, 1), around.sizes.get(label, 1)
@@ -150,13 +147,13 @@ def _resized(t: Tiling, around: Surroundings, label: str, up: bool) -> Tiling | 
     if now == 0:
         if up or around.product or size <= SHORTEST_LOOP:
             return None
-        new = _pow2(size) // 2
+        new = next_power_of_two(size) // 2
     else:
         new = now * 2 if up else now // 2
-        if new < smallest or up and now >= _pow2(size):
+        if new < smallest or up and now >= next_power_of_two(size):
             return None
     if label in t.block:
-        if t.block[label] not in (now, _pow2(size)) and not (up and new <= t.block[label]):
+        if t.block[label] not in (now, next_power_of_two(size)) and not (up and new <= t.block[label]):
             return None
         return replace(t, tile={**t.tile, label: new}, block={**t.block, label: max(new, t.block[label]) if t.block[label] != now else new})
     if new >= size and label not in around.algorithm[t.root].labels and not around.product:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.runtime.select.row_ranking import candidates, whole_labels
 from dtkernels.runtime.tables.table import Row
 
@@ -86,7 +87,7 @@ def kinds(cuts: Iterable[tuple[TuningProblem, ScheduleCandidate]]) -> int:
     seen = set()
     for work, cut in cuts:
         for plan in cut.plans:
-            powers = tuple(max(0, work.extents.get(label, 1) - 1).bit_length() for label in whole_labels(plan.tiles))
+            powers = tuple(next_power_of_two(work.extents.get(label, 1)) for label in whole_labels(plan.tiles))
             seen.add((work.group, plan, powers))
     return len(seen)
 

@@ -1,0 +1,13 @@
+"""Round to powers of two, as tiles are: the tile that holds a whole extent is the next one."""
+
+from __future__ import annotations
+
+
+def next_power_of_two(n: int) -> int:
+    """Return the smallest power of two that is at least ``n``; 1 for 0."""
+    return 1 << max(0, n - 1).bit_length()
+
+
+def last_power_of_two(n: int) -> int:
+    """Return the largest power of two that is at most ``n``; 1 for 0."""
+    return 1 << max(0, n.bit_length() - 1)
