@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from dtkernels import show  # noqa: E402
-from dtkernels.codegen.pipeline import lower  # noqa: E402
+from dtkernels.codegen import pipeline  # noqa: E402
 
 REPEATS = 3
 
@@ -35,7 +35,7 @@ def subjects() -> dict[str, list]:
 
 def emitted(what: str, params: dict) -> str:
     """The file that is emitted for an op or a program, as the first call in a process makes it."""
-    lower.cache_clear()
+    pipeline._lower.cache_clear()
     return show.Subject(show.read(what), given=params).text("triton")
 
 

@@ -69,3 +69,16 @@ def test_the_gradient_of_a_float32_input_is_float32_where_results_are_cast(value
     a = given["A"].float()
     want = g.sum() * given["N"] if "N" in names else g if "C" in names else g * (a + 1)
     torch.testing.assert_close(got, want.float(), rtol=1e-5, atol=1e-5)
+
+
+def test_an_incoming_gradient_is_rounded_as_an_operand_alone():
+    """Products take it in bf16, and the float32 weight's gradient is a sum of it as it came."""
+    op = op_of("Func f; In A, B, w; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[y, k], k) * w[y];")
+    a, b, w = rand(32, 32).bfloat16().requires_grad_(), rand(32, 32, seed=1).bfloat16(), rand(32, seed=2).requires_grad_()
+    adjoint = rand(32, 32, seed=3)
+    op_b = op_of("Func f; In A, B, w; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[y, k], k) + w[y];")
+    d_a, d_w = torch.autograd.grad(op_b(a, b, w), (a, w), adjoint)
+    torch.testing.assert_close(d_w, adjoint.sum(0), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(d_a.float(), adjoint @ b.float(), rtol=2e-2, atol=2e-2)
+    (d_w,) = torch.autograd.grad(op(a, b, w), w, adjoint)
+    torch.testing.assert_close(d_w, (adjoint * (a.float() @ b.float().T)).sum(0).detach(), rtol=1e-4, atol=1e-4)

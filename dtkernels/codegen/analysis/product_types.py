@@ -32,7 +32,15 @@ def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
 
 def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map inputs that only products of one type read, without conversion, to that type: the wrapper casts them to it."""
-    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in algorithm.inputs and not wanted.fixed}
+    kept = _also_read_as_they_are(algorithm)
+    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in algorithm.inputs and t not in kept and not wanted.fixed}
+
+
+def _also_read_as_they_are(algorithm: Algorithm) -> frozenset[str]:
+    """Return the inputs that stand for computed values and enter more than products: they are rounded as operands, and only there."""
+    operands = {id(side) for _, dot, _ in products(algorithm) for side in (dot.left, dot.right)}
+    read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
+    return frozenset(read & {t for t, _ in algorithm.stands_for})
 
 
 def _direct_operands(algorithm: Algorithm) -> dict[str, OperandType]:
@@ -72,7 +80,8 @@ class Operands:
             made.held = dict.fromkeys((*product_inputs(algorithm), *operands_only(algorithm)))
             made.held |= {f: t for f, t in buffers.items() if t.fixed}
         else:
-            plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and len(found) == 1}
+            kept = _also_read_as_they_are(algorithm)
+            plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and t not in kept and len(found) == 1}
             made.held = {**{t: found for t, found in plain.items() if not found.fixed}, **buffers}
             made.loose = frozenset(t for t in taken if t in algorithm.inputs and t not in made.held)
         return made
