@@ -149,12 +149,23 @@ class _Evaluation:
             case ex.Call(fn, args):
                 return self._approximated(fn, _elementwise(fn, [self.value(a) for a in args]))
             case ex.Reduce(kind, arg, labels):
-                return self._reduce(kind, self.value(arg), labels)
+                return self._unless_hoisted(expr, self._reduce(kind, self.value(arg), labels))
             case ex.Dot(left, right, labels):
                 dtype = self._precision(expr)
                 sides = [self._operand(side, dtype) for side in (left, right)]
-                return self._reduce("sum", _elementwise("*", sides), labels)
+                return self._unless_hoisted(expr, self._reduce("sum", _elementwise("*", sides), labels))
         raise TypeError(type(expr).__name__)
+
+    def _unless_hoisted(self, reduction: ex.Reduce | ex.Dot, value: Value) -> Value:
+        """The value of a reduction; not known for a sum of no terms of which a factor that is taken out of it may not be finite."""
+        if all(self.sizes[label] for label in reduction.labels) or isinstance(reduction, ex.Reduce) and reduction.kind in ("max", "min"):
+            return value
+        read, todo = set(), [reduction]
+        while todo:
+            for name in {a.tensor for a in ex.accesses(todo.pop())} & {*self.done} - read:
+                read.add(name)
+                todo.append(self.algorithm[name].expr)
+        return value if all(np.isfinite(_number(self.done[name].v)).all() for name in read) else Value(value.labels, value.v, np.full_like(value.e, np.inf))
 
     def _approximated(self, fn: str, value: Value) -> Value:
         if self.underflow and fn in ("exp", "exp2"):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import float64_gradients
 import numpy as np
 import torch
-from oracle import LARGEST, STEP, Value, as_numpy, compared, dtype_name, evaluate, mismatches, outputs_of
+from oracle import LARGEST, SMALLEST, STEP, Value, as_numpy, compared, dtype_name, evaluate, mismatches, outputs_of
 from random_cases import SCALARS, Case
 
 import dtkernels
@@ -186,7 +186,8 @@ def _gradients(case: Case, leaves: dict[str, torch.Tensor], results: Sequence[tu
         error = np.where(np.isfinite(exact) & ~np.isnan(error), error, np.inf)
         value = Value((), exact, error)
         if name in SCALARS:  # the gradient of a number is stored in the dtype of inputs or results
-            value.e += max([STEP[d] for d in (*_dtypes(case).values(), *(dtype_name(r) for _, r in results))]) * np.abs(np.where(np.isfinite(exact), exact, 0))
+            coarsest = max((*_dtypes(case).values(), *(dtype_name(r) for _, r in results)), key=STEP.__getitem__)
+            value.e += STEP[coarsest] * np.abs(np.where(np.isfinite(exact), exact, 0)) + SMALLEST[coarsest]
         _compare(f"gradient of {name}", got.detach(), value)
         said = "right" if compared(value) else said
     return said
