@@ -1,0 +1,43 @@
+"""Rates of a GPU that the cost model takes as given, fitted to measured times."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Rates(NamedTuple):
+    """Microseconds, and amounts a microsecond: of one multiprocessor, but for ``bandwidth`` and ``merge_rate``."""
+
+    launch: float = 3.5  #: microseconds of a kernel that does nothing
+    start: float = 0.8  #: until a program's first loads are issued
+    latency: float = 0.8  #: of a load from memory
+    step: float = 0.02  #: of an iteration besides, for each product
+    alone: float = 1.0  #: products of a program that runs by itself
+    rate: float = 7e6  #: operations of 16-bit products
+    wide_rate: float = 0.4e6  #: operations of float32 products
+    few_rows: float = 20.0  #: rows of a tile that cost as much as the whole product, and columns
+    few_columns: float = 15.0
+    old_units: float = 1.3  #: products of tiles too small for a warp group
+    few_warps: float = 4.0  #: products by fewer warps than a group
+    crowded: float = 1.5  #: chained products by more warps than their rows suit
+    specialized: float = 0.7  #: products by specialised warps
+    special: float = 5e4  #: special functions
+    plain: float = 3e5  #: other arithmetic
+    l2_rate: float = 5e4  #: bytes loaded
+    request_rate: float = 1.5e4  #: loads of a thread
+    narrow: float = 1.5  #: loads of less than 4 bytes
+    serial: float = 0.1  #: the part of loads and products that does not overlap
+    beside: float = 0.7  #: the part of arithmetic that products do not hide
+    live: float = 2.0  #: registers of an element of a tile of rows
+    spills: float = 1.5
+    overlap: float = 0.3  #: the part of a last wave that runs beside the one before it
+    flying: float = 2e6  #: bytes on their way at which half the bandwidth is reached
+    bandwidth: float = 4.3e6  #: bytes from memory
+    sharp: float = 2.0  #: how little time of memory and of programs adds up
+    merge: float = 3.0  #: microseconds of the kernel that merges a split
+    merge_rate: float = 5e6  #: bytes of partial results
+    merge_part: float = 0.05  #: of each part
+
+
+PRODUCTS = Rates()
+ROWS = Rates()

@@ -1,0 +1,158 @@
+"""Reduce an algorithm to what the cost model needs of it: which labels each Func has, reads, multiplies and adds over.
+
+An outline is small enough to be stored beside an op's signature, so that a first call need not parse the algorithm.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ...lang import expr as ex
+    from ...lang.algorithm import Algorithm
+
+Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the number that divides it
+HEAVY = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh")  #: functions of the special function unit
+
+
+class Read(NamedTuple):
+    """An access to an input or a Func."""
+
+    tensor: str
+    index: Index
+    last: tuple[str, ...]  #: labels in the last dimension
+
+
+class Product(NamedTuple):
+    """A product on the matrix units: the labels of both operands, those of its tile's rows and columns, and those that it adds over.
+
+    A label that one side divides, ``K[h / group, l]``, is none of that side: rows that share it are multiplied together.
+    """
+
+    labels: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    reduced: tuple[str, ...]
+
+
+class FuncOutline(NamedTuple):
+    """What computing one element of a Func takes."""
+
+    name: str
+    labels: tuple[str, ...]
+    reduced: tuple[str, ...]
+    reads: tuple[Read, ...]
+    products: tuple[Product, ...]
+    heavy: int  #: special functions
+    light: int  #: other arithmetic
+    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask
+
+
+class Outline(NamedTuple):
+    """The Funcs of a prepared algorithm, in order of definition. Hashable, since plans of kernels are cached by it."""
+
+    funcs: tuple[FuncOutline, ...]
+    inputs: tuple[tuple[str, tuple[str, ...]], ...]  #: the labels of each input's last dimension
+    outputs: tuple[str, ...]
+    aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
+
+    @staticmethod
+    def of(algorithm: Algorithm, outputs: tuple[str, ...]) -> Outline:
+        """Return the outline of a prepared algorithm."""
+        needed = set(algorithm.needed_by(outputs)) if outputs else {d.name for d in algorithm.definitions}
+        definitions = [d for d in algorithm.definitions if d.name in needed]
+        funcs = tuple(_func(d.name, d.labels, d.expr) for d in definitions)
+        last = {n: tuple(filter(None, labels[-1:])) for n in algorithm.inputs if len(labels := algorithm.plain_labels(n)) > 1}
+        return Outline(funcs, tuple(last.items()), outputs, _aliases(algorithm))
+
+    @staticmethod
+    def unknown(labels: tuple[str, ...]) -> Outline:
+        """Return the outline that stands for an unknown algorithm: it reads and writes one tensor with all labels."""
+        return Outline((FuncOutline("", labels, (), (Read("", tuple((x, 1) for x in labels), labels[-1:]),), (), 1, 4, ()),), (), (), ())
+
+    def pitches(self) -> frozenset[str]:
+        """Return the labels whose extent is the row pitch of an input, if that is contiguous."""
+        return frozenset(label for _, last in self.inputs for label in last)
+
+
+class Known:
+    """An outline with its Funcs by name. It is equal to itself alone, so that caches need not compare outlines."""
+
+    def __init__(self, outline: Outline):
+        self.outline = outline
+
+    @cached_property
+    def funcs(self) -> dict[str, FuncOutline]:
+        return {f.name: f for f in self.outline.funcs}
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        return dict(self.outline.aliases)
+
+    @cached_property
+    def multiplied(self) -> frozenset[str]:
+        """Funcs that are read as operands of products of one dtype; between kernels they are stored in that."""
+        return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads)
+
+
+def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
+    from ...lang import expr as ex
+
+    reduced: dict[str, None] = {}
+    reads: dict[Read, None] = {}
+    products, heavy, light, bounded = [], 0, 0, set()
+    for node in expr.walk():
+        if isinstance(node, (ex.Reduce, ex.Dot)):
+            reduced |= dict.fromkeys(node.labels)
+        if isinstance(node, ex.Dot):
+            products.append(_product(node))
+        elif isinstance(node, ex.Access):
+            reads[_read(node)] = None
+        elif isinstance(node, ex.Call):
+            heavy, light = (heavy + 1, light) if node.fn in HEAVY else (heavy, light + 1)
+        elif isinstance(node, ex.Binary):
+            light += 1
+            heavy += node.op == "/"
+            if node.op in ("<", "<=", ">", ">="):
+                sides = [{n.name for n in side.walk() if isinstance(n, ex.Label)} for side in (node.left, node.right)]
+                bounded |= sides[0] ^ sides[1] if all(sides) else set()
+    return FuncOutline(name, labels, tuple(reduced), tuple(reads), tuple(products), heavy, light, tuple(sorted(bounded)))
+
+
+def _product(dot: ex.Dot) -> Product:
+    from ...lang import expr as ex
+
+    def own(side: ex.Expr) -> set[str]:
+        """Return the labels of a side without those that it only divides."""
+        plain = (i for a in ex.accesses(side) for i in a.index if not (isinstance(i, ex.Binary) and i.op == "/"))
+        return {n.name for i in plain for n in i.walk() if isinstance(n, ex.Label)}
+
+    left, right, both = own(dot.left), own(dot.right), ex.free_labels(dot.left) | ex.free_labels(dot.right)
+    return Product(tuple(sorted(both)), tuple(sorted(left - right - {*dot.labels})), tuple(sorted(right - left - {*dot.labels})), dot.labels)
+
+
+def _read(access: ex.Access) -> Read:
+    from ...lang import expr as ex
+
+    index: dict[tuple[str, int], None] = {}
+    last: tuple[str, ...] = ()
+    for i in access.index:
+        divided = isinstance(i, ex.Binary) and i.op == "/" and isinstance(i.right, ex.Const)
+        own = {n.name: None for n in i.walk() if isinstance(n, ex.Label)}
+        index |= {(label, int(i.right.value) if divided else 1): None for label in own}  # type: ignore[attr-defined]
+        last = tuple(own)
+    return Read(access.tensor, tuple(index), last)
+
+
+def _aliases(algorithm: Algorithm) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    from ...lang import expr as ex
+
+    found: dict[str, tuple[str, ...]] = {}
+    for d in algorithm.definitions:
+        for access in ex.accesses(d.expr):
+            for own, i in zip(algorithm[access.tensor].labels if access.tensor in algorithm else (), access.index):
+                labels = tuple(dict.fromkeys(n.name for n in i.walk() if isinstance(n, ex.Label)))
+                if labels and labels != (own,):
+                    found.setdefault(own, labels)
+    return tuple(found.items())
