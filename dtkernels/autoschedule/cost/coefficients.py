@@ -25,8 +25,10 @@ class Rates(NamedTuple):
     plain: float = 3e5  #: other arithmetic
     l2_rate: float = 5e4  #: bytes loaded
     request_rate: float = 1.5e4  #: loads of a thread
-    narrow: float = 1.5  #: loads of less than 4 bytes
-    serial: float = 0.1  #: the part of loads and products that does not overlap
+    narrow: float = 1.5  #: loads of less than 16 bytes, relative to those
+    ragged: float = 1.3  #: the same in the parts of a split, whose ends need masks
+    warp_rate: float = 3e3  #: loads of a thread that one warp has done by itself
+    sync: float = 0.002  #: microseconds of an iteration for each warp
     beside: float = 0.7  #: the part of arithmetic that products do not hide
     live: float = 2.0  #: registers of an element of a tile of rows
     spills: float = 1.5
@@ -34,6 +36,9 @@ class Rates(NamedTuple):
     flying: float = 2e6  #: bytes on their way at which half the bandwidth is reached
     bandwidth: float = 4.3e6  #: bytes from memory
     sharp: float = 2.0  #: how little time of memory and of programs adds up
+    rounds: float = 2.0  #: the same for a round of programs and its longest one
+    inner: float = 3.0  #: the same for loads and products of one program
+    exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     merge: float = 3.0  #: microseconds of the kernel that merges a split
     merge_rate: float = 5e6  #: bytes of partial results
     merge_part: float = 0.05  #: of each part

@@ -31,7 +31,8 @@ class KernelConfig:
     warps: int = 4
     stages: int = 3
     fused: tuple[tuple[str, str], ...] = ()  #: Funcs computed in this kernel, each with the label of its loop
-    stored: tuple[str, ...] = ()  #: those of them that are written
+    stored: tuple[str, ...] = ()  #: Funcs that are written
+    parted: tuple[str, ...] = ()  #: Funcs of which each program writes a part of a sum
 
 
 _NUMBERS = {"num_warps": "warps", "num_stages": "stages"}
@@ -44,11 +45,13 @@ def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:
     """Return the kernels that a schedule has statements on, in their order in the text."""
     said: dict[str, dict] = {}
     hosts: dict[str, tuple[str, str]] = {}
-    stored = []
+    stored, parted = [], []
     for func, name, inside in _STATEMENT.findall(schedule):
         if name in ("fuse_at", "parts_at"):
             host, _, loop = inside.partition(",")
             hosts[func] = host.strip(), loop.strip()
+            if name == "parts_at":
+                parted.append(func)
             continue
         if name in ("store", "compile", "compile_to_kernel"):
             stored.append(func)
@@ -79,8 +82,8 @@ def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:
                 own[name] = (*own.get(name, ()), *sizes)
     for root in inner:
         said.setdefault(root, {})
-    kept = tuple(stored)
-    return tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), stored=kept, **own) for func, own in said.items()])
+    kept, parts = (*stored, *parted), tuple(parted)
+    return tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), stored=kept, parted=parts, **own) for func, own in said.items()])
 
 
 def _placed(part: str) -> tuple[str, int]:

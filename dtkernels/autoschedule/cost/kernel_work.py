@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 SECTOR = 32  #: bytes that memory moves at least
 VECTOR = 16  #: bytes that a thread loads at most at once
 L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
+ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
@@ -27,7 +28,8 @@ class Work(NamedTuple):
     held: int  #: programs that a multiprocessor holds at once
     spilled: float  #: registers asked for over those there are, at least 1
     moved: float  #: bytes loaded through the L2, by whole sectors
-    requests: float  #: loads and stores of single threads
+    requests: float  #: loads and stores of single threads, of 16 bytes
+    short: float  #: the same, of fewer bytes
     memory: float  #: bytes of the whole kernel from and to memory
     written: float  #: bytes stored
     multiplied: float  #: operations on the matrix units, of whole tiles
@@ -60,13 +62,16 @@ class _Access(NamedTuple):
 class KernelPlan:
     """The parts of a kernel's work that do not depend on sizes."""
 
-    def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str]):
+    def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
         self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
         self.blocks, self.tiles, self.split = dict(config.blocks), dict(config.tiles), dict(config.split)
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
         self.members += [(known.funcs[f], loop) for f, loop in config.fused if f in known.funcs]
         self.root = own
+        for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
+            again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
+            self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
         domain = dict.fromkeys((*own.labels, *own.reduced, *(r for f, _ in self.members for r in f.reduced), *self.blocks))
         domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
         self.domain = tuple(domain)
@@ -105,7 +110,7 @@ class KernelPlan:
 
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
-        return tuple([x for x in func.reduced if x in self.blocks]) if func is not self.root else ()
+        return tuple([x for x in func.reduced if x in self.blocks]) if func is not self.root and func.name not in self.config.parted else ()
 
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
@@ -145,7 +150,8 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     configs = read_kernels(schedule)
     aligned = frozenset([c.func for c in configs if c.aligned])
     kernels = configs if "" in known.funcs else [c for c in configs if c.func in known.funcs]
-    return tuple([KernelPlan(c, known, aligned) for c in kernels])
+    fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outline.outputs])
+    return tuple([KernelPlan(c, known, aligned, fused) for c in kernels])
 
 
 class _Count:
@@ -211,7 +217,7 @@ class _Count:
         plan, programs = self.plan, 1
         for count in self.count.values():
             programs *= count
-        moved = requests = written = tile_bytes = held_bytes = copied = 0.0
+        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = 0.0
         narrow, reads = False, []
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
@@ -219,26 +225,33 @@ class _Count:
             amount *= self.times(access.around, access.whole)
             aligned = access.read.tensor in plan.aligned
             moved += amount
-            requests += amount / (VECTOR if aligned else vector)
-            narrow = narrow or (vector < 4 and not aligned and len(access.read.index) > 1)
+            if aligned or vector >= VECTOR:
+                requests += amount / VECTOR
+            else:
+                short += amount / vector
+            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.index) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
+            if access.looped:
+                issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
+                apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = self._multiplied()
-        held, spilled = self._resident(rows, tile_bytes, held_bytes, live)
+        held, spilled = self._resident(rows, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         for func in plan.writes:
             each = self.bytes_of(func.name)
             amount = each * self.elements(self.extent, func.labels)
             written += amount
-            memory += 0.0 if plan.split and func is plan.root else amount * programs
+            parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
+            memory += 0.0 if parted else amount * programs
+            merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
-        merged = 4.0 * programs * self.elements(self.extent, plan.root.labels) if plan.split else 0.0
         heavy, light = self._arithmetic()
-        return Work(programs, held, spilled, moved, requests, memory, written, multiplied, rows, columns, len(plan.products), heavy, light,
+        return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
 
     def _load(self, read: Read, each: int) -> tuple[float, float, float]:
@@ -258,7 +271,7 @@ class _Count:
         """Return the bytes of one load, by the alignment of rows."""
         return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
 
-    def _resident(self, rows: int, tile_bytes: float, held_bytes: float, live: float) -> tuple[int, float]:
+    def _resident(self, rows: int, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
@@ -267,7 +280,7 @@ class _Count:
             most = max(most, self.elements(self.step, labels))
         each = most / threads
         if rows:
-            operands = (tile_bytes + held_bytes) / self.itemsize / threads if self.itemsize > 2 else 0.0
+            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else 0.0 if config.descriptors else issued / threads
             registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
         else:
             registers, shared = 28 + each * live, 0.0

@@ -27,19 +27,22 @@ def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize:
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
     """Return the microseconds of one kernel."""
+    cores, slots = target.multiprocessors, work.held * target.multiprocessors
     busy, waiting = _busy(work, config, c), _waiting(work, config, c)
-    slots, cores = work.held * target.multiprocessors, target.multiprocessors
-    alone = max(busy, waiting)
+    alone = _either(busy, waiting, c.rounds)
     full, rest = divmod(work.programs, slots)
-    crowded = max(alone, work.held * busy)
-    rounds = c.start + full * crowded
+    crowded = _either(work.held * busy, waiting, c.rounds)
+    computing = c.start + full * crowded
     if rest:
-        last = max(alone, -(-rest // cores) * busy)
+        last = _either(-(-rest // cores) * busy, waiting, c.rounds)
         hidden = c.overlap * (not config.persistent) if full else 0.0
-        rounds += last * (1 - hidden) + hidden * crowded * rest / slots
-    flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * (max(1, config.stages - 1) if work.rows and work.steps > 1 else 1.0)
+        computing += last * (1 - hidden) + hidden * crowded * rest / slots
+    ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
+    flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
     moving = work.memory / (c.bandwidth * target.bandwidth / 4.8e12 * flying / (flying + c.flying))
-    took = c.launch + (rounds**c.sharp + moving**c.sharp) ** (1 / c.sharp)
+    if work.held == 1 and ahead == 1 and not (config.persistent and config.stages_of) and full:  # nothing is loaded while the program computes
+        moving += c.exposed * full * alone
+    took = c.launch + _either(computing, moving, c.sharp)
     if work.merged:
         took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.copied:
@@ -47,29 +50,39 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     return took
 
 
+def _either(a: float, b: float, sharp: float) -> float:
+    """Return a little more than the larger one: what overlaps does so imperfectly."""
+    return float((a**sharp + b**sharp) ** (1 / sharp))
+
+
 def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds of a multiprocessor that one program takes."""
     computing = work.heavy / c.special + work.light / c.plain
-    requests = 0.0 if work.fetched else work.requests
-    loading = (work.moved + work.written) / c.l2_rate + requests / c.request_rate * (c.narrow if work.narrow else 1.0)
+    loading = (work.moved + work.written) / c.l2_rate + _requests(work, c) / c.request_rate
     if not work.rows:
-        busy = max(computing, loading) + c.serial * min(computing, loading)
-        return busy * work.spilled**c.spills
-    rows, columns = max(work.rows, work.columns), min(work.rows, work.columns)
+        return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
+    multiplying = work.multiplied / (c.wide_rate if work.itemsize > 2 else c.rate) * _shape(work, config, c)
+    return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
+
+
+def _requests(work: Work, c: Rates) -> float:
+    """Return the loads of threads, short ones by what they cost."""
+    return (0.0 if work.fetched else work.requests) + work.short * c.narrow * (c.ragged if work.merged else 1.0)
+
+
+def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
+    """Return how much longer than at best the matrix units take for tiles of this shape."""
+    rows, columns, groups = max(work.rows, work.columns), min(work.rows, work.columns), config.warps / GROUP
     shape = 1.0 + c.few_rows / max(rows, 16) + c.few_columns / max(columns, 8)
-    groups = config.warps / GROUP
     if work.itemsize > 2:
-        multiplying = work.multiplied * shape / c.wide_rate
-    else:
-        if groups < 1:
-            shape *= c.few_warps
-        elif rows < GROUP_ROWS:
-            shape *= c.old_units
-        elif work.rows * 1.0 < GROUP_ROWS * groups and work.products > 1:
-            shape *= c.crowded
-        multiplying = work.multiplied * shape / c.rate * (c.specialized if config.specialized else 1.0)
-    busy = max(multiplying, loading) + c.serial * min(multiplying, loading) + computing * c.beside
-    return busy * work.spilled**c.spills
+        return shape
+    if groups < 1:
+        shape *= c.few_warps
+    elif rows < GROUP_ROWS:
+        shape *= c.old_units
+    elif work.rows < GROUP_ROWS * groups and work.products > 1:
+        shape *= c.crowded
+    return shape * (c.specialized if config.specialized else 1.0)
 
 
 def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
@@ -79,8 +92,9 @@ def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     else:
         stages = max([s for _, s in config.stages_of], default=1)
     ahead = max(1.0, min(stages - 1.0, work.steps))
-    lasting = 0.0
+    found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
+    found += _requests(work, c) / (c.warp_rate * config.warps)
     if work.rows:  # products of one iteration that follow on one another
         rate = c.wide_rate if work.itemsize > 2 else c.rate
-        lasting = work.multiplied / rate * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
-    return c.start + work.steps * (c.latency / ahead + c.step * work.products) + lasting
+        found += work.multiplied / rate * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
+    return found
