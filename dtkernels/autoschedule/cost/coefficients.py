@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 
@@ -30,7 +31,7 @@ class Rates(NamedTuple):
     warp_rate: float = 3e3  #: loads of a thread that one warp has done by itself
     sync: float = 0.002  #: microseconds of an iteration for each warp
     beside: float = 0.7  #: the part of arithmetic that products do not hide
-    live: float = 2.0  #: registers of an element of a tile of rows
+    live: float = 1.6  #: registers of an element of a tile of rows
     spills: float = 1.5
     overlap: float = 0.3  #: the part of a last wave that runs beside the one before it
     flying: float = 2e6  #: bytes on their way at which half the bandwidth is reached
@@ -44,5 +45,23 @@ class Rates(NamedTuple):
     merge_part: float = 0.05  #: of each part
 
 
-PRODUCTS = Rates()
-ROWS = Rates()
+PRODUCTS = Rates(
+    launch=4.5, start=0.631, latency=0.311, step=4.21e-06, alone=0.3, rate=6960000, wide_rate=341000, few_rows=19, few_columns=12.1, old_units=0.818,
+    few_warps=3.2, crowded=1.31, specialized=0.491, special=37100, plain=1000000, l2_rate=98300, request_rate=3400000, narrow=10, ragged=1.18,
+    warp_rate=13400, sync=0.00193, beside=1.07, spills=6, overlap=0.13, flying=189000, bandwidth=3980000, sharp=1.59, rounds=1.5, inner=7.99,
+    exposed=0.0205, merge=1.38, merge_rate=3990000, merge_part=0.198,
+)  # fmt: skip
+ROWS = Rates(
+    launch=4.5, start=0.404, latency=0.401, step=0.0201, special=113000, plain=1000000, l2_rate=120000, request_rate=24500, narrow=1, ragged=1,
+    warp_rate=1230, sync=0.00058, live=1.6, spills=6, overlap=0.349, flying=20000, bandwidth=4410000, sharp=1.81, rounds=2.99, inner=2.66,
+    exposed=0.01, merge=4.73, merge_rate=2720000, merge_part=0.00283,
+)  # fmt: skip
+#: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
+UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}
+
+
+@lru_cache(maxsize=16)
+def rates_of(arch: int | str) -> tuple[Rates, Rates]:
+    """Return the rates of kernels with products, and of others, for a compute capability."""
+    factor = UNITS.get(str(arch), 1.0)
+    return PRODUCTS._replace(rate=PRODUCTS.rate * factor), ROWS

@@ -79,7 +79,7 @@ class KernelPlan:
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
-        self.writes = [f for f, _ in self.members if f is own or f.name in config.stored or f.name in known.outline.outputs]
+        self.writes = [f for f, _ in self.members if f is own or f.name in config.stored or f.name in known.outputs]
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *f.reduced), self._whole(f)) for f, _ in self.members]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
@@ -150,7 +150,7 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     configs = read_kernels(schedule)
     aligned = frozenset([c.func for c in configs if c.aligned])
     kernels = configs if "" in known.funcs else [c for c in configs if c.func in known.funcs]
-    fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outline.outputs])
+    fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outputs])
     return tuple([KernelPlan(c, known, aligned, fused) for c in kernels])
 
 
@@ -211,7 +211,7 @@ class _Count:
     def bytes_of(self, tensor: str) -> int:
         """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32."""
         known = self.plan.known
-        return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outline.outputs else 4
+        return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
 
     def work(self, live: float) -> Work:
         plan, programs = self.plan, 1

@@ -50,37 +50,42 @@ class FuncOutline(NamedTuple):
 
 
 class Outline(NamedTuple):
-    """The Funcs of a prepared algorithm, in order of definition. Hashable, since plans of kernels are cached by it."""
+    """The Funcs of a prepared algorithm, in order of definition."""
 
     funcs: tuple[FuncOutline, ...]
-    inputs: tuple[tuple[str, tuple[str, ...]], ...]  #: the labels of each input's last dimension
-    outputs: tuple[str, ...]
     aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
 
     @staticmethod
-    def of(algorithm: Algorithm, outputs: tuple[str, ...]) -> Outline:
+    def of(algorithm: Algorithm) -> Outline:
         """Return the outline of a prepared algorithm."""
-        needed = set(algorithm.needed_by(outputs)) if outputs else {d.name for d in algorithm.definitions}
-        definitions = [d for d in algorithm.definitions if d.name in needed]
-        funcs = tuple(_func(d.name, d.labels, d.expr) for d in definitions)
-        last = {n: tuple(filter(None, labels[-1:])) for n in algorithm.inputs if len(labels := algorithm.plain_labels(n)) > 1}
-        return Outline(funcs, tuple(last.items()), outputs, _aliases(algorithm))
+        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm))
+
+    @staticmethod
+    def read(data: list) -> Outline:
+        """Read what JSON made of an outline: lists in place of tuples."""
+        funcs, aliases = data
+        return Outline(tuple([_read_func(*f) for f in funcs]), tuple([(label, tuple(labels)) for label, labels in aliases]))
+
+    def divided_by(self, number: int, instead: int) -> Outline:
+        """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
+
+        def changed(read: Read) -> Read:
+            return read._replace(index=tuple([(label, instead if by == number else by) for label, by in read.index]))
+
+        return self._replace(funcs=tuple([f._replace(reads=tuple(map(changed, f.reads))) for f in self.funcs]))
 
     @staticmethod
     def unknown(labels: tuple[str, ...]) -> Outline:
         """Return the outline that stands for an unknown algorithm: it reads and writes one tensor with all labels."""
-        return Outline((FuncOutline("", labels, (), (Read("", tuple((x, 1) for x in labels), labels[-1:]),), (), 1, 4, ()),), (), (), ())
-
-    def pitches(self) -> frozenset[str]:
-        """Return the labels whose extent is the row pitch of an input, if that is contiguous."""
-        return frozenset(label for _, last in self.inputs for label in last)
+        read = Read("", tuple([(x, 1) for x in labels]), labels[-1:])
+        return Outline((FuncOutline("", labels, (), (read,), (), 1, 4, ()),), ())
 
 
 class Known:
-    """An outline with its Funcs by name. It is equal to itself alone, so that caches need not compare outlines."""
+    """An outline with its Funcs by name, and the outputs. It is equal to itself alone, so that caches need not compare outlines."""
 
-    def __init__(self, outline: Outline):
-        self.outline = outline
+    def __init__(self, outline: Outline, outputs: tuple[str, ...] = ()):
+        self.outline, self.outputs = outline, frozenset(outputs)
 
     @cached_property
     def funcs(self) -> dict[str, FuncOutline]:
@@ -91,9 +96,21 @@ class Known:
         return dict(self.outline.aliases)
 
     @cached_property
+    def pitches(self) -> frozenset[str]:
+        """Labels whose extent is the row pitch of an input, if that is contiguous."""
+        reads = (r for f in self.outline.funcs for r in f.reads)
+        return frozenset(r.last[0] for r in reads if r.tensor not in self.funcs and len(r.last) == 1 and len(r.index) > 1)
+
+    @cached_property
     def multiplied(self) -> frozenset[str]:
         """Funcs that are read as operands of products of one dtype; between kernels they are stored in that."""
         return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads)
+
+
+def _read_func(name: str, labels: list, reduced: list, reads: list, products: list, heavy: int, light: int, bounded: list) -> FuncOutline:
+    accesses = tuple([Read(tensor, tuple([(label, by) for label, by in index]), tuple(last)) for tensor, index, last in reads])
+    made = tuple([Product(*map(tuple, p)) for p in products])
+    return FuncOutline(name, tuple(labels), tuple(reduced), accesses, made, heavy, light, tuple(bounded))
 
 
 def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:

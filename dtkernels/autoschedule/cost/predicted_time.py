@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .coefficients import PRODUCTS, ROWS, Rates
+from .coefficients import Rates, rates_of
 from .kernel_config import KernelConfig
 from .kernel_work import Work, plans
 from .outline import Known
@@ -18,11 +18,11 @@ GROUP_ROWS = 64  #: rows of their tile
 
 def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> float:
     """Return the microseconds of ``schedule`` at ``sizes``, all its kernels one after another."""
-    total = 0.0
+    (products, rows), total = rates_of(target.arch), 0.0
     for plan in plans(schedule, known):
-        c = PRODUCTS if plan.products else ROWS
+        c = products if plan.products else rows
         total += kernel_time(plan.at(sizes, itemsize, target, c.live), plan.config, c, target)
-    return max(total, ROWS.launch)
+    return max(total, rows.launch)
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ...autoschedule.cost.outline import Known, Outline
 from ...codegen.target import Target
 from ..build.jit_kernels import CompiledKernels
 from ..build.specialization import fits, loses_alignment, specialized
@@ -20,7 +22,7 @@ from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_
 from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
 from ..reference.launch_context import in_turn
-from ..select.row_ranking import Candidate
+from ..select.row_ranking import FAR, Candidate
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
@@ -72,7 +74,6 @@ class Dispatcher:
     ):
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
-        self._pitches = signature.pitches()
         self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: dict[tuple, Route] = {}
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
@@ -104,7 +105,7 @@ class Dispatcher:
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor], target: Target | None = None) -> Choice:
-        """Rank the rows for these tensors, on ``target`` or their own device.
+        """Rank the rows and the default schedule for these tensors, on ``target`` or their own device.
 
         Where the tensors' dtypes differ, the rows are those for the dtype of the product with the most work.
         """
@@ -113,7 +114,13 @@ class Dispatcher:
         if not isinstance(types, int):
             dtype = types.main(self.algorithm(), self.signature.extents(tensors))
         target = target or self.device_target(next(iter(tensors.values())).device)
-        return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
+        choice = choose(self.subject, dtype, self.signature.extents(tensors), target, self.known_outline)
+        return self.programs.compete(choice, dtype, types, self.known_outline, target)
+
+    @cached_property
+    def known_outline(self) -> Known:
+        """What the cost model knows of the algorithm."""
+        return Known(self.signature.outline or Outline.of(self.algorithm()), self.outputs)
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
         """Return bytes per element of the inputs, or the dtype of each where products have dtypes of their own."""
@@ -143,10 +150,10 @@ class Dispatcher:
             return route
 
     def _stored(self, choice: Choice, tensors: dict, scalars: dict, coarse: bool) -> tuple[Route, list[torch.Tensor]] | None:
-        """Bind the nearest row's prebuilt kernels. ``coarse``: also builds that assume less alignment than the tensors have."""
+        """Bind the best row's prebuilt kernels. ``coarse``: also builds that assume less alignment than the tensors have."""
         if choice.table.store is None:
             return None
-        for candidate in choice.usable:
+        for candidate in choice.usable if coarse else choice.similar():
             found = self._prebuilt(candidate, choice.table.store, tensors, scalars, coarse) if candidate.exact else None
             if found is not None:
                 return Route(found[0], "prebuilt", candidate, choice), found[1]
@@ -212,8 +219,8 @@ class Dispatcher:
         if not traceable(values):
             return None
         dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
-        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
-        if candidate is None:
+        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self.known_outline)
+        if candidate is None or candidate.distance > FAR:  # the default schedule competes
             return None
         for template in self._templates.get(self._kind(candidate, values)) or ():
             if (bound := template.at(values)) is not None:
