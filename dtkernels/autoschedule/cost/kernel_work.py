@@ -151,7 +151,10 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     aligned = frozenset([c.func for c in configs if c.aligned])
     kernels = configs if "" in known.funcs else [c for c in configs if c.func in known.funcs]
     fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outputs])
-    return tuple([KernelPlan(c, known, aligned, fused) for c in kernels])
+    return tuple([_plan(c, known, aligned, fused) for c in kernels])
+
+
+_plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
 
 
 class _Count:

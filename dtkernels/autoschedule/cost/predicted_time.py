@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from .coefficients import Rates, rates_of
 from .kernel_config import KernelConfig
-from .kernel_work import Work, plans
+from .kernel_work import KernelPlan, Work, plans
 from .outline import Known
 
 if TYPE_CHECKING:
@@ -18,11 +19,16 @@ GROUP_ROWS = 64  #: rows of their tile
 
 def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> float:
     """Return the microseconds of ``schedule`` at ``sizes``, all its kernels one after another."""
-    (products, rows), total = rates_of(target.arch), 0.0
+    asked, total = tuple(sizes.items()), 0.0
     for plan in plans(schedule, known):
-        c = products if plan.products else rows
-        total += kernel_time(plan.at(sizes, itemsize, target, c.live), plan.config, c, target)
-    return max(total, rows.launch)
+        total += _time(plan, asked, itemsize, target)
+    return max(total, rates_of(target.arch)[1].launch)
+
+
+@lru_cache(maxsize=8192)
+def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> float:
+    c = rates_of(target.arch)[0 if plan.products else 1]
+    return kernel_time(plan.at(dict(sizes), itemsize, target, c.live), plan.config, c, target)
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:

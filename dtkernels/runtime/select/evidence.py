@@ -16,6 +16,7 @@ from ...codegen.target import TARGETS, Target
 from ..tables.table import Row
 
 FADES = 2.0  #: distance at which evidence counts 1/e
+SLOWER = 2.0  #: how many times slower than the fastest a schedule is, by the model alone, that no evidence is looked at for
 NEAREST = 6  #: rows whose times bound those of other schedules
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 Sizes = tuple[tuple[str, int], ...]
@@ -63,23 +64,24 @@ def weight(distance: float) -> float:
 def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, usable: Callable[[str], bool]) -> dict[str, float]:
     """Return the predicted microseconds of each schedule of the rows ``near``, which are sorted by distance.
 
-    ``usable``: whether a schedule may be chosen; others are left out. Bounds by other rows are applied to the fastest only, until it
-    stays the fastest.
+    ``usable``: whether a schedule may be chosen; others are left out. Evidence is looked at only where the model finds a schedule not
+    much slower than the fastest, and bounds by other rows are applied to the fastest only, until it stays the fastest.
     """
-    found: dict[str, float] = {}
-    model_time: dict[str, float] = {}
+    first: dict[str, tuple[float, Row]] = {}
     for distance, row in near:
-        if row.schedule in found or not usable(row.schedule):
-            continue
-        model_time[row.schedule] = math.log(model.at(row.schedule, sizes, row.dtype))
-        told = _told(row)
-        found[row.schedule] = model_time[row.schedule] + (weight(distance) * model.ratio(row.schedule, row) if told else 0.0)
+        if row.schedule not in first and usable(row.schedule):
+            first[row.schedule] = distance, row
+    alone = {schedule: math.log(model.at(schedule, sizes, row.dtype)) for schedule, (_, row) in first.items()}
+    limit, found = min(alone.values(), default=0.0) + math.log(SLOWER), dict(alone)
+    for schedule, (distance, row) in first.items():
+        if alone[schedule] <= limit and _told(row):
+            found[schedule] += weight(distance) * model.ratio(schedule, row)
     timed = [(weight(distance), row) for distance, row in near if _told(row)][:NEAREST]
     checked: set[str] = set()
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)
-        bounds = [w * model.ratio(best, row) for w, row in timed if row.schedule != best]
-        found[best] = max(found[best], model_time[best] + max(bounds, default=0.0)) if max(bounds, default=0.0) > 0 else found[best]
+        bound = max([w * model.ratio(best, row) for w, row in timed if row.schedule != best], default=0.0)
+        found[best] = max(found[best], alone[best] + bound) if bound > 0 else found[best]
     return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
 
 
