@@ -122,9 +122,9 @@ class KernelPlan:
         tensors = set()
         for func, loop in self.members:
             for read in func.reads:
-                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.index) or bool(self._whole(func))
+                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
                 shared = loop in self.root.reduced or loop in func.reduced
-                place = (read.tensor, read.index, "" if not looped else loop if shared else func.name)
+                place = (read.tensor, read.labels, "" if not looped else loop if shared else func.name)
                 if read.tensor in inside or place in seen:
                     continue
                 seen.add(place)
@@ -135,7 +135,7 @@ class KernelPlan:
 
     def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
         """Return the loops around a read that do not advance it, outside of one that does."""
-        loops, own = [*func.labels, *func.reduced], {x for x, _ in read.index}
+        loops, own = [*func.labels, *func.reduced], {x for x, _ in read.labels}
         last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
         return tuple([x for x in loops[: last + 1] if x not in own])
 
@@ -176,8 +176,8 @@ class _Count:
                 self.count[label] = count = -(-n // block)
                 self.extent[label], self.filled[label] = n / count, float(max(block, tile))
             elif parts:
-                self.count[label] = parts
-                self.extent[label], self.filled[label] = n / parts, float(-(-(-(-n // tile)) // parts) * tile)
+                self.count[label], tiles = parts, -(-n // tile)
+                self.extent[label], self.filled[label] = n / parts, float(-(-tiles // parts) * tile)
             else:
                 self.extent[label], self.filled[label] = float(n), float(-(-n // tile) * tile)
             self.step[label], self.loaded[label] = tile, min(tile, block or tile, n)
@@ -232,7 +232,7 @@ class _Count:
                 requests += amount / VECTOR
             else:
                 short += amount / vector
-            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.index) > 1)
+            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.labels) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
                 issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
@@ -260,7 +260,7 @@ class _Count:
     def _load(self, read: Read, each: int) -> tuple[float, float, float]:
         """Return (bytes that a program loads once, bytes of one load of a thread, bytes of one iteration's tile)."""
         amount = tile = float(each)
-        for x, divisor in read.index:
+        for x, divisor in read.labels:
             amount *= max(1.0, self.of(self.extent, x) / divisor)
             tile *= max(1.0, self.of(self.loaded, x) / divisor)
         run = float(each)
@@ -294,7 +294,7 @@ class _Count:
 
     def _unique(self, read: Read, each: int) -> float:
         found = float(each)
-        for x, divisor in read.index:
+        for x, divisor in read.labels:
             found *= max(1.0, self.sizes.get(x, 1) / divisor)
         return found
 
@@ -312,7 +312,7 @@ class _Count:
             if unique <= keeps:
                 total += unique
                 continue
-            for x, divisor in read.index:
+            for x, divisor in read.labels:
                 n = max(1.0, self.sizes.get(x, 1) / divisor)
                 wave *= min(n, max(1.0, covered[x] * self.extent[x] / divisor)) if x in self.count else n
             total += max(unique, min(wave * programs / at_once, amount * programs))

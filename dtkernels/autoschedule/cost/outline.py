@@ -20,7 +20,7 @@ class Read(NamedTuple):
     """An access to an input or a Func."""
 
     tensor: str
-    index: Index
+    labels: Index
     last: tuple[str, ...]  #: labels in the last dimension
 
 
@@ -70,7 +70,7 @@ class Outline(NamedTuple):
         """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
 
         def changed(read: Read) -> Read:
-            return read._replace(index=tuple([(label, instead if by == number else by) for label, by in read.index]))
+            return read._replace(labels=tuple([(label, instead if by == number else by) for label, by in read.labels]))
 
         return self._replace(funcs=tuple([f._replace(reads=tuple(map(changed, f.reads))) for f in self.funcs]))
 
@@ -99,7 +99,7 @@ class Known:
     def pitches(self) -> frozenset[str]:
         """Labels whose extent is the row pitch of an input, if that is contiguous."""
         reads = (r for f in self.outline.funcs for r in f.reads)
-        return frozenset(r.last[0] for r in reads if r.tensor not in self.funcs and len(r.last) == 1 and len(r.index) > 1)
+        return frozenset(r.last[0] for r in reads if r.tensor not in self.funcs and len(r.last) == 1 and len(r.labels) > 1)
 
     @cached_property
     def multiplied(self) -> frozenset[str]:

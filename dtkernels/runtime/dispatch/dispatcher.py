@@ -22,7 +22,7 @@ from ..launch.symbolic_replay import Allocating, LaunchTemplate, sort_of, stand_
 from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
 from ..reference.launch_context import in_turn
-from ..select.row_ranking import FAR, Candidate
+from ..select.row_ranking import FAR, Candidate, bucket_of
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
@@ -78,6 +78,7 @@ class Dispatcher:
         self._routes: dict[tuple, Route] = {}
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
         self._templates: dict[tuple, list[LaunchTemplate] | None] = {}
+        self._by_formula: dict[tuple, bool] = {}  #: bucket of sizes -> whether the default schedule is better than every row
         self._compiled: set[str] = set()  #: sources whose compilation was logged
         self._kernels = CompiledKernels()
         self._emitted: dict[tuple, str] = {}  #: emitted source by schedule and GPU; one serves many sizes
@@ -114,8 +115,12 @@ class Dispatcher:
         if not isinstance(types, int):
             dtype = types.main(self.algorithm(), self.signature.extents(tensors))
         target = target or self.device_target(next(iter(tensors.values())).device)
-        choice = choose(self.subject, dtype, self.signature.extents(tensors), target, self.known_outline)
-        return self.programs.compete(choice, dtype, types, self.known_outline, target)
+        sizes = self.signature.extents(tensors)
+        choice = self.programs.compete(choose(self.subject, dtype, sizes, target, self.known_outline), dtype, types, self.known_outline, target)
+        if len(self._by_formula) >= REMEMBERED:
+            self._by_formula.clear()
+        self._by_formula[bucket_of(sizes)] = choice.formula is not None
+        return choice
 
     @cached_property
     def known_outline(self) -> Known:
@@ -219,8 +224,9 @@ class Dispatcher:
         if not traceable(values):
             return None
         dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
-        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self.known_outline)
-        if candidate is None or candidate.distance > FAR:  # the default schedule competes
+        sizes = self.signature.extents(tensors)
+        candidate = nearest(self.subject, dtype, sizes, target, self.known_outline)
+        if candidate is None or candidate.distance > FAR and self._by_formula.get(bucket_of(sizes), True):  # the default schedule competes
             return None
         for template in self._templates.get(self._kind(candidate, values)) or ():
             if (bound := template.at(values)) is not None:

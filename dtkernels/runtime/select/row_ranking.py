@@ -63,8 +63,10 @@ def _ranked(rows: list[Row], exact: bool, sizes: dict[str, int], anchors: dict[s
     found = []
     for i, (row, refused) in enumerate(zip(rows, refusals)):
         d = _distance(row, sizes, exact_logs, pitches)
-        there = math.inf if refused else row.microseconds if row.sizes == sizes and row.microseconds else times[row.schedule]
-        found.append(((bool(refused), row.sizes != sizes or bool(refused), there, d, row.microseconds or math.inf, i), Candidate(row, d, refused, exact, there)))
+        own = row.sizes == sizes and not refused
+        there = math.inf if refused else row.microseconds if own and row.microseconds else times[row.schedule]
+        order = (bool(refused), not own, (row.microseconds or math.inf) if own else there, d, row.microseconds or math.inf, i)
+        found.append((order, Candidate(row, d, refused, exact, there)))
     return [c for _, c in sorted(found, key=lambda pair: pair[0])]
 
 

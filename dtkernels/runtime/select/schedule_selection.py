@@ -11,7 +11,7 @@ from ...autoschedule.cost.predicted_time import predicted_time
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Gpu, RowKey
 from .evidence import ITEMSIZE, TimeModel
-from .row_ranking import FAR, Candidate, rank_rows
+from .row_ranking import FAR, Candidate, bucket_of, distance, rank_rows
 from .table_loader import OpTable, op_table
 
 if TYPE_CHECKING:
@@ -103,7 +103,8 @@ def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, kno
 def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Candidate | None:
     """Return the first usable row of ``choose`` with exactly the call's parameters; decided once for sizes of one bucket."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table, target)))
+    found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table, target)))
+    return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else frozenset()))
 
 
 @lru_cache(maxsize=64)
@@ -118,7 +119,7 @@ def _measured_on(table: OpTable, target: Target) -> Target:
 
 def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
     """Let the default schedule ``text`` compete with the best row."""
-    first, there = choice.usable[0], predicted_time(text, known, choice.sizes, ITEMSIZE[dtype], target)
+    first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
     return replace(choice, formula=there) if COMPILED * there < first.predicted else choice
 
 

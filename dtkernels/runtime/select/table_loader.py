@@ -58,7 +58,7 @@ class OpTable:
         if key not in self._own:
             self._own[key] = dict.fromkeys(tuple(sorted(row.sizes.items())) for row, exact in self.agreeing(key) if exact)
         asked = tuple(sorted(sizes.items()))
-        name = (key, spec, asked if asked in self._own[key] else bucket_of(sizes))
+        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes))
         if name not in self._decided:
             if len(self._decided) >= _DECIDED:
                 self._decided.clear()
