@@ -17,6 +17,7 @@ from ..tables.table import Row
 
 FADES = 2.0  #: distance at which evidence counts 1/e
 SLOWER = 2.0  #: how many times slower than the fastest a schedule is, by the model alone, that no evidence is looked at for
+DOUBT = 0.01  #: part of a time that each unit of distance from the nearest row of its schedule adds
 NEAREST = 6  #: rows whose times bound those of other schedules
 ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
 Sizes = tuple[tuple[str, int], ...]
@@ -72,7 +73,8 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
         if row.schedule not in first and usable(row.schedule):
             first[row.schedule] = distance, row
     alone = {schedule: math.log(model.at(schedule, sizes, row.dtype)) for schedule, (_, row) in first.items()}
-    limit, found = min(alone.values(), default=0.0) + math.log(SLOWER), dict(alone)
+    limit = min(alone.values(), default=0.0) + math.log(SLOWER)
+    found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
     for schedule, (distance, row) in first.items():
         if alone[schedule] <= limit and _told(row):
             found[schedule] += weight(distance) * model.ratio(schedule, row)
@@ -81,7 +83,7 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)
         bound = max([w * model.ratio(best, row) for w, row in timed if row.schedule != best], default=0.0)
-        found[best] = max(found[best], alone[best] + bound) if bound > 0 else found[best]
+        found[best] = max(found[best], alone[best] + bound + DOUBT * first[best][0]) if bound > 0 else found[best]
     return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
 
 

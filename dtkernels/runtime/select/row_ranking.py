@@ -11,7 +11,7 @@ from ..tables.table import Gpu, Row, RowKey, call_kind
 from .evidence import Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
 
-FAR = 1.0  #: from this distance on the default schedule competes with the row
+FAR = 1.5  #: from this distance on the default schedule competes with the row
 LIGHT = 0.25  #: weight of a label that only sets the number of blocks
 UNLIKE = 2.0  #: added to the squared distance where row and call differ in the alignment of a tensor's rows
 
