@@ -86,7 +86,7 @@ def decided(subject: Call, dtype: str, path: str, choice: Choice, planned: Plann
 def _reason(candidate: Candidate, choice: Choice) -> str:
     """Say why a row is taken, and what the next other schedule is predicted to take."""
     if candidate.row.sizes == choice.sizes and candidate.exact:
-        return "measured at these sizes"
+        return "tuned at these sizes"
     other = next((c for c in choice.usable if c.row.schedule != candidate.row.schedule), None)
     return "the fastest predicted" + (f", before {other.predicted:.4g} us" if other is not None else "")
 

@@ -39,7 +39,7 @@ def test_the_row_is_named_with_its_time_and_the_next_with_theirs(table, capsys):
     table(row(16384, 8192, microseconds=132.0), row(8192, 8192, microseconds=70.0), row(16384, 4096, microseconds=60.0))
     lines = run(capsys, "explain", "softmax", "--gpu", "h200", "--shape", "16384x8192").splitlines()
     assert lines[0] == "softmax: x 16384, y 8192; bf16; h200; table nvidia_h200"
-    assert lines[2] == "  row softmax, forward, bf16, x=16384 y=8192, 0.00 away, 132 us measured: measured at these sizes"
+    assert lines[2] == "  row softmax, forward, bf16, x=16384 y=8192, 0.00 away, 132 us measured: tuned at these sizes"
     assert "    softmax.block(x:1);" in lines
     (other,) = [line for line in lines if line.startswith("  row x=8192 y=8192: 0.50 away, predicted ")]
     assert other.endswith(" us, 70 us measured at its sizes") and 120 < float(other.split("predicted ")[1].split()[0]) <= 132
@@ -78,7 +78,7 @@ def test_the_default_schedule_is_named_with_the_reason(rows, asked, why, table, 
 def test_a_row_that_is_not_measured_says_so(table, capsys):
     table(row(16384, 8192, measured=False), row(16384, 8000, microseconds=None))
     text = run(capsys, "explain", "softmax", "--shape", "16384x8192")
-    assert "100 us estimated: measured at these sizes" in text and "not measured" in text
+    assert "100 us estimated: tuned at these sizes" in text and "not measured" in text
 
 
 def test_a_backward_has_the_gradients_that_the_table_has_rows_for(capsys):

@@ -46,15 +46,15 @@ class Rates(NamedTuple):
 
 
 PRODUCTS = Rates(
-    launch=4.5, start=0.631, latency=0.311, step=4.21e-06, alone=0.3, rate=6960000, wide_rate=341000, few_rows=19, few_columns=12.1, old_units=0.818,
-    few_warps=3.2, crowded=1.31, specialized=0.491, special=37100, plain=1000000, l2_rate=98300, request_rate=3400000, narrow=10, ragged=1.18,
-    warp_rate=13400, sync=0.00193, beside=1.07, spills=6, overlap=0.13, flying=189000, bandwidth=3980000, sharp=1.59, rounds=1.5, inner=7.99,
-    exposed=0.0205, merge=1.38, merge_rate=3990000, merge_part=0.198,
+    launch=4.49, start=0.58, latency=0.216, step=2.26e-07, alone=0.3, rate=6600000, wide_rate=342000, few_rows=22.1, few_columns=14.8,
+    old_units=0.801, few_warps=2.64, crowded=1.15, specialized=0.512, special=20700, plain=1000000, l2_rate=92100, request_rate=20600000, narrow=10,
+    ragged=1.12, warp_rate=14300, sync=0.0058, beside=0.618, spills=6, overlap=0.117, flying=162000, bandwidth=3890000, sharp=1.59, rounds=1.5,
+    inner=7.96, exposed=0.0104, merge=1.21, merge_rate=4010000, merge_part=0.22,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.404, latency=0.401, step=0.0201, special=113000, plain=1000000, l2_rate=120000, request_rate=24500, narrow=1, ragged=1,
-    warp_rate=1230, sync=0.00058, live=1.6, spills=6, overlap=0.349, flying=20000, bandwidth=4410000, sharp=1.81, rounds=2.99, inner=2.66,
-    exposed=0.01, merge=4.73, merge_rate=2720000, merge_part=0.00283,
+    launch=4.5, start=0.394, latency=0.402, step=0.0242, special=131000, plain=1000000, l2_rate=120000, request_rate=24300, narrow=1, ragged=1,
+    warp_rate=1490, sync=0.000161, live=1.6, spills=6, overlap=0.488, flying=20000, bandwidth=4400000, sharp=1.81, rounds=2.93, inner=2.7,
+    exposed=0.01, merge=4.86, merge_rate=2910000, merge_part=0.0022,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}

@@ -224,14 +224,15 @@ class _Count:
         narrow, reads = False, []
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
-            amount, vector, tile = self._load(access.read, each)
-            amount *= self.times(access.around, access.whole)
+            amount, asked, vector, tile = self._load(access.read, each)
+            times = self.times(access.around, access.whole)
+            amount, asked = amount * times, asked * times
             aligned = access.read.tensor in plan.aligned
             moved += amount
             if aligned or vector >= VECTOR:
-                requests += amount / VECTOR
+                requests += asked / VECTOR
             else:
-                short += amount / vector
+                short += asked / vector
             narrow = narrow or (vector < ASYNC and not aligned and len(access.read.labels) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
@@ -257,18 +258,19 @@ class _Count:
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
 
-    def _load(self, read: Read, each: int) -> tuple[float, float, float]:
-        """Return (bytes that a program loads once, bytes of one load of a thread, bytes of one iteration's tile)."""
-        amount = tile = float(each)
+    def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
+        """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
+        amount = asked = tile = float(each)
         for x, divisor in read.labels:
             amount *= max(1.0, self.of(self.extent, x) / divisor)
+            asked *= max(1.0, self.of(self.filled, x) / divisor)
             tile *= max(1.0, self.of(self.loaded, x) / divisor)
         run = float(each)
         for x in read.last:
             run *= self.of(self.loaded, x)
         if run < SECTOR and read.last and read.last[0] in self.count:
             amount *= SECTOR / run
-        return amount, max(each, min(self._vector(read.last, each), run)), tile
+        return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of one load, by the alignment of rows."""
