@@ -37,7 +37,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     busy, waiting = _busy(work, config, c), _waiting(work, config, c)
     alone = _either(busy, waiting, c.rounds)
     full, rest = divmod(work.programs, slots)
-    crowded = _either(work.held * busy, waiting, c.rounds)
+    again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
+    crowded = _either(work.held * busy, again, c.rounds)
     computing = c.start + full * crowded
     if rest:
         last = _either(-(-rest // cores) * busy, waiting, c.rounds)
@@ -51,6 +52,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     took = c.launch + _either(computing, moving, c.sharp)
     if work.merged:
         took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
+    if work.fetched:
+        took += c.described
     if work.copied:
         took += c.merge + work.copied / c.bandwidth
     return took
