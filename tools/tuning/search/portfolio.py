@@ -77,7 +77,7 @@ def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERAT
 
 
 def dispatched(rows: list[Row], work: TuningProblem) -> Row | None:
-    """Return the row that the dispatcher takes for these sizes; None if it takes the default schedule."""
+    """Return the row that the dispatcher takes for these sizes, unless the default schedule is better than a far one; None if no row is usable."""
     wanted = row_of(work, "")
     return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, time_model(work.group)) if not c.refused), None)
 
