@@ -81,7 +81,7 @@ class KernelPlan:
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.stored or f.name in known.outputs]
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
-        self.loops = list(dict.fromkeys([((*f.labels, *f.reduced), self._whole(f)) for f, _ in self.members]))
+        self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
 
     def _order(self) -> tuple[tuple[str, int, bool], ...]:
@@ -135,13 +135,22 @@ class KernelPlan:
 
     def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
         """Return the loops around a read that do not advance it, outside of one that does."""
-        loops, own = [*func.labels, *func.reduced], {x for x, _ in read.labels}
+        own = {x for x, _ in read.labels}
+        nest = next((nest for nest in _nests(func) if own & {*func.reduced} <= {*nest}), func.reduced)
+        loops = [*func.labels, *nest]
         last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
         return tuple([x for x in loops[: last + 1] if x not in own])
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
         return _Count(self, sizes, itemsize, target).work(live)
+
+
+def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:
+    """Return the labels that each nest of loops of a Func adds over: products of different sums run one after another."""
+    found = tuple(dict.fromkeys(p.reduced for p in func.products))
+    apart = len(found) > 1 and {x for nest in found for x in nest} == {*func.reduced} and sum(map(len, found)) == len(func.reduced)
+    return found if apart else (func.reduced,)
 
 
 @lru_cache(maxsize=4096)

@@ -13,6 +13,7 @@ from .outline import Known
 if TYPE_CHECKING:
     from ...codegen.target import Target
 
+QUARTERS = 4  #: parts that a tail cuts the blocks of a last wave into
 GROUP = 4  #: warps that multiply together
 GROUP_ROWS = 64  #: rows of their tile
 
@@ -42,6 +43,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     computing = c.start + full * crowded
     if rest:
         last = _either(-(-rest // cores) * busy, waiting, c.rounds)
+        if config.tail and full:  # a kernel of its own, in quarters of the blocks
+            last = min(last, c.quartered * _either(-(-QUARTERS * rest // cores) * busy / QUARTERS, waiting / QUARTERS, c.rounds))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1

@@ -13,8 +13,8 @@ from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
 from ..cost.candidate_time import CandidateTime
 from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem
-from .program_order import causal_program_order
 from .gemm_candidates import GemmTile, parts, tiles
+from .program_order import causal_program_order
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
 TILED = 128  #: extent that fills a tile
@@ -111,11 +111,13 @@ class _Product:
             if room < 2:
                 continue
             of, blocks = of._replace(stages=min(of.stages, room)), self._blocks(m, n, of.rows, of.columns, batch)
-            yield self._statements(of)
+            large = through and blocks >= cores // 2 and min(of.rows, of.columns) >= 64
+            if not (large and len(self.dots) > 1):  # addresses would take registers that the accumulators need
+                yield self._statements(of)
             steps = k // of.depth
             for count in parts(blocks, steps, cores):
                 yield self._statements(of, parts=count)
-            if through and blocks >= cores // 2 and min(of.rows, of.columns) >= 64:
+            if large:
                 yield self._statements(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._statements(of, (*through, *tail))
