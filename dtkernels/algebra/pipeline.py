@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
-from ..lang.schedule import Fused, Primitive, Program, Schedule, host
+from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import (
     extract_nested_reductions,
     extract_reductions_for_gradient,
@@ -131,11 +131,11 @@ def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
     for p in schedule.primitives:
         if p.func not in algorithm:
             continue
-        if p.name == "fuse_at":
-            consumer, label = p.args
+        if isinstance(p, FuseAt) and p.name == "fuse_at":
+            consumer, label = p.consumer, p.label
             while consumer not in algorithm and consumer in fused:
                 consumer, label = fused[consumer]
-            p = Primitive(p.func, p.name, (consumer, label), p.pos)
+            p = replace(p, args=(consumer, label))
         kept.append(p)
     return Schedule(tuple(kept))
 
@@ -155,7 +155,7 @@ def place_derived(before: Algorithm, after: Algorithm, schedule: Schedule) -> Sc
         place = _fusion_point(d.name, [held] if held else users, fused, after)
         if place is not None:
             fused[d.name] = place
-            new += [Primitive(d.name, "fuse_at", place), *([Primitive(d.name, "store")] if held else [])]
+            new += [FuseAt(d.name, "fuse_at", place), *([Bare(d.name, "store")] if held else [])]
         elif like := next((u.name for u in users if _same_iteration_space(u, d)), None):
             new += [replace(p, func=d.name) for p in schedule.primitives if p.func == like and p.name in _TILING_PRIMITIVES]
     return Schedule(tuple(new))

@@ -17,7 +17,7 @@ from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.schedule import Primitive, Program, Schedule, host
+from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .fit_resources import fit_resources
 from .output_fusion import fused_outputs, in_rows, inputs_at
@@ -55,7 +55,7 @@ def schedules(
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
-        compiled = tuple(Primitive(o, "compile") for o in outputs)
+        compiled = tuple(Bare(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
         if f.stores_redundantly(fused, tiles):
             continue
@@ -117,7 +117,7 @@ class _Fusion:
         members = [root]
         inside = {p.func for p in fused if p.name == "fuse_at"} - {p.func for p in fused if p.name == "store"} - set(self.outputs)
         for m in members:
-            members += [p.func for p in fused if p.name == "fuse_at" and p.args[0] == m and p.func not in members]
+            members += [p.func for p in fused if isinstance(p, FuseAt) and p.name == "fuse_at" and p.consumer == m and p.func not in members]
             again = [
                 a.tensor for a in ex.accesses(self.algorithm[m].expr) if a.tensor in inside
             ]  # fused elsewhere, and computed here once more
@@ -177,7 +177,8 @@ class _Fusion:
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
         inner |= used
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
-        found = [Primitive(o, "fuse_at", place) for o, place in joined.items()] + [p.primitive() for p in shared if p.cut]
+        found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
+        found += [p.primitive() for p in shared if p.cut]
         for d in reversed(self.algorithm.definitions):
             if d.name in self.outputs and d.name not in inner or d.name in {p.func for p in shared if p.cut}:
                 hosts.setdefault(d.name, {d.name})
@@ -192,12 +193,12 @@ class _Fusion:
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
                 hosts[d.name] = {root}
-                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
+                found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, reduction_labels(self.algorithm, root)[-1]))]
             elif not place and storing and (root := self._consumer_to_join(d.name, roots)):
                 hosts[d.name], common = {root}, [label for label in self.algorithm[root].labels if label in d.labels]
-                found += [Primitive(d.name, "store"), Primitive(d.name, "fuse_at", (root, common[-1]))]
+                found += [Bare(d.name, "store"), FuseAt(d.name, "fuse_at", (root, common[-1]))]
             elif place:
-                found.append(Primitive(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
+                found.append(FuseAt(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
         return (*reversed(found), *self._stored_sums({p.func for p in found}))
 
     def _loads_sum_operands(self, output: str, root: str) -> bool:
@@ -220,7 +221,7 @@ class _Fusion:
                 same = o not in fused and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
                 both = (*own, *reduced)
                 if same and self._precedes_readers(o, f) and inputs_at(self.shape, f, both) & inputs_at(self.shape, o, both) and self.algorithm.needed_by((f,)) == (f,):
-                    found += [Primitive(f, "fuse_at", (o, reduced[-1])), Primitive(f, "store")]
+                    found += [FuseAt(f, "fuse_at", (o, reduced[-1])), Bare(f, "store")]
                     break
         return tuple(found)
 

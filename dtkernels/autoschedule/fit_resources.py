@@ -14,7 +14,7 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
-from ..lang.schedule import Primitive, Program, Schedule, Sized
+from ..lang.schedule import Names, Number, Primitive, Program, Schedule, Sized, Sizes
 
 _NARROWEST = 16  #: of a tile of a product
 
@@ -80,19 +80,19 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     schedule = program.schedule
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
     if has_matrix_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
-        by_pointers = _with(program, Primitive(kernel.func, "descriptor", loads))
+        by_pointers = _with(program, Names(kernel.func, "descriptor", loads))
         if has_room(kernel.func, by_pointers):
             yield by_pointers
     stages = range(kernel.num_stages - 1, 0, -1) if has_matrix_product(kernel.body) else ()
-    fewer = [_with(program, Primitive(kernel.func, "num_stages", (n,))) for n in stages]
+    fewer = [_with(program, Number(kernel.func, "num_stages", (n,))) for n in stages]
     yield from (p for p in fewer[:-1] if has_room(kernel.func, p))
     narrowest = _NARROWEST if has_matrix_product(kernel.body) else 1
     tiles, blocks = schedule.sizes(kernel.func, "tensorize"), schedule.sizes(kernel.func, "block")
     widths = {label: tile or next_power_of_two(sizes[label]) for label, tile in tiles.items()}
     for label in sorted((w for w in widths if widths[w] > narrowest), key=lambda w: -widths[w]):
         half = Sized(label, widths[label] // 2)
-        changed = [Primitive(kernel.func, "tensorize", (half,))]
-        changed += [Primitive(kernel.func, "block", (half,))] if blocks.get(label) == tiles[label] else []
+        changed = [Sizes(kernel.func, "tensorize", (half,))]
+        changed += [Sizes(kernel.func, "block", (half,))] if blocks.get(label) == tiles[label] else []
         yield _with(program, *changed)
     yield from fewer
 
@@ -107,8 +107,8 @@ def _with(program: Program, *more: Primitive) -> Program:
             kept.append(p)
         elif p.name == "descriptor":
             kept.append(new)
-        elif p.name != "num_stages":
-            sizes = {a.label: a for a in (*p.args, *new.args)}  # type: ignore[union-attr]
-            kept.append(replace(p, args=tuple(sizes[a.label] for a in p.args)))  # type: ignore[union-attr]
+        elif isinstance(p, Sizes) and isinstance(new, Sizes):
+            sizes = {a.label: a for a in (*p.sizes, *new.sizes)}
+            kept.append(replace(p, args=tuple(sizes[a.label] for a in p.sizes)))
     kept += [p for p in more if p.name == "num_stages"]
     return replace(program, schedule=Schedule(tuple(kept)))

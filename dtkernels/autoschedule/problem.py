@@ -117,9 +117,10 @@ class SchedulingProblem:
         grouped: tuple[str, str, int] | None = None,
         share: int = 0,
         extra: tuple[Primitive, ...] = (),
+        parts: int = 0,
     ) -> tuple[Primitive, ...]:
         """Return the primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
-        wanted a multiprocessor, to which a long reduction is split if need be."""
+        wanted a multiprocessor, to which a long reduction is split if need be; ``parts``: into how many it is split instead."""
         found = []
         if block:
             found.append(Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())))
@@ -130,9 +131,9 @@ class SchedulingProblem:
             rest = tuple(label for label in block if label not in grouped)
             inner = self.unused_label(row)
             found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
-        parts = self._split_parts(root, block, tile, share)
-        if parts:
-            found.append(Primitive(root, "split", parts))
+        split = self._split_parts(root, block, tile, share, parts)
+        if split:
+            found.append(Primitive(root, "split", split))
         return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
 
     def unused_label(self, label: str) -> str:
@@ -146,14 +147,16 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
-    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int) -> tuple[Sized, ...]:
-        """Split a long reduction over programs if the blocks alone would leave multiprocessors idle."""
+    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> tuple[Sized, ...]:
+        """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""
         programs = self.programs(block)
         looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
         wanted = self.target.multiprocessors * share
-        if not looped or 2 * programs > wanted:
+        if not looped or not parts and 2 * programs > wanted:
             return ()
         longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
+        if parts:
+            return (Sized(longest, parts),)
         others = math.prod(-(-self.sizes[k] // tile[k]) for k in looped if k != longest)
         parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // max(1, 4 // max(1, others)))
         return (Sized(longest, whole_parts(parts)),) if parts >= 2 else ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import ClassVar, Literal, TypeVar, overload
 
 from .algorithm import Algorithm
 from .errors import Position
@@ -74,15 +74,188 @@ SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: fractions of exponentials that a p
 
 @dataclass(frozen=True)
 class Primitive:
-    """One schedule statement, ``func.name(args);``"""
+    """One schedule statement, ``func.name(args);``. ``Primitive(...)`` makes one of the class of its form, a subclass."""
 
     func: str
     name: str
-    args: tuple[Any, ...] = ()  #: of type ``Argument``; the checks enforce the form in PRIMITIVES
+    args: tuple[Argument, ...] = ()
     pos: Position | None = field(default=None, compare=False, repr=False)
+
+    takes: ClassVar[tuple[type, ...]] = ()  #: types of an argument
+    count: ClassVar[tuple[int, int]] = (1, 99)  #: fewest and most arguments
+
+    def __new__(cls, func: str = "", name: str = "", args: tuple[Argument, ...] = (), pos: Position | None = None) -> Primitive:
+        """Choose the class; copies and pickles give no arguments."""
+        return object.__new__(_class_of(name, args) if cls is Primitive else cls)
+
+    @classmethod
+    def fits(cls, args: tuple[Argument, ...]) -> bool:
+        """Return whether ``args`` are of the form."""
+        return cls.count[0] <= len(args) <= cls.count[1] and all(isinstance(a, cls.takes) for a in args)
 
     def __str__(self) -> str:
         return f"{self.func}.{self.name}({', '.join(map(str, self.args))});"
+
+
+@dataclass(frozen=True)
+class Bare(Primitive):
+    """``f.store()``"""
+
+    name: Literal["compile", "compile_to_kernel", "persistent", "store", "align"]
+    args: tuple[()] = ()
+    count = (0, 0)
+
+
+@dataclass(frozen=True)
+class Sizes(Primitive):
+    """``f.block(x:16, y:128)``"""
+
+    name: Literal["block", "tensorize", "split", "stages", "unroll", "tail"]
+    args: tuple[Sized, ...]
+    takes = (Sized,)
+
+    @property
+    def sizes(self) -> tuple[Sized, ...]:
+        """Return the labels with their sizes."""
+        return self.args
+
+
+@dataclass(frozen=True)
+class Number(Primitive):
+    """``f.num_warps(8)``"""
+
+    name: Literal["num_warps", "num_stages", "cluster", "maxnreg"]
+    args: tuple[int]
+    takes = (int,)
+    count = (1, 1)
+
+    @property
+    def number(self) -> int:
+        """Return the argument."""
+        return self.args[0]
+
+
+@dataclass(frozen=True)
+class Names(Primitive):
+    """``f.descriptor(A, B)``: tensors; ``f.reorder(i, j)``: labels"""
+
+    name: Literal["descriptor", "stage", "specialize", "reorder"]
+    args: tuple[str, ...]
+    takes = (str,)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Return the tensors or labels."""
+        return self.args
+
+
+@dataclass(frozen=True)
+class SpecializeWarps(Primitive):
+    """``f.specialize_warps(k)``"""
+
+    name: Literal["specialize_warps"]
+    args: tuple[str]
+    takes = (str,)
+    count = (1, 1)
+
+    @property
+    def label(self) -> str:
+        """Return the label of the loop."""
+        return self.args[0]
+
+
+@dataclass(frozen=True)
+class FuseAt(Primitive):
+    """``f.fuse_at(g, k)``, or in parts ``f.parts_at(g, n)``"""
+
+    name: Literal["fuse_at", "parts_at"]
+    args: tuple[str, str]
+    takes = (str,)
+    count = (2, 2)
+
+    @property
+    def consumer(self) -> str:
+        """Return the Func whose kernel computes this one."""
+        return self.args[0]
+
+    @property
+    def label(self) -> str:
+        """Return the label of the consumer's loop, or blocks."""
+        return self.args[1]
+
+
+@dataclass(frozen=True)
+class Map(Primitive):
+    """``f.map(x:x1/8, y, x1)``"""
+
+    name: Literal["map"]
+    args: tuple[str | Grouped, ...]
+    takes = (str, Grouped)
+
+    @property
+    def order(self) -> tuple[str | Grouped, ...]:
+        """Return the labels, slowest first."""
+        return self.args
+
+    @property
+    def groups(self) -> tuple[Grouped, ...]:
+        """Return the labels in groups."""
+        return tuple(a for a in self.args if isinstance(a, Grouped))
+
+
+@dataclass(frozen=True)
+class Evict(Primitive):
+    """``f.evict(A:first)``"""
+
+    name: Literal["evict"]
+    args: tuple[Named, ...]
+    takes = (Named,)
+
+    @property
+    def policies(self) -> tuple[Named, ...]:
+        """Return the tensors with their policies."""
+        return self.args
+
+
+@dataclass(frozen=True)
+class Approximate(Primitive):
+    """``f.approximate(tanh, exp:1/4)``"""
+
+    name: Literal["approximate"]
+    args: tuple[str | Share, ...]
+    takes = (str, Share)
+
+    @property
+    def functions(self) -> tuple[str | Share, ...]:
+        """Return the functions, in whole or a share of their evaluations."""
+        return self.args
+
+
+@dataclass(frozen=True)
+class IllFormed(Primitive):
+    """A statement whose arguments do not have the form of its primitive; the checks refuse it."""
+
+
+_CLASSES: dict[str, type[Primitive]] = {
+    "": Bare, "label:size*": Sizes, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
+    "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
+}  # fmt: skip
+
+
+def _class_of(name: str, args: tuple[Argument, ...]) -> type[Primitive]:
+    """Return the class of the primitive's form, if the arguments have that form."""
+    found = _CLASSES[PRIMITIVES[name]] if name in PRIMITIVES else IllFormed
+    return found if found.fits(args) else IllFormed
+
+
+P = TypeVar("P", bound=Primitive)
+
+
+def subject(argument: Argument) -> str:
+    """Return the label, tensor or function that an argument names."""
+    if isinstance(argument, (Sized, Grouped)):
+        return argument.label
+    return argument.name if isinstance(argument, (Named, Share)) else str(argument)
 
 
 @dataclass(frozen=True)
@@ -91,18 +264,24 @@ class Schedule:
 
     primitives: tuple[Primitive, ...] = ()
 
-    def of(self, func: str, name: str) -> tuple[Primitive, ...]:
-        """Return the statements ``func.name(...)``."""
-        return tuple(p for p in self.primitives if p.func == func and p.name == name)
+    @overload
+    def of(self, func: str, name: str) -> tuple[Primitive, ...]: ...
+
+    @overload
+    def of(self, func: str, name: str, form: type[P]) -> tuple[P, ...]: ...
+
+    def of(self, func: str, name: str, form: type[Primitive] = Primitive) -> tuple[Primitive, ...]:
+        """Return the statements ``func.name(...)``, those of the class ``form``."""
+        return tuple(p for p in self.primitives if p.func == func and p.name == name and isinstance(p, form))
 
     def sizes(self, func: str, name: str) -> dict[str, int]:
         """Return label -> size over all statements ``func.name(label:size, ...)``; the last one wins."""
-        return {a.label: a.size for p in self.of(func, name) for a in p.args if isinstance(a, Sized)}
+        return {a.label: a.size for p in self.of(func, name, Sizes) for a in p.sizes}
 
     def number(self, func: str, name: str) -> int | None:
         """Return the argument of the last ``func.name(number)``; None if there is none."""
-        found = self.of(func, name)
-        return found[-1].args[0] if found else None  # type: ignore[return-value]
+        found = self.of(func, name, Number)
+        return found[-1].number if found else None
 
     def names(self, func: str, name: str) -> tuple[str, ...]:
         """Return the plain-name arguments of all statements ``func.name(a, b)``."""
@@ -110,7 +289,7 @@ class Schedule:
 
     def share(self, func: str) -> tuple[int, int] | None:
         """Return part and whole of the last ``func.approximate(exp:part/whole)``; None if there is none."""
-        found = [a for p in self.of(func, "approximate") for a in p.args if isinstance(a, Share)]
+        found = [a for p in self.of(func, "approximate", Approximate) for a in p.functions if isinstance(a, Share)]
         return (found[-1].part, found[-1].whole) if found else None
 
     def written(self) -> frozenset[str]:
@@ -119,7 +298,7 @@ class Schedule:
 
     def fused(self) -> Fused:
         """Return func -> (consumer, label) of its ``fuse_at``."""
-        return {p.func: (p.args[0], p.args[1]) for p in self.primitives if p.name == "fuse_at" and len(p.args) == 2}  # type: ignore[misc]
+        return {p.func: (p.consumer, p.label) for p in self.primitives if isinstance(p, FuseAt) and p.name == "fuse_at"}
 
     def __add__(self, other: Schedule) -> Schedule:
         return Schedule(self.primitives + other.primitives)
@@ -153,7 +332,7 @@ class Program:
 
     def implied(self) -> tuple[Primitive, ...]:
         """Return the implicit ``compile()`` of outputs. Passes that add Funcs state it, so that the outputs stay the same."""
-        return tuple(Primitive(o, "compile") for o in self.outputs() if not any(self.schedule.of(o, n) for n in ("compile", "compile_to_kernel")))
+        return tuple(Bare(o, "compile") for o in self.outputs() if not any(self.schedule.of(o, n) for n in ("compile", "compile_to_kernel")))
 
     def without_wrapper(self) -> frozenset[str]:
         """Return the Funcs with ``compile_to_kernel()`` and no wrapper."""

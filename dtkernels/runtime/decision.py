@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..autoschedule.cost.outline import Known, Outline
 from ..codegen.target import Target
-from .select.quantization_cost import scaled
 from .select.row_ranking import Candidate
 from .select.schedule_selection import Call, Choice, choose
 from .select.shape_buckets import PlannedKernel, ScheduleCache
@@ -57,15 +57,12 @@ def describe_candidate(candidate: Candidate, sizes: dict[str, int]) -> str:
 
 
 def times(candidate: Candidate, sizes: dict[str, int]) -> str:
-    """Format a row's time at its own sizes, and the estimate at ``sizes`` where they differ."""
+    """Format a row's time at its own sizes."""
     row = candidate.row
     if row.microseconds is None:
         return "not measured"
     text = f"{'measured' if row.measured else 'estimated'} {row.microseconds:g} us"
-    if sizes == row.sizes:
-        return text
-    here = None if candidate.refused else scaled(row, sizes)
-    return f"{text} at its sizes" + (f", estimated {here:.4g} us at these" if here is not None else "")
+    return text if sizes == row.sizes else f"{text} at its sizes"
 
 
 def direction_of(subject: Call) -> str:
@@ -76,7 +73,7 @@ def direction_of(subject: Call) -> str:
 def make_decision(subject: Call, dtype: str, path: str, choice: Choice, planned: PlannedKernel, candidate: Candidate | None) -> Decision:
     """Build the decision for ``choice``, which runs ``planned``: by ``candidate``, or by the default schedule if it is None."""
     if candidate is not None:
-        why = f"nearest row that fits: {candidate.row.title()}; {candidate.distance_text()}, {times(candidate, choice.sizes)}"
+        why = f"row {candidate.row.title()}, {candidate.distance_text()}, {times(candidate, choice.sizes)}: {_reason(candidate, choice)}"
         schedule = candidate.row.schedule
     else:
         why = f"default schedule{_anchor_note(planned.asked, choice.sizes)}: {choice.why_no_row()}{_alternatives_note(subject, choice)}"
@@ -84,6 +81,14 @@ def make_decision(subject: Call, dtype: str, path: str, choice: Choice, planned:
     others = tuple(c for c in choice.considered if c is not candidate and (candidate is None or c.row is not candidate.row))[:SHOWN]
     row, distance = (candidate.row, candidate.distance) if candidate else (None, None)
     return Decision(direction_of(subject), path, choice.sizes, row, distance, why, schedule, others)
+
+
+def _reason(candidate: Candidate, choice: Choice) -> str:
+    """Say why a row is taken, and what the next other schedule is predicted to take."""
+    if candidate.row.sizes == choice.sizes and candidate.exact:
+        return "tuned at these sizes"
+    other = next((c for c in choice.usable if c.row.schedule != candidate.row.schedule), None)
+    return "the fastest predicted" + (f", before {other.predicted:.4g} us" if other is not None else "")
 
 
 def expected_path(candidate: Candidate | None) -> str:
@@ -100,16 +105,10 @@ def look_up(
     """
     fixed = frozenset(label for label in algorithm.labels if algorithm.constant_extent(label) is not None)
     known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None}
-    choice = choose(subject, dtype, known, target, pitches(algorithm))
-    planned = ScheduleCache(lambda: algorithm, outputs, fixed).plan(choice, types, target)
+    outline, cache = Known(Outline.of(algorithm), outputs), ScheduleCache(lambda: algorithm, outputs, fixed)
+    choice = cache.compete(choose(subject, dtype, known, target, outline), dtype, types, outline, target)
+    planned = cache.plan(choice, types, target)
     return make_decision(subject, dtype, expected_path(planned.candidate), choice, planned, planned.candidate), planned, choice
-
-
-def pitches(algorithm: Algorithm) -> frozenset[str]:
-    """Return the labels of inputs' last dimensions, see ``row_ranking.distance``."""
-    from ..codegen.emit.module import plain_labels
-
-    return frozenset(labels[-1] for n in algorithm.inputs if len(labels := plain_labels(algorithm, n)) > 1 and labels[-1])
 
 
 def _alternatives_note(subject: Call, choice: Choice) -> str:
@@ -135,4 +134,4 @@ def _anchor_note(asked: dict[str, int], sizes: dict[str, int]) -> str:
     return f", made for sizes {' '.join(f'{k}={v}' for k, v in asked.items())}" if asked != sizes else ""
 
 
-__all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "describe_candidate", "direction_of", "expected_path", "call_kind_words", "look_up", "make_decision", "pitches", "times"]
+__all__ = ["LOOKED_UP", "SHOWN", "TO_COMPILE", "Decision", "make_decision", "describe_candidate", "direction_of", "expected_path", "call_kind_words", "look_up", "times"]

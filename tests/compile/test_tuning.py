@@ -257,7 +257,7 @@ def test_the_row_of_a_size_is_the_one_that_the_dispatcher_takes():
     near, far_away, here = (works("softmax", sizes={"x": x, "y": 256})[0] for x in (1024, 65536, 900))
     rows = [row_of(w, "softmax.block(x:4); softmax.tensorize(x:4, y:0);") for w in (near, far_away)]
     assert dispatched(rows, here) == rows[0]
-    assert dispatched(rows[1:], here) is None
+    assert dispatched(rows[1:], here) == rows[1] and dispatched([], here) is None
 
 
 # -- the command --------------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def test_a_call_of_a_rows_sizes_takes_that_row_prebuilt(path):
     for group, same in groupby(sorted(rows, key=lambda row: str(kind(row))), key=kind):
         _, variant = variants_of(group)
         for row in same:
-            asked = (variant.subject, row.dtype, dict(row.sizes), to, variant.signature.pitches())
+            asked = (variant.subject, row.dtype, dict(row.sizes), to, variant.dispatch.known_outline)
             first, quick = choose(*asked).usable[:1], nearest(*asked)
             taken = [c.row.title() for c in (*first, quick) if c is not None and (not c.exact or c.row != row)]
             if not first or quick is None or taken or not row.binaries or not built.issuperset(row.binaries):

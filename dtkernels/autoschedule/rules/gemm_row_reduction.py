@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Primitive, Sized
+from ...lang.schedule import Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
 from ..problem import WHOLE_SIDE, SchedulingProblem
 
@@ -77,7 +77,7 @@ def _split(shape: SchedulingProblem, root: str, block: dict[str, int], row: str,
     """Split the row reduction over programs if blocks of rows alone leave multiprocessors idle."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
     parts = min(last_power_of_two(wanted), _max_parts(shape, row, width))
-    return (Primitive(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
+    return (Sizes(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
 
 
 def _fills_gpu(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> bool:

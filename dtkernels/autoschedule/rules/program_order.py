@@ -6,7 +6,7 @@ import math
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Grouped, Primitive
+from ...lang.schedule import Grouped, Map, Primitive
 from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem
 
@@ -37,7 +37,7 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
         else:
             outside.insert(0, label)
             fit = 0
-    return (Primitive(root, "map", (*outside, *order)),) if len(outside) < len(rest) else ()
+    return (Map(root, "map", (*outside, *order)),) if len(outside) < len(rest) else ()
 
 
 def _shared(shape: SchedulingProblem, members: list[str], row: str) -> list[ex.Access]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ...lang.schedule import APPROXIMATIONS, Named, Primitive, Sized
+from ...lang.schedule import APPROXIMATIONS, Approximate, Bare, Evict, Named, Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem
 
@@ -60,10 +60,10 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
     tile |= block
     extra = _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
     if passing:
-        extra = (Primitive(root, "stages", (Sized(reduced[0], 3),)),)
+        extra = (Sizes(root, "stages", (Sized(reduced[0], 3),)),)
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again:
-        extra = (*extra, Primitive(root, "evict", tuple(Named(t, "reread") for t in again)))
+        extra = (*extra, Evict(root, "evict", tuple(Named(t, "reread") for t in again)))
     most = min(32, 1024 // shape.target.warp_size)
     warps = 8 if passing else most if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
     return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
@@ -187,7 +187,7 @@ def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str
     if label is None or not fits or shape.target.backend != "cuda" or shape.programs(block) != shape.sizes[label]:
         return ()
     root = next(m for m in members if label in shape.algorithm[m].labels)
-    return Primitive(root, "persistent"), Primitive(root, "stages", (Sized(label, 3),))
+    return Bare(root, "persistent"), Sizes(root, "stages", (Sized(label, 3),))
 
 
 def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
@@ -202,7 +202,7 @@ def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> t
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
     found = tuple(f for f in APPROXIMATIONS if f in used)
-    return (Primitive(root, "approximate", found),) if known and found else ()
+    return (Approximate(root, "approximate", found),) if known and found else ()
 
 
 def _stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:

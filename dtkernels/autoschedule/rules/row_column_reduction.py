@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Primitive, Sized
+from ...lang.schedule import Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem, whole_parts
 from .reduction import approximations
@@ -42,7 +42,7 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     ahead = (shape.target.shared_bytes - SCRATCH) // (read * rows * width * shape.itemsize)  # steps that shared memory holds
     block = {label: 1 for label in labels if label not in along}
     tile = {**dict.fromkeys(down, 1), down[-1]: rows, **block, **dict.fromkeys((label for label in labels if label in along), 0)}
-    loop = (Primitive(root, "stages", (Sized(down[-1], min(STAGES, ahead + 1)),)),) if ahead else ()
+    loop = (Sizes(root, "stages", (Sized(down[-1], min(STAGES, ahead + 1)),)),) if ahead else ()
     shared = _split_rows(shape, root, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
     return shape.statements(root, block, tile, warps, 3, extra=(*shared, *loop, *approximations(shape, root, members)))
 
@@ -51,7 +51,7 @@ def _split_rows(shape: SchedulingProblem, root: str, steps: dict[str, int], prog
     """Split the rows over as many programs as run at once, ``share`` per multiprocessor, each with several steps to pipeline."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
-    return (Primitive(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
+    return (Sizes(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 
 def _row_sized_values(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:

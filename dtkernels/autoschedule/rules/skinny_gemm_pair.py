@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Primitive, Sized
+from ...lang.schedule import FuseAt, Number, Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
 from ..problem import WHOLE_CHAIN, SchedulingProblem
 
@@ -36,10 +36,11 @@ class SharedPass:
     wide: str
     cut: str = ""
 
-    def primitive(self) -> Primitive:
+    def primitive(self) -> FuseAt:
         """Return the statement."""
-        name, place = ("parts_at", self.cut) if self.cut else ("fuse_at", self.loop)
-        return Primitive(self.func, name, (self.host, place))
+        if self.cut:
+            return FuseAt(self.func, "parts_at", (self.host, self.cut))
+        return FuseAt(self.func, "fuse_at", (self.host, self.loop))
 
 
 def shared_passes(shape: SchedulingProblem) -> tuple[SharedPass, ...]:
@@ -60,7 +61,7 @@ def shared_pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, .
         if root == p.func and p.cut:
             own = tuple(label for label in shape.algorithm[root].labels if label != p.narrow)
             block, tile = tuple(Sized(x, 16) for x in own), (*(Sized(x, 16) for x in own), Sized(p.narrow, 0))
-            return Primitive(root, "block", block), Primitive(root, "tensorize", tile), *_launch(root, 4, 1)
+            return Sizes(root, "block", block), Sizes(root, "tensorize", tile), *_launch(root, 4, 1)
     return ()
 
 
@@ -118,12 +119,12 @@ def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, sta
     parts = min(shape.target.multiprocessors // blocks, shape.sizes[p.loop] // rows // 4)
     tile = {x: 0 if x == p.narrow else columns for x in shape.algorithm[p.host].labels} | {p.loop: rows}
     found = [
-        Primitive(p.host, "block", (Sized(p.wide, columns),)),
-        Primitive(p.host, "tensorize", tuple(Sized(x, n) for x, n in tile.items())),
+        Sizes(p.host, "block", (Sized(p.wide, columns),)),
+        Sizes(p.host, "tensorize", tuple(Sized(x, n) for x, n in tile.items())),
     ]
-    found += [Primitive(p.host, "split", (Sized(p.loop, last_power_of_two(parts)),))] if parts >= 2 else []
+    found += [Sizes(p.host, "split", (Sized(p.loop, last_power_of_two(parts)),))] if parts >= 2 else []
     return *found, *_launch(p.host, 8, stages)
 
 
 def _launch(root: str, warps: int, stages: int) -> tuple[Primitive, ...]:
-    return Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,))
+    return Number(root, "num_warps", (warps,)), Number(root, "num_stages", (stages,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import SHARES, Primitive, Share, Sized
+from ...lang.schedule import SHARES, Approximate, Bare, Names, Number, Primitive, Share, Sized, Sizes, SpecializeWarps
 from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem
 
@@ -55,21 +55,21 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
     return (
-        Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())),
-        Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
-        Primitive(root, "descriptor", (*sorted(read), *written)),
-        Primitive(root, "persistent"),
-        Primitive(root, "specialize_warps", (loop,)),
-        Primitive(root, "stages", (Sized(loop, deep),)),
+        Sizes(root, "block", tuple(Sized(k, v) for k, v in block.items())),
+        Sizes(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
+        Names(root, "descriptor", (*sorted(read), *written)),
+        Bare(root, "persistent"),
+        SpecializeWarps(root, "specialize_warps", (loop,)),
+        Sizes(root, "stages", (Sized(loop, deep),)),
         *_exponentials(shape, members, widest),
-        Primitive(root, "num_warps", (8,)),
+        Number(root, "num_warps", (8,)),
     )
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> tuple[Primitive, ...]:
     """Emulate an eighth of the exponentials where products of 64 columns take as long as these: measured 1 to 3% faster."""
     powers = any(isinstance(n, ex.Call) and n.fn == "exp" for m in members for n in shape.algorithm[m].expr.walk())
-    return (Primitive(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
+    return (Approximate(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
 
 
 def _rows(shape: SchedulingProblem, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:

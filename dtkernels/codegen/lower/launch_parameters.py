@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ...lang.schedule import Map
 from ..ir import nest
 from ..ir.nest import Assign, GridLabel, GridStep, Index, Kernel, Let, Load, Store, statements
 from .program_order import grid_order
@@ -42,7 +43,7 @@ def _grid(kernel: Kernel, options: KernelOptions) -> tuple[tuple[GridLabel, ...]
     blocked = {s.axis.label: s for s in statements(kernel.body) if isinstance(s, Index) and s.start.startswith("block")}
     whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
     grid = tuple(GridLabel(x, whole.get(x) or blocks[x]) for x in options.algorithm[options.root].labels if x in blocked)
-    order = grid_order(options.schedule.of(options.root, "map"), grid)
+    order = grid_order(options.schedule.of(options.root, "map", Map), grid)
     part = next((w for w in kernel.workspaces if w.name in kernel.writes), None)
     if part is None:
         return grid, order

@@ -12,7 +12,7 @@ from ...algebra.operand_types import OperandTypes
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Program, host
+from ...lang.schedule import Program, Sizes, host
 from ...lang.schedule_checks import reduction_labels
 from ..ir import nest
 from ..ir.integer_math import arithmetic, block_is_in_one_group, quotient
@@ -190,8 +190,8 @@ class _Lowering:
         """Lower, then raise DTError for an approximation of a function that is not computed, or for a tile of a loop that another Func has."""
         self.kernel()
         self.options.check_approximate(tuple(self.top.body))
-        for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize")):
-            for a in p.args:
+        for p in (p for m in self.options.members for p in self.schedule.of(m, "tensorize", Sizes)):
+            for a in p.sizes:
                 used = self.tiled.get(a.label, {})
                 if used and p.func not in used and a.size not in used.values():  # of parts_at, another kernel has the loop
                     of = next((f for f in used if f), self.root)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from ...lang.schedule import Grouped, Primitive
+from ...lang.schedule import Grouped, Map
 from ..ir.nest import GridLabel, GridStep
 
 
-def grid_order(maps: tuple[Primitive, ...], grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
+def grid_order(maps: tuple[Map, ...], grid: tuple[GridLabel, ...]) -> tuple[GridStep, ...]:
     """Return the steps of the order of blocks, slowest first; labels that the last ``map`` omits come slowest, in their order."""
-    args = maps[-1].args if maps else ()
-    groups = {a.inner: a for a in args if isinstance(a, Grouped)}
+    order = maps[-1].order if maps else ()
+    groups = {a.inner: a for a in order if isinstance(a, Grouped)}
     blocked = [g.label for g in grid]
     steps = []
-    for a in args:
+    for a in order:
         if isinstance(a, Grouped):
             steps.append(GridStep(a.label, "group", a.size, a.inner))
         elif a in groups:

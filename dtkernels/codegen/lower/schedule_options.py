@@ -7,7 +7,7 @@ from typing import TypedDict
 
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
-from ...lang.schedule import Primitive, Program, Share, host
+from ...lang.schedule import Approximate, Evict, Primitive, Program, Share, Sizes, host, subject
 from ..ir.nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
 
 #: primitive on a loop -> Triton's name for it
@@ -131,7 +131,7 @@ class KernelOptions:
 
     def evict(self) -> dict[str, str]:
         """Return the eviction policy that the schedule sets for each tensor."""
-        return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict") for a in p.args}  # type: ignore[union-attr]
+        return {a.name: a.choice for m in self.members for p in self.schedule.of(m, "evict", Evict) for a in p.policies}
 
     def _block_stages(self) -> list[int]:
         """Return the stages of the loop over blocks in a persistent kernel: those set on labels with blocks."""
@@ -157,20 +157,21 @@ class KernelOptions:
 
     def split(self) -> Split | None:
         """Return the reduction of this kernel that is split over programs, if any."""
-        asked = [(a, p) for p in self.schedule.primitives if p.name == "split" and host(p.func, self.fused) == self.root for a in p.args]
-        if len({a.label for a, _ in asked}) > 1:  # type: ignore[union-attr]
-            found = " and ".join(dict.fromkeys(a.label for a, _ in asked))  # type: ignore[union-attr]
-            raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)  # type: ignore[union-attr]
-        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None  # type: ignore[union-attr]
+        splits = [p for p in self.schedule.primitives if isinstance(p, Sizes) and p.name == "split"]
+        asked = [(a, p) for p in splits if host(p.func, self.fused) == self.root for a in p.sizes]
+        if len({a.label for a, _ in asked}) > 1:
+            found = " and ".join(dict.fromkeys(a.label for a, _ in asked))
+            raise DTError("one label of a kernel is split", found=found, allowed=asked[0][0].label, at=asked[-1][1].pos)
+        return Split(asked[-1][0].label, asked[-1][0].size, asked[-1][1].pos) if asked else None
 
     def check(self, body: tuple[Statement, ...], touched: frozenset[str]) -> None:
         """Raise DTError for an option on a loop or a tensor that this kernel does not have."""
         loads = frozenset(s.value.buffer for s in statements(body) if isinstance(s, Let) and isinstance(s.value, Load))
         for p in (p for m in self.members for name in ("descriptor", "evict") for p in self.schedule.of(m, name)):
             there, what = (loads, "that the kernel reads") if p.name == "evict" else (touched, "of the kernel")
-            for tensor in (getattr(a, "name", a) for a in p.args):
+            for tensor in map(subject, p.args):
                 if tensor not in there:
-                    raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)  # type: ignore[arg-type]
+                    raise DTError(f"{p.name} names a tensor {what}", found=tensor, allowed=", ".join(sorted(there)), at=p.pos)
         self._check_warps()
         looped = {s.axis.label for s in statements(body) if isinstance(s, Loop)}
         split = self.split()
@@ -179,7 +180,7 @@ class KernelOptions:
         if self._block_stages():
             looped |= set(self.schedule.sizes(self.root, "block"))
         for p in self._of_loops():
-            for label in (getattr(a, "label", a) for a in p.args):
+            for label in map(subject, p.args):
                 if label not in looped:
                     raise DTError(
                         f"{p.name} names a loop",
@@ -191,8 +192,8 @@ class KernelOptions:
     def check_approximate(self, body: tuple[Statement, ...]) -> None:
         """Raise DTError for an approximation of a function that the kernel does not compute on tiles, since it would have no effect."""
         there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
-        for p in (p for m in self.members for p in self.schedule.of(m, "approximate")):
-            for a in p.args:
+        for p in (p for m in self.members for p in self.schedule.of(m, "approximate", Approximate)):
+            for a in p.functions:
                 of = ("exp", "exp2") if isinstance(a, Share) else (a,)
                 if not there.intersection(of):
                     found = f"no {of[0]} of a tile in the kernel of {self.root}"

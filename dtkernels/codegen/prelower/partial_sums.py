@@ -19,7 +19,7 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.reserved_names import clashes
-from ...lang.schedule import Primitive, Program, Schedule, Sized
+from ...lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
 
 AT_ONCE = 8  #: parts whose loads overlap
@@ -27,14 +27,14 @@ AT_ONCE = 8  #: parts whose loads overlap
 
 def add_partial_sums(program: Program) -> Program:
     """Replace each ``parts_at`` in ``program`` by a Func of partial sums."""
-    for p in [p for p in program.schedule.primitives if p.name == "parts_at"]:
+    for p in [p for p in program.schedule.primitives if isinstance(p, FuseAt) and p.name == "parts_at"]:
         program = _cut(program, p)
     return program
 
 
-def _cut(program: Program, p: Primitive) -> Program:
+def _cut(program: Program, p: FuseAt) -> Program:
     algorithm: Algorithm = program.algorithm  # type: ignore[assignment]
-    schedule, (host, label) = program.schedule, p.args
+    schedule, host, label = program.schedule, p.consumer, p.label
     made, block = algorithm[p.func], schedule.sizes(host, "block").get(label, 0)
     node = _summed(made, label, p)
     loop = _loop(program, made, host, label, block, p)
@@ -49,8 +49,8 @@ def _cut(program: Program, p: Primitive) -> Program:
     first = algorithm.needed_by((host, *(a.tensor for a in ex.accesses(node) if a.tensor in algorithm)))  # the Funcs that the parts are computed from too
     changed = [replace(d, expr=d.expr.transform(change)) if d is made else d for d in algorithm.definitions]
     before, after = ([d for d in changed if (d.name in first) == early] for early in (True, False))
-    said = (Primitive(name, "fuse_at", (host, loop), p.pos), Primitive(name, "store", (), p.pos))
-    more = (Primitive(p.func, "unroll", (Sized(part, AT_ONCE),)),)
+    said = (FuseAt(name, "fuse_at", (host, loop), p.pos), Bare(name, "store", pos=p.pos))
+    more = (Sizes(p.func, "unroll", (Sized(part, AT_ONCE),)),)
     kept = tuple(q for q in schedule.primitives if q is not p)
     algorithm = algorithm.with_definitions((*before, parts, *after))
     algorithm = replace(algorithm, rvars=(*algorithm.rvars, part))

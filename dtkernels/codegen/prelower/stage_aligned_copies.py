@@ -24,7 +24,7 @@ from dataclasses import replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Named, Primitive, Program, Schedule, Sized
+from ...lang.schedule import Bare, Evict, Names, Primitive, Program, Schedule, Sized, Sizes
 from ...lang.schedule_checks import labels_in_kernel
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import free_name
@@ -35,11 +35,11 @@ ROWS, COLUMNS = 4, 256  #: block of a copy: 16 bytes a thread, with little waste
 
 def stage_aligned_copies(program: Program) -> Program:
     """Replace each ``stage`` in ``program`` by a Func that copies the input it names."""
-    asked = [p for p in program.schedule.primitives if p.name == "stage"]
+    asked = [p for p in program.schedule.primitives if isinstance(p, Names) and p.name == "stage"]
     known: dict[tuple[str, bool], str] = {}
     for p in asked:
-        for tensor in p.args:
-            program = _stage(program, p, str(tensor), known)
+        for tensor in p.names:
+            program = _stage(program, p, tensor, known)
     return replace(program, schedule=Schedule(tuple(p for p in program.schedule.primitives if p.name != "stage"))) if asked else program
 
 
@@ -78,15 +78,14 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     first = next(i for i, d in enumerate(changed) if d.name in members or any(a.tensor == name for a in ex.accesses(d.expr)))
 
     def renamed(q: Primitive) -> Primitive:
-        if q.name not in ("descriptor", "evict") or q.func not in members:
-            return q
-        return replace(
-            q,
-            args=tuple(name if a == tensor else replace(a, name=name) if isinstance(a, Named) and a.name == tensor else a for a in q.args),
-        )
+        if q.func in members and isinstance(q, Evict):
+            return replace(q, args=tuple(replace(a, name=name) if a.name == tensor else a for a in q.policies))
+        if q.func in members and isinstance(q, Names) and q.name == "descriptor":
+            return replace(q, args=tuple(name if t == tensor else t for t in q.names))
+        return q
 
     tile = tuple(Sized(label, COLUMNS if label == own[-1] else ROWS if label in own[-2:-1] else 1) for label in own)
-    copied = (Primitive(name, "block", tile), Primitive(name, "tensorize", tile), Primitive(name, "align"))
+    copied = (Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align"))
     new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *program.implied()))
     return Program(
         replace(
@@ -113,7 +112,7 @@ def _aligned(program: Program, p: Primitive, func: str) -> Program:
         raise DTError("stage names an input, or what another kernel makes for this one", found=func, allowed=allowed, at=p.pos)
     if program.schedule.of(func, "align"):
         return program
-    return replace(program, schedule=Schedule((*program.schedule.primitives, Primitive(func, "align", (), p.pos))))
+    return replace(program, schedule=Schedule((*program.schedule.primitives, Bare(func, "align", pos=p.pos))))
 
 
 def is_shift(expr: ex.Expr) -> bool:

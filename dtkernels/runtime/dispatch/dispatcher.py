@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
 import torch
 
+from ...autoschedule.cost.outline import Known, Outline
 from ...codegen.target import Target
 from ..bounded_cache import BoundedCache
 from ..build.jit_kernels import CompiledKernels
@@ -21,7 +23,7 @@ from ..launch.symbolic_replay import Allocating, LaunchTemplate, stand_ins, temp
 from ..launch.wrapper_recorder import Record, RecordedLaunch, host_text, record
 from ..log import log, warn_once
 from ..reference.launch_context import one_kernel_at_a_time
-from ..select.row_ranking import Candidate
+from ..select.row_ranking import FAR, Candidate, bucket_of
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
@@ -72,11 +74,11 @@ class Dispatcher:
     ):
         self.subject, self.signature, self.algorithm, self.outputs = subject, signature, algorithm, outputs
         self.device_target, self.precise = device_target, signature.precise
-        self._pitches = signature.pitches()
         self.programs = ScheduleCache(algorithm, outputs, frozenset(n for n, source in signature.sizes.items() if isinstance(source, int)))
         self._routes: BoundedCache[tuple, Route] = BoundedCache(REMEMBERED)
         #: by row and kind; empty after the first call, None where the wrapper cannot be traced
         self._templates: BoundedCache[tuple, list[LaunchTemplate] | None] = BoundedCache(REMEMBERED)
+        self._default_wins: BoundedCache[tuple, bool] = BoundedCache(REMEMBERED)  #: bucket of sizes -> whether the default schedule is better than every row
         self._compiled: set[str] = set()  #: sources whose compilation was logged
         self._kernels = CompiledKernels()
         self._emitted: BoundedCache[tuple, str] = BoundedCache(REMEMBERED)  #: emitted source by schedule and GPU; one serves many sizes
@@ -104,7 +106,7 @@ class Dispatcher:
             return route, results
 
     def choose(self, tensors: dict[str, torch.Tensor], target: Target | None = None) -> Choice:
-        """Rank the rows for these tensors, on ``target`` or their own device.
+        """Rank the rows and the default schedule for these tensors, on ``target`` or their own device.
 
         Where the tensors' dtypes differ, the rows are those for the dtype of the product with the most work.
         """
@@ -113,7 +115,15 @@ class Dispatcher:
         if not isinstance(types, int):
             dtype = types.main(self.algorithm(), self.signature.extents(tensors))
         target = target or self.device_target(next(iter(tensors.values())).device)
-        return choose(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
+        sizes = self.signature.extents(tensors)
+        choice = self.programs.compete(choose(self.subject, dtype, sizes, target, self.known_outline), dtype, types, self.known_outline, target)
+        self._default_wins.put(bucket_of(sizes), choice.default is not None)
+        return choice
+
+    @cached_property
+    def known_outline(self) -> Known:
+        """What the cost model knows of the algorithm."""
+        return Known(self.signature.outline or Outline.of(self.algorithm()), self.outputs)
 
     def types(self, tensors: dict[str, torch.Tensor]) -> int | InputTypes:
         """Return bytes per element of the inputs, or the dtype of each where products have dtypes of their own."""
@@ -143,10 +153,10 @@ class Dispatcher:
             return route
 
     def _stored(self, choice: Choice, tensors: dict, scalars: dict, coarse: bool) -> tuple[Route, list[torch.Tensor]] | None:
-        """Bind the nearest row's prebuilt kernels. ``coarse``: also builds that assume less alignment than the tensors have."""
+        """Bind the best row's prebuilt kernels. ``coarse``: also builds that assume less alignment than the tensors have."""
         if choice.table.store is None:
             return None
-        for candidate in choice.usable:
+        for candidate in choice.usable if coarse else choice.similar():
             found = self._prebuilt(candidate, choice.table.store, tensors, scalars, coarse) if candidate.exact else None
             if found is not None:
                 return Route(found[0], "prebuilt", candidate, choice), found[1]
@@ -210,8 +220,9 @@ class Dispatcher:
         if not traceable(values):
             return None
         dtype, target = DTYPE_NAMES[self.signature.result_dtype(tensors)], self.device_target(values[0].device)
-        candidate = nearest(self.subject, dtype, self.signature.extents(tensors), target, self._pitches)
-        if candidate is None:
+        sizes = self.signature.extents(tensors)
+        candidate = nearest(self.subject, dtype, sizes, target, self.known_outline)
+        if candidate is None or candidate.distance > FAR and self._default_wins.get(bucket_of(sizes), True):  # the default schedule competes
             return None
         for template in self._templates.get(self._kind(candidate, values)) or ():
             if (bound := template.at(values)) is not None:

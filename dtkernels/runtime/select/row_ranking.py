@@ -1,103 +1,79 @@
-"""Rank the rows of a table for a call: by distance in log2 of sizes, increased by what the schedule wastes at the call's sizes."""
+"""Rank the rows of a table for a call by predicted time: the cost model, corrected by the measured times of the rows."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import NamedTuple
 
+from ...autoschedule.cost.kernel_config import tiled_labels
 from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
-from .quantization_cost import cuts, quantization_cost
+from .evidence import Sizes, TimeModel, predictions
+from .size_buckets import bucket_anchor
 
-LIMIT = 2.0  #: beyond this distance a row is no better than the default schedule
+FAR = 1.5  #: from this distance on the default schedule competes with the row
 LIGHT = 0.25  #: weight of a label that only sets the number of blocks
 UNLIKE = 2.0  #: added to the squared distance where row and call differ in the alignment of a tensor's rows
-WASTE = 2.0  #: weight of the squared log2 of the quantization cost
-WASTED = 2.0  #: a row with a higher quantization cost is worse than the default schedule
 
 
 class Candidate(NamedTuple):
     """A row, its distance from the call, and the reason why it is refused ("" if it is not).
 
-    ``exact``: the row has exactly the call's parameters, so its binaries may run; otherwise a numeric parameter differs. ``wasted``: the
-    quantization cost of its schedule at the call's sizes.
+    ``exact``: the row has exactly the call's parameters, so its binaries may run; otherwise a numeric parameter differs.
+    ``predicted``: microseconds at the call's sizes, at the row's own sizes its time; infinite where it is refused.
     """
 
     row: Row
     distance: float
     refused: str = ""
     exact: bool = True
-    wasted: float = 1.0
-
-    @property
-    def reach(self) -> float:
-        """Return the key that rows are ordered by: the distance, increased by the quantization cost."""
-        return _reach(self.distance, self.wasted)
+    predicted: float = math.inf
 
     def distance_text(self) -> str:
-        """Describe the distance in a few words."""
-        return f"distance {self.distance:.2f}" + (f", quantization cost {self.wasted:.2f}x" if self.wasted >= 1.005 else "")
+        """Describe distance and prediction in a few words."""
+        return f"distance {self.distance:.2f}" + ("" if self.refused or not self.distance else f", predicted {self.predicted:.4g} us")
 
 
-def candidates(
-    rows: Iterable[Row], key: RowKey, sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()
-) -> list[Candidate]:
-    """Return the rows for ``key``, nearest first, the faster first at equal distance. Refused rows carry the reason.
+def candidates(rows: Iterable[Row], key: RowKey, sizes: dict[str, int], spec: str, model: TimeModel | None = None) -> list[Candidate]:
+    """Return the rows for ``key``: the usable ones, fastest first, then those that are refused, nearest first, with the reason.
 
     Rows that differ in a numeric parameter come last: a good schedule for one value is a good guess for another.
     """
-    return rank_rows(rows_of_kind(rows, key), sizes, spec, limit, pitches)
+    return rank_rows(rows_of_kind(rows, key), sizes, spec, model)
 
 
-def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, limit: float = LIMIT, pitches: frozenset[str] = frozenset()) -> list[Candidate]:
-    """Rank the pairs that ``rows_of_kind`` returns, as ``candidates`` does."""
-    logs, found = _logs(sizes), []
-    for row, exact in rows:
-        d = _distance(row, sizes, logs, pitches)
-        wasted = quantization_cost(row, sizes) if d <= limit else 1.0
-        found.append(Candidate(row, d, _refusal(row, sizes, spec, d, wasted, limit), exact, wasted))
-    return sorted(found, key=lambda c: (not c.exact, c.reach, c.row.microseconds or math.inf))
+def rank_rows(rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, model: TimeModel | None = None) -> list[Candidate]:
+    """Rank the pairs that ``rows_of_kind`` returns, as ``candidates`` does. Sizes are predicted at their bucket's anchors."""
+    model, rows = model or TimeModel.unknown(sizes), list(rows)
+    anchors = {label: bucket_anchor(n) for label, n in sizes.items()}
+    found: list[Candidate] = []
+    for exact in (True, False):
+        if own := [row for row, agrees in rows if agrees is exact]:
+            found += _ranked(own, exact, sizes, anchors, spec, model)
+    return found
 
 
-class NearbyRows:
-    """Find the first exact and usable row of ``rank_rows`` for calls of similar sizes, without ranking all rows.
+def _ranked(rows: list[Row], exact: bool, sizes: dict[str, int], anchors: dict[str, int], spec: str, model: TimeModel) -> list[Candidate]:
+    logs, pitches, asked = _logs(anchors), model.known.pitches, tuple(anchors.items())
+    refusals = [_refusal(row, sizes, spec) for row in rows]
+    near = sorted([(_distance(row, anchors, logs, pitches), i) for i, row in enumerate(rows) if row.spec == spec])
+    usable = {row.schedule for row, refused in zip(rows, refusals) if not refused}
+    times = predictions([(d, rows[i]) for d, i in near], model, asked, usable.__contains__)
+    exact_logs = logs if anchors == sizes else _logs(sizes)
+    found = []
+    for i, (row, refused) in enumerate(zip(rows, refusals)):
+        d = _distance(row, sizes, exact_logs, pitches)
+        own = row.sizes == sizes and not refused
+        there = math.inf if refused else row.microseconds if own and row.microseconds else times[row.schedule]
+        order = (bool(refused), not own, (row.microseconds or math.inf) if own else there, d, row.microseconds or math.inf, i)
+        found.append((order, Candidate(row, d, refused, exact, there)))
+    return [c for _, c in sorted(found, key=lambda pair: pair[0])]
 
-    ``sizes`` are those of the first call. Moving to other sizes changes each distance by at most the length of the step, where the
-    pitches' alignment stays the same. Rows further than the nearest by twice the step are therefore skipped.
-    """
 
-    REACH = 0.1  #: the longest step in log2 of sizes
-
-    def __init__(self, rows: Iterable[tuple[Row, bool]], sizes: dict[str, int], spec: str, pitches: frozenset[str]):
-        self.spec, self.pitches, self.logs = spec, pitches, _logs(sizes)
-        own = [(_distance(row, sizes, self.logs, pitches), i, row) for i, (row, exact) in enumerate(rows) if exact]
-        self.rows = sorted(own, key=lambda found: found[:2])
-
-    @staticmethod
-    def name(sizes: dict[str, int], pitches: frozenset[str]) -> tuple:
-        """Return the cache key of calls that one ``NearbyRows`` may serve."""
-        return tuple([(n.bit_length(), math.gcd(n, 8) if label in pitches else 0) for label, n in sizes.items()])
-
-    def first(self, sizes: dict[str, int]) -> tuple[bool, Candidate | None]:
-        """Return (whether ``sizes`` are near enough, the row to take)."""
-        logs = _logs(sizes)
-        step = math.sqrt(sum((logs[label] - log) ** 2 for label, log in self.logs.items()))
-        if step > self.REACH:
-            return False, None
-        best, key = None, (math.inf, math.inf, 0)
-        for there, place, row in self.rows:
-            if there - step - 1e-9 > key[0]:
-                break
-            d = _distance(row, sizes, logs, self.pitches)
-            if d > min(key[0], LIMIT):  # the quantization cost only increases it
-                continue
-            wasted = quantization_cost(row, sizes)
-            found = (_reach(d, wasted), row.microseconds or math.inf, place)
-            if found < key and not _refusal(row, sizes, self.spec, d, wasted, LIMIT):
-                best, key = Candidate(row, d, wasted=wasted), found
-        return True, best
+def bucket_of(sizes: dict[str, int]) -> Sizes:
+    """Return the anchors of sizes: calls with equal ones are decided once."""
+    return tuple([(label, bucket_anchor(n)) for label, n in sizes.items()])
 
 
 def _logs(sizes: dict[str, int]) -> dict[str, float]:
@@ -110,18 +86,10 @@ def rows_of_kind(rows: Iterable[Row], key: RowKey) -> list[tuple[Row, bool]]:
     return [(row, row.key == key) for row in rows if row.key == key or row.kind == kind]
 
 
-def _reach(d: float, wasted: float) -> float:
-    return math.sqrt(d * d + WASTE * math.log2(wasted) ** 2) if wasted > 1 else d
-
-
-def _refusal(row: Row, sizes: dict[str, int], spec: str, d: float, wasted: float, limit: float) -> str:
+def _refusal(row: Row, sizes: dict[str, int], spec: str) -> str:
     if row.spec != spec:
         return f"written for another version of the spec ({row.spec}, now {spec})"
-    if d > limit:
-        return f"distance {d:.2f} is more than {limit:g}"
-    if wasted > WASTED:
-        return f"quantization cost {wasted:.1f}x is more than {WASTED:g}x: its blocks extend past the data or leave multiprocessors idle"
-    for label in _labels(row.schedule)[1]:
+    for label in tiled_labels(row.schedule)[1]:
         if label in sizes and next_power_of_two(sizes[label]) != next_power_of_two(row.sizes.get(label, 0)):
             return f"its tile covers all of {label}: {next_power_of_two(row.sizes.get(label, 0))} elements, {next_power_of_two(sizes[label])} needed"
     return ""
@@ -133,13 +101,13 @@ def distance(row: Row, sizes: dict[str, int], pitches: frozenset[str] = frozense
     ``pitches``: labels whose extent is the row pitch of a tensor. A schedule that is fast for rows aligned to 16 bytes may be slow for
     others, where loads are narrower.
     """
-    return _distance(row, sizes, {label: math.log2(max(size, 1)) for label, size in sizes.items()}, pitches)
+    return _distance(row, sizes, _logs(sizes), pitches)
 
 
 def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: frozenset[str]) -> float:
     """Return ``distance``, given log2 of the sizes."""
     own, there_logs, total = row.sizes, row.logs, 0.0
-    tiled, widest = _labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
+    tiled, widest = tiled_labels(row.schedule)[0], 4 if row.dtype == "fp32" else 8
     for label, size in sizes.items():
         there = own.get(label, 1)
         if there != size:
@@ -150,16 +118,9 @@ def _distance(row: Row, sizes: dict[str, int], logs: dict[str, float], pitches: 
     return math.sqrt(total)
 
 
-@lru_cache(maxsize=4096)
-def _labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
-    """Return (labels with tiles of more than one element or held whole, labels held whole)."""
-    sized = [found for _, name, inside in cuts(schedule) if name != "split" for found in inside]
-    return frozenset(label for label, size in sized if size != 1), tuple(dict.fromkeys(label for label, size in sized if size == 0))
-
-
 def whole_labels(schedule: str) -> tuple[str, ...]:
     """Return the labels that a schedule holds whole, ``tensorize(y:0)``. It fits only sizes with the same next power of two."""
-    return _labels(schedule)[1]
+    return tiled_labels(schedule)[1]
 
 
 def nearest_gpu(gpus: dict[str, Gpu], wanted: Gpu) -> str | None:

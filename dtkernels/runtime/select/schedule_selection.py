@@ -1,14 +1,17 @@
-"""Choose the schedule of a call from its sizes: the nearest row that fits, else the default schedule; say why."""
+"""Choose the schedule of a call from its sizes: the row predicted to be fastest, else the default schedule; say why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from ...autoschedule.cost.outline import Known
+from ...autoschedule.cost.predicted_time import predicted_time
 from ...codegen.target import TARGETS, Target
 from ..tables.table import Gpu, RowKey
-from .row_ranking import Candidate, rank_rows
+from .evidence import ITEMSIZE, TimeModel
+from .row_ranking import FAR, Candidate, bucket_of, distance, rank_rows
 from .table_loader import OpTable, op_table
 
 if TYPE_CHECKING:
@@ -35,17 +38,35 @@ class Call:
         return RowKey(self.op, self.direction, self.params, self.wanted, self.kept or self.saved, self.batched, dtype, labels)
 
 
+COMPILED = 1.15  #: how many times faster the default schedule must be than a far row: it is compiled, and no time of it was measured
+SIMILAR = 1.5  #: prebuilt kernels of rows that are predicted to take longer than the fastest by more than this are left alone
+
+
 @dataclass(frozen=True)
 class Choice:
-    """The candidate rows of a call, nearest first, with the refused ones. If none is usable, the default schedule runs."""
+    """The candidate rows of a call, fastest first, with the refused ones. If none is usable, the default schedule runs.
+
+    ``default``: the predicted time of the default schedule where that is better than any row.
+    """
 
     table: OpTable
     considered: tuple[Candidate, ...]
     sizes: dict[str, int]
+    default: float | None = None
 
     @property
     def usable(self) -> tuple[Candidate, ...]:
         return tuple(c for c in self.considered if not c.refused)
+
+    @property
+    def preferred(self) -> tuple[Candidate, ...]:
+        """Return the usable rows, none where the default schedule is better."""
+        return self.usable if self.default is None else ()
+
+    def similar(self) -> tuple[Candidate, ...]:
+        """Return the preferred rows that take about as long as the fastest."""
+        rows = self.preferred
+        return tuple(c for c in rows if c.predicted <= SIMILAR * rows[0].predicted)
 
     def why_no_row(self) -> str:
         """Say in a few words why no row is taken."""
@@ -54,6 +75,8 @@ class Choice:
         if not self.considered:
             return f"table {self.table.gpu} has no row for this kind of call"
         c = self.considered[0]
+        if self.default is not None:
+            return f"it is predicted to take {self.default:.4g} us, the best row of {self.table.gpu} ({c.row.title()}, distance {c.distance:.2f}) {c.predicted:.4g} us"
         return f"the nearest row of {self.table.gpu} ({c.row.title()}) does not fit: {c.refused}"
 
 
@@ -70,16 +93,39 @@ def target_for(gpu: Gpu) -> Target | None:
     return next((t for t in alike if gpu.folder.startswith(gpu_of(t).folder)), alike[0] if alike else None)
 
 
-def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Choice:
-    """Rank the rows of the GPU's table for one call. ``pitches``: see ``row_ranking.distance``."""
+def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Choice:
+    """Rank the rows of the GPU's table for one call. ``known``: the algorithm's outline."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return Choice(table, tuple(rank_rows(table.rows_of_kind(key), sizes, subject.spec, pitches=pitches)), sizes)
+    model = None if known is None else TimeModel(known, target, _measured_on(table, target))
+    return Choice(table, tuple(rank_rows(table.rows_of_kind(key), sizes, subject.spec, model)), sizes)
 
 
-def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, pitches: frozenset[str] = frozenset()) -> Candidate | None:
-    """Return the first usable row of ``choose`` with exactly the call's parameters."""
+def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Candidate | None:
+    """Return the first usable row of ``choose`` with exactly the call's parameters; decided once for sizes of one bucket."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    return table.nearest(key, sizes, subject.spec, pitches)
+    found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table, target)))
+    return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else frozenset()))
+
+
+@lru_cache(maxsize=64)
+def _table_target(folder: str) -> Target | None:
+    return next((t for t in TARGETS.values() if gpu_of(t).folder == folder), None)
+
+
+def _measured_on(table: OpTable, target: Target) -> Target:
+    """Return the GPU whose times the table holds."""
+    return (_table_target(table.gpu) if table.gpu is not None else None) or target
+
+
+def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
+    """Let the default schedule ``text`` compete with the best row."""
+    first, there = choice.usable[0], predicted_time(text, known, dict(bucket_of(choice.sizes)), ITEMSIZE[dtype], target)
+    return replace(choice, default=there) if COMPILED * there < first.predicted else choice
+
+
+def contested(choice: Choice) -> bool:
+    """Whether the best row is so far from the call that the default schedule may be better."""
+    return bool(choice.usable) and choice.usable[0].distance > FAR
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

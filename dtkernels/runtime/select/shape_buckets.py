@@ -6,7 +6,6 @@ the sizes alone and never on earlier calls. Sizes with the same anchor share the
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -17,27 +16,16 @@ from ...codegen.target import Target
 from ...lang.errors import DTError
 from ..log import log, warn_once
 from .row_ranking import Candidate
-from .schedule_selection import Choice, by_default_schedule, check_resources_of, scheduled
+from .schedule_selection import Choice, by_default_schedule, check_resources_of, contested, scheduled, settled
+from .size_buckets import bucket_anchor
 
 if TYPE_CHECKING:
+    from ...autoschedule.cost.outline import Known
     from ...codegen.analysis.product_types import InputTypes
     from ...lang.algorithm import Algorithm
     from ...lang.schedule import Program
 
-STEPS = 8  #: anchors per power of two
-REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 REMEMBERED = 256  #: schedules cached per kind of call
-
-
-def bucket_anchor(size: int) -> int:
-    """Return the size that represents ``size``: the largest in its eighth of an octave with the same greatest common divisor with 16.
-
-    Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves.
-    """
-    if size <= REGULAR:
-        return size
-    step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
-    return -(-size // step) * step - math.gcd(size, REGULAR) % REGULAR
 
 
 @dataclass(frozen=True)
@@ -59,8 +47,8 @@ class ScheduleCache:
         self._fits = lru_cache(REMEMBERED)(self._is_legal)
 
     def plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
-        """Return the program of the nearest row that fits, else of the default schedule."""
-        for candidate in choice.usable:
+        """Return the program of the best row that fits, else of the default schedule."""
+        for candidate in choice.preferred:
             found: Program | Exception
             try:
                 found = self._of_row(candidate.row.schedule, _powers(choice.sizes), itemsize, target)
@@ -72,6 +60,15 @@ class ScheduleCache:
             elif found.outputs() == self.outputs:
                 return PlannedKernel(found, candidate)
         return self.default_plan(choice, itemsize, target)
+
+    def compete(self, choice: Choice, dtype: str, itemsize: int | InputTypes, known: Known, target: Target) -> Choice:
+        """Let the default schedule compete where the best row is far."""
+        if not contested(choice):
+            return choice
+        try:
+            return settled(choice, str(self.default_plan(choice, itemsize, target).program.schedule), dtype, known, target)
+        except DTError:
+            return choice
 
     def default_plan(self, choice: Choice, itemsize: int | InputTypes, target: Target) -> PlannedKernel:
         """Return the program of the default schedule, made at the bucket's anchor where that is legal at these sizes, else at these sizes."""

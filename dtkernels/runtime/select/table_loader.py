@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -13,9 +14,10 @@ from ..log import forget as forget_warnings
 from ..log import warn_once
 from ..tables.kernel_store import KernelStore, StoreError, digest
 from ..tables.table import Gpu, Row, RowKey, TableError, call_kind, call_kind_text, read_gpu, read_rows
-from .row_ranking import Candidate, NearbyRows, nearest_gpu, rows_of_kind
+from .evidence import Sizes, TimeModel
+from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
 
-_NEAR = 256  #: cached neighbourhoods of sizes per table
+_DECIDED = 1024  #: cached decisions per table
 _PACKAGE = Path(__file__).resolve().parents[2]
 
 
@@ -28,7 +30,8 @@ class OpTable:
     store: KernelStore | None = None
     packed: Path | None = None  #: path of the YAML, where the store holds a copy of its rows and a call reads only the rows of its kind
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
-    _near: BoundedCache[tuple, NearbyRows] = field(default_factory=lambda: BoundedCache(_NEAR), compare=False, repr=False)
+    _decided: BoundedCache[tuple, Candidate | None] = field(default_factory=lambda: BoundedCache(_DECIDED), compare=False, repr=False)
+    _own: dict[tuple, dict[Sizes, None]] = field(default_factory=dict, compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
     @cached_property
@@ -51,15 +54,16 @@ class OpTable:
             self._agree[key] = rows_of_kind(self.rows_like(key), key)
         return self._agree[key]
 
-    def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, pitches: frozenset[str]) -> Candidate | None:
-        """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Fast where a recent call of the kind had similar sizes."""
-        name = (key, spec, NearbyRows.name(sizes, pitches))
-        if (near := self._near.get(name)) is not None:
-            close, found = near.first(sizes)
-            if close:
-                return found
-        near = self._near.put(name, NearbyRows(self.rows_of_kind(key), sizes, spec, pitches))
-        return near.first(sizes)[1]
+    def nearest(self, key: RowKey, sizes: dict[str, int], spec: str, model: Callable[[], TimeModel | None]) -> Candidate | None:
+        """Return the first usable row with exactly ``key``, as ranked by ``rank_rows``. Sizes of one bucket are decided once."""
+        if key not in self._own:
+            self._own[key] = dict.fromkeys(tuple(sorted(row.sizes.items())) for row, exact in self.rows_of_kind(key) if exact)
+        asked = tuple(sorted(sizes.items()))
+        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes))
+        if name not in self._decided:
+            ranked = rank_rows([(row, exact) for row, exact in self.rows_of_kind(key) if exact], sizes, spec, model())
+            self._decided.put(name, next((c for c in ranked if not c.refused), None))
+        return self._decided[name]
 
     def _copied(self, key: RowKey | None) -> tuple[Row, ...]:
         assert self.store is not None and self.packed is not None

@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...autoschedule.cost.outline import Outline
 from .signature import Halves, Signature
 
 if TYPE_CHECKING:
@@ -55,7 +56,10 @@ class OpManifest:
         alike = tuple((n, v if isinstance(v, bool) or v < ANY_NUMBER else ANY_NUMBER) for n, v in params)
         if batched or labels or (data := self._line(_signature_key(alike))) is None:
             return None
-        return Facts(_signature(data["signature"]), tuple(map(_product, data["products"])), lambda wanted, kept: self.halves(params, wanted, kept))
+        signature, number = _signature(data["signature"]), next((v for _, v in params if not isinstance(v, bool) and v > ANY_NUMBER), None)
+        if number is not None and signature.outline is not None:
+            signature = replace(signature, outline=signature.outline.divided_by(ANY_NUMBER, number))
+        return Facts(signature, tuple(map(_product, data["products"])), lambda wanted, kept: self.halves(params, wanted, kept))
 
     def halves(self, params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]) -> Halves | None:
         """Return the halves of a gradient, if present."""
@@ -155,9 +159,10 @@ def _signature(data: dict) -> Signature:
         data["precise"],
         tuple(data.get("leaders", ())),
         data.get("firsts", {}),
+        Outline.read(data["outline"]) if "outline" in data else None,
     )
 
 
 def _as_json(signature: Signature) -> dict:
     """Convert a signature for JSON."""
-    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts")}
+    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline")}

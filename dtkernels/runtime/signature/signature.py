@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from ...autoschedule.cost.outline import Outline
 from ..torch_support.dtypes import DTYPE_NAMES
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Signature:
     precise: bool  #: whether the setting of float32 products (TF32) matters
     leaders: tuple[str, ...] = ()  #: inputs whose leading dimensions are those of the call
     firsts: dict[str, int] = field(default_factory=dict)  #: number of first dimensions that an input may lack, where it is not 0
+    outline: Outline | None = None  #: what the cost model needs of the algorithm
 
     @staticmethod
     def of(algorithm: Algorithm, called: tuple[str, ...] = ()) -> Signature:
@@ -42,7 +44,9 @@ class Signature:
         precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
         firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
         rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
-        own = Signature(inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise)
+        own = Signature(
+            inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise, outline=Outline.of(algorithm)
+        )
         if not called:
             return own
         lacked = {name: count for name, count in first_dimensions(algorithm, called).items() if count}
@@ -51,10 +55,6 @@ class Signature:
     def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """Return the extent of every label from the shapes of the inputs."""
         return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in self.sizes.items()}
-
-    def pitches(self) -> frozenset[str]:
-        """Return the labels whose extent is the row pitch of an input, if that is contiguous."""
-        return frozenset(labels[-1] for labels in self.inputs.values() if len(labels) > 1 and labels[-1])
 
     def result_dtype(self, tensors: dict[str, torch.Tensor]) -> torch.dtype:
         """Return the promoted dtype of the inputs whose values enter the results."""

@@ -15,11 +15,13 @@ import torch
 from dtkernels.algebra.rules.constant_folding import bind_parameters
 from dtkernels.codegen.analysis.product_types import BYTES
 from dtkernels.codegen.emit.module import value_inputs
+from dtkernels.codegen.target import target
 from dtkernels.lang import expr as ex
 from dtkernels.lang.tuning_space import Shapes
 from dtkernels.ops.registry import register, registered, shipped, shipped_names
 from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
 from dtkernels.runtime.bind.operator import Operator, Variant
+from dtkernels.runtime.select.evidence import TimeModel
 from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.table import Row, saved_words
 
@@ -125,6 +127,13 @@ def variants_of(group: CallKind) -> tuple[Variant, Variant]:
         return forward, forward
     pair = forward.pair(group.wanted, group.kept)
     return forward, pair.backward if group.direction == "backward" else pair.forward
+
+
+@lru_cache(maxsize=256)
+def time_model(group: CallKind) -> TimeModel:
+    """Return the cost model of a kind of call, on the GPU that most times were measured on."""
+    own, to = variants_of(group)[1], target("h200")
+    return TimeModel(own.dispatch.known_outline, to, to)
 
 
 @lru_cache(maxsize=256)

@@ -12,7 +12,7 @@ from dtkernels.codegen.ir.nest import Kernel
 from dtkernels.codegen.pipeline import lower, lower_one, prelower
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import PRIMITIVES, Primitive, Program, Schedule
+from dtkernels.lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
 from dtkernels.lang.schedule_checks import check_schedule
 
 from ..records.journal import HALF
@@ -104,7 +104,7 @@ def _uncompiled(text: str) -> Schedule:
 
 def _hosts(schedule: Schedule) -> dict[str, str]:
     """Return each Func that another one's kernel computes, completely or in parts -> that other Func."""
-    return {p.func: p.args[0] for p in schedule.primitives if p.name in ("fuse_at", "parts_at")}
+    return {p.func: p.consumer for p in schedule.primitives if isinstance(p, FuseAt)}
 
 
 def _joins(schedule: Schedule) -> str:
@@ -122,7 +122,7 @@ def _sorted(primitives: list[Primitive]) -> str:
 
 def compiled(outputs: tuple[str, ...]) -> Schedule:
     """Return the statements that compile ``outputs``."""
-    return Schedule(tuple(Primitive(o, "compile") for o in outputs))
+    return Schedule(tuple(Bare(o, "compile") for o in outputs))
 
 
 def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, root: str | None) -> tuple[Kernel, ...]:

@@ -10,7 +10,23 @@ from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.lang import expr as ex
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import SHARES, Grouped, Named, Primitive, Schedule, Share, Sized
+from dtkernels.lang.schedule import (
+    SHARES,
+    Approximate,
+    Argument,
+    Evict,
+    Grouped,
+    Map,
+    Named,
+    Names,
+    Number,
+    Primitive,
+    Schedule,
+    Share,
+    Sized,
+    Sizes,
+    SpecializeWarps,
+)
 
 from .candidates import KernelCandidate
 
@@ -25,7 +41,7 @@ class Tiling:
     block: dict[str, int] = field(default_factory=dict)
     tile: dict[str, int] = field(default_factory=dict)
     split: dict[str, int] = field(default_factory=dict)
-    order: tuple = ()
+    order: tuple[str | Grouped, ...] = ()
     persistent: bool = False
     descriptor: tuple[str, ...] = ()
     specialized: tuple[str, ...] = ()
@@ -43,8 +59,7 @@ class Tiling:
         tile = {k: v for f in funcs for k, v in schedule.sizes(f, "tensorize").items()}
         split = {k: v for f in funcs for k, v in schedule.sizes(f, "split").items()}
         mine = [p for p in schedule.primitives if p.func not in apart]
-        maps = [p.args for p in mine if p.name == "map"]
-        names = {n: tuple(a for p in mine if p.name == n for a in p.args) for n in ("descriptor", "specialize_warps")}
+        maps = [p.order for p in mine if isinstance(p, Map)]
         return Tiling(
             plan.root,
             schedule.sizes(plan.root, "block"),
@@ -52,8 +67,8 @@ class Tiling:
             split,
             maps[-1] if maps else (),
             any(p.name == "persistent" for p in mine),
-            names["descriptor"],
-            names["specialize_warps"],
+            tuple(t for p in mine if isinstance(p, Names) and p.name == "descriptor" for t in p.names),
+            tuple(p.label for p in mine if isinstance(p, SpecializeWarps)),
             schedule.number(plan.root, "num_warps") or 4,
             schedule.number(plan.root, "num_stages") or 3,
             tuple(p for p in schedule.primitives if p.name not in known or p.func in apart),
@@ -63,7 +78,7 @@ class Tiling:
         """Return the statements."""
         found: list[Primitive] = []
 
-        def say(name: str, args: tuple) -> None:
+        def say(name: str, args: tuple[Argument, ...]) -> None:
             found.append(Primitive(self.root, name, args))
 
         if self.block:
@@ -82,7 +97,7 @@ class Tiling:
             say("specialize_warps", self.specialized)
         left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail",))
         before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name != "tail"]
-        return "\n".join(map(str, (*found, *before, Primitive(self.root, "num_warps", (self.warps,)), Primitive(self.root, "num_stages", (self.stages,)))))
+        return "\n".join(map(str, (*found, *before, Number(self.root, "num_warps", (self.warps,)), Number(self.root, "num_stages", (self.stages,)))))
 
 
 @dataclass(frozen=True)
@@ -243,16 +258,16 @@ def _prefetching(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     label = next((label for label, size in t.block.items() if size == t.tile.get(label) and around.sizes.get(label, 1) >= 256), None)
     if label is not None:
         for stages in (2, 3, 4):
-            yield replace(t, persistent=True, rest=(*others, Primitive(t.root, "stages", (Sized(label, stages),))))
+            yield replace(t, persistent=True, rest=(*others, Sizes(t.root, "stages", (Sized(label, stages),))))
 
 
 def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     """Compute a share of the exponentials by multiply-adds, next to products that take as long."""
-    now = [p for p in t.rest if p.func == t.root and p.name == "approximate" and any(isinstance(a, Share) for a in p.args)]
+    now = [p for p in t.rest if p.func == t.root and isinstance(p, Approximate) and any(isinstance(a, Share) for a in p.functions)]
     if now:
         yield replace(t, rest=tuple(p for p in t.rest if p not in now))
     elif around.products > 1 and around.exponentials:
-        yield replace(t, rest=(*t.rest, Primitive(t.root, "approximate", (Share("exp", *SHARES[0]),))))
+        yield replace(t, rest=(*t.rest, Approximate(t.root, "approximate", (Share("exp", *SHARES[0]),))))
 
 
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
@@ -288,7 +303,7 @@ def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
         if length % 8 == 0:
             yield replace(t, descriptor=(tensor,), specialized=(), rest=others)
         elif tensor in algorithm.inputs:
-            yield replace(t, descriptor=(tensor,), specialized=(), rest=(*others, Primitive(t.root, "stage", (tensor,))))
+            yield replace(t, descriptor=(tensor,), specialized=(), rest=(*others, Names(t.root, "stage", (tensor,))))
 
 
 def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
@@ -300,7 +315,7 @@ def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
         row, column = _row_and_column_labels(t, around)
         if row and column and min(t.block[row], t.block[column]) >= 128:
             pieces = tuple(Sized(label, t.block[label] // 2) for label in (row, column))
-            yield replace(t, rest=(*others, Primitive(t.root, "tail", pieces)))
+            yield replace(t, rest=(*others, Sizes(t.root, "tail", pieces)))
 
 
 def _eviction_hints(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
@@ -309,4 +324,4 @@ def _eviction_hints(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
     if len(others) < len(t.rest):
         yield replace(t, rest=others)
     elif again := reread(around.algorithm, around.sizes, t.root, t.tile, around.members):
-        yield replace(t, rest=(*t.rest, Primitive(t.root, "evict", tuple(Named(x, "reread") for x in again))))
+        yield replace(t, rest=(*t.rest, Evict(t.root, "evict", tuple(Named(x, "reread") for x in again))))

@@ -13,7 +13,7 @@ from dtkernels.codegen.powers_of_two import next_power_of_two
 from dtkernels.runtime.select.row_ranking import candidates, whole_labels
 from dtkernels.runtime.tables.table import Row
 
-from ..records.problems import CallKind, TuningProblem, row_of, variants_of
+from ..records.problems import CallKind, TuningProblem, row_of, time_model
 from .candidates import KernelCandidate, ScheduleCandidate
 from .search_state import Cell, SearchState
 
@@ -77,9 +77,9 @@ def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERAT
 
 
 def dispatched(rows: list[Row], work: TuningProblem) -> Row | None:
-    """Return the row that the dispatcher takes for these sizes; None if it takes the default schedule."""
-    wanted, pitches = row_of(work, ""), variants_of(work.group)[1].signature.pitches()
-    return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, pitches=pitches) if not c.refused), None)
+    """Return the row that the dispatcher takes for these sizes, unless the default schedule is better than a far one; None if no row is usable."""
+    wanted = row_of(work, "")
+    return next((c.row for c in candidates(rows, wanted.key, work.extents, wanted.spec, time_model(work.group)) if not c.refused), None)
 
 
 def kinds(cuts: Iterable[tuple[TuningProblem, ScheduleCandidate]]) -> int:

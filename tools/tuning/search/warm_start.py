@@ -9,7 +9,7 @@ from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.signature.spec_hash import spec_hash
 from dtkernels.runtime.tables.table import Row, RowKey, TableError, read_rows
 
-from ..records.problems import TuningProblem, operator_of, row_of, variants_of
+from ..records.problems import TuningProblem, operator_of, row_of, time_model
 
 NEAREST = 3  #: different schedules of the rows nearest to a size, its own row included
 TWIN = {"bf16": "fp16", "fp16": "bf16"}
@@ -40,9 +40,8 @@ class WarmStart:
         return tuple(dict.fromkeys(found))
 
     def _usable(self, key: RowKey, work: TuningProblem) -> list[Row]:
-        pitches = variants_of(work.group)[1].signature.pitches()
         spec = spec_hash(operator_of(work.group.op).spec.algorithm)
-        return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, pitches=pitches) if not c.refused]
+        return [c.row for c in candidates(self.by_key.get(key, ()), key, work.extents, spec, time_model(work.group)) if not c.refused]
 
     def text(self) -> str:
         """Report in one line how many rows there are, and what was left out."""

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ....lang.errors import DTError
-from ....lang.schedule import Primitive, Program, Schedule, Sized
+from ....lang.schedule import Number, Primitive, Program, Schedule, Sized, Sizes
 from ...ir.nest import Kernel
 
 FEWEST_WARPS = 4  #: one warpgroup, the least that wgmma takes (compute capability 9.0)
@@ -44,7 +44,7 @@ def add_tail_wave(
         fewer *= blocks[label] // sizes[label]
     warps = max(min(FEWEST_WARPS, kernel.num_warps), kernel.num_warps // fewer)
     said = [p if p.func != root else _resized(p, sizes) for p in program.schedule.primitives if p.func != root or p.name not in _REPLACED]
-    said += [Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (kernel.num_stages + 1,))]
+    said += [Number(root, "num_warps", (warps,)), Number(root, "num_stages", (kernel.num_stages + 1,))]
     (tail,) = lowered(replace(program, schedule=Schedule(tuple(said))))
     grid = tuple(replace(g, inside=blocks[g.label] // g.block) for g in tail.grid)
     return (*kernels[:-1], replace(kernel, tail=(replace(tail, name=f"{root}_tail", grid=grid, order=kernel.order),)))
@@ -52,9 +52,9 @@ def add_tail_wave(
 
 def _resized(p: Primitive, sizes: dict[str, int]) -> Primitive:
     """Replace the sizes of a block or tensorize statement by those of the tail."""
-    if p.name not in ("block", "tensorize"):
+    if not isinstance(p, Sizes) or p.name not in ("block", "tensorize"):
         return p
-    return replace(p, args=tuple(Sized(a.label, sizes.get(a.label, a.size)) for a in p.args))
+    return replace(p, args=tuple(Sized(a.label, sizes.get(a.label, a.size)) for a in p.sizes))
 
 
 def _check(kernel: Kernel, kernels: tuple[Kernel, ...], sizes: dict[str, int], p: Primitive) -> None:

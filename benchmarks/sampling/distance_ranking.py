@@ -1,6 +1,6 @@
-"""Estimate how much a row's schedule wastes at sizes other than its own: tile and wave quantization.
+"""Rank rows as dispatch did before it had a cost model: by distance in log2 of sizes and by quantization. A baseline for ``choice_regret.py``.
 
-Its blocks suit its own sizes. At other sizes they may reach past the end, need one more wave, or be too few to give every
+A row's blocks suit its own sizes. At other sizes they may reach past the end, need one more wave, or be too few to give every
 multiprocessor one.
 """
 
@@ -10,9 +10,10 @@ import math
 import re
 from functools import lru_cache
 
-from ...codegen.powers_of_two import next_power_of_two
-from ..tables.table import Row
+from dtkernels.codegen.powers_of_two import next_power_of_two
+from dtkernels.runtime.tables.table import Row
 
+LIMIT = 2.0  #: beyond this distance a row was not taken, nor where it took longer by this factor for the same work
 LAUNCH = 4.0  #: microseconds of a launch, whatever the kernel does
 
 _CUT = re.compile(r"\.(block|tensorize|split)\(([^)]*)\)")
@@ -80,23 +81,12 @@ def quantization_cost(row: Row, sizes: dict[str, int]) -> float:
     return max(1.0, lasts / worth)
 
 
-def scaled(row: Row, sizes: dict[str, int]) -> float | None:
-    """Estimate the microseconds of ``row``'s schedule at ``sizes``: scale its own time by the loop elements per multiprocessor.
-
-    None where the row has no time, does not record its GPU's multiprocessors, or blocks no label.
-    """
-    multiprocessors = row.by.get("multiprocessors")
-    if row.microseconds is None or sizes == row.sizes:
-        return row.microseconds
-    if not isinstance(multiprocessors, int) or multiprocessors < 1:
-        return None
-    own, there = _own_durations(row.schedule, tuple(row.sizes.items()), multiprocessors)[0], _durations(row.schedule, sizes, multiprocessors)[0]
-    if not own:
-        return None
-    work = max(row.microseconds - LAUNCH, row.microseconds / 10)  # the rest is the launch
-    return row.microseconds - work + work * there / own
-
-
 @lru_cache(maxsize=4096)
 def _own_durations(schedule: str, sizes: tuple[tuple[str, int], ...], multiprocessors: int) -> tuple[float, float]:
     return _durations(schedule, dict(sizes), multiprocessors)
+
+
+def reach(row: Row, sizes: dict[str, int], distance: float) -> float:
+    """Return the key that rows were ordered by: infinite where the row was refused."""
+    wasted = quantization_cost(row, sizes) if distance <= LIMIT else math.inf
+    return math.sqrt(distance * distance + 2.0 * math.log2(wasted) ** 2) if wasted <= LIMIT else math.inf

@@ -1,0 +1,160 @@
+"""Judge the choice among schedules by the stored measurements, without a GPU.
+
+python benchmarks/choice_regret.py                     every op of the H200's table
+python benchmarks/choice_regret.py --ops softmax       some ops
+python benchmarks/choice_regret.py --alone             no row is evidence: the cost model by itself
+
+For every kernel of every kind of call and every size at which it was measured, that size is hidden. The rows are those of a table of
+the other sizes: at each, the fastest schedule among those that were measured at the hidden size too. The regret is the time of the
+schedule chosen over the best of them at the hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT / "tools")]
+
+from common.cli_types import Parser  # noqa: E402
+from sampling.distance_ranking import reach  # noqa: E402
+from tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
+from tuning.records.problems import CallKind, variants_of  # noqa: E402
+from tuning.search.candidates import KernelCandidate  # noqa: E402
+
+from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
+from dtkernels.autoschedule.cost.kernel_work import plans  # noqa: E402
+from dtkernels.autoschedule.cost.outline import Known  # noqa: E402
+from dtkernels.autoschedule.cost.predicted_time import kernel_time  # noqa: E402
+from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
+from dtkernels.runtime.select.evidence import ITEMSIZE, predictions  # noqa: E402
+from dtkernels.runtime.select.row_ranking import distance, whole_labels  # noqa: E402
+from dtkernels.runtime.tables.table import Row  # noqa: E402
+
+STORED = ROOT / "schedule_tables" / "nvidia_h200" / "measurements.safetensors"
+GOOD = 1.1  #: a row's schedule takes at most this over the best of its size
+
+
+@dataclass
+class Kernel:
+    """The times of one kernel: size -> schedule -> microseconds."""
+
+    kind: CallKind
+    root: str
+    known: Known
+    sizes: list[dict[str, int]]
+    times: dict[int, dict[str, float]]
+
+    def rows(self, hidden: int) -> list[Row]:
+        """Return the table of the other sizes."""
+        found = []
+        for i, times in self.times.items():
+            common = [s for s in times if s in self.times[hidden] and times[s] <= GOOD * min(times.values()) and self._fits(s, i, hidden)]
+            if i != hidden and common:
+                best = min(common, key=times.__getitem__)
+                found.append(Row(self.kind.op, self.kind.direction, self.kind.dtype, self.sizes[i], best, "", microseconds=times[best], by={"multiprocessors": 132}))
+        return found
+
+    def _fits(self, schedule: str, own: int, there: int) -> bool:
+        a, b = self.sizes[own], self.sizes[there]
+        return all((a[x] - 1).bit_length() == (b[x] - 1).bit_length() for x in whole_labels(schedule) if x in a)
+
+
+class OneKernel:
+    """The cost model of a single kernel of a schedule; in place of ``TimeModel``."""
+
+    def __init__(self, kernel: Kernel, target: Target):
+        self.kernel, self.target = kernel, target
+
+    def at(self, schedule: str, sizes: tuple[tuple[str, int], ...], dtype: str) -> float:
+        """Return the predicted microseconds."""
+        rates, total = rates_of(self.target.arch), 0.0
+        for plan in plans(schedule, self.kernel.known):
+            if self.kernel.root in ("*", plan.config.func):
+                c = rates[0 if plan.products else 1]
+                total += kernel_time(plan.at(dict(sizes), ITEMSIZE[dtype], self.target, c.live), plan.config, c, self.target)
+        return total
+
+    def ratio(self, schedule: str, row: Row) -> float:
+        """Return the logarithm of the row's time over the predicted one."""
+        return math.log(row.microseconds / self.at(schedule, tuple(row.sizes.items()), row.dtype))  # type: ignore[operator]
+
+
+def kernels(matrices: list[MeasurementMatrix], ops: list[str]) -> Iterator[Kernel]:
+    """Yield the kernels that were measured."""
+    for m in matrices:
+        op, direction, dtype, params, wanted, saved, kept = m.kind
+        if ops and op not in ops or np.isnan(m.cold).all():
+            continue
+        kind = CallKind(op, direction, dtype, params, wanted, saved, kept)
+        known = variants_of(kind)[1].dispatch.known_outline
+        sizes = [{label: n for label, n in w.items() if label != "held_out"} for w in m.about["works"]]
+        found: dict[tuple[str, str], Kernel] = {}
+        for i, j in zip(*np.nonzero(~np.isnan(m.cold))):
+            plan = KernelCandidate.read(m.about["schedules"][j])
+            own = found.setdefault((plan.fused, plan.root), Kernel(kind, plan.root, known, sizes, {}))
+            own.times.setdefault(int(i), {})[f"{plan.fused}\n{plan.tiles}"] = float(m.cold[i, j])
+        yield from found.values()
+
+
+def by_distance(kernel: Kernel, rows: list[Row], sizes: dict[str, int]) -> str:
+    """Choose as dispatch did before it had a cost model."""
+    pitches = kernel.known.pitches
+    return min(rows, key=lambda row: (reach(row, sizes, distance(row, sizes, pitches)), row.microseconds)).schedule
+
+
+def by_model(kernel: Kernel, rows: list[Row], sizes: dict[str, int], evidence: bool = True) -> str:
+    """Choose as dispatch does."""
+    pitches, model = kernel.known.pitches, OneKernel(kernel, TARGETS["h200"])
+    if not evidence:
+        return min({row.schedule for row in rows}, key=lambda s: model.at(s, tuple(sizes.items()), kernel.kind.dtype))
+    near = sorted(((distance(row, sizes, pitches), i) for i, row in enumerate(rows)))
+    found = predictions([(d, rows[i]) for d, i in near], model, tuple(sizes.items()), lambda _: True)  # type: ignore[arg-type]
+    return min(found, key=found.__getitem__)
+
+
+def regrets(kernel: Kernel, choose: Callable[[Kernel, list[Row], dict[str, int]], str]) -> Iterator[float]:
+    """Yield the regret at every size at which there is a choice."""
+    for hidden, times in kernel.times.items():
+        rows = kernel.rows(hidden)
+        schedules = {row.schedule for row in rows}
+        if len(schedules) > 1:
+            yield times[choose(kernel, rows, kernel.sizes[hidden])] / min(times[s] for s in schedules)
+
+
+def line(name: str, before: list[float], after: list[float]) -> str:
+    """Format one line of the report."""
+
+    def words(values: list[float]) -> str:
+        mean = math.exp(sum(map(math.log, values)) / len(values))
+        return f"{mean:6.3f} {float(np.median(values)):6.3f} {float(np.percentile(values, 95)):6.3f} {max(values):6.2f}"
+
+    return f"{name:34} {len(before):5}   {words(before)}   {words(after)}"
+
+
+def main() -> int:
+    parser = Parser("choice_regret", __doc__)
+    parser.add_argument("--ops", default="", help="names, separated by commas; all without")
+    parser.add_argument("--alone", action="store_true", help="the cost model without evidence")
+    options = parser.parse_args()
+    found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    for kernel in kernels(read_matrices(STORED)[1], [n for n in options.ops.split(",") if n]):
+        for name in (f"{kernel.kind.op} {kernel.kind.direction}", "all"):
+            found[name][0].extend(regrets(kernel, by_distance))
+            found[name][1].extend(regrets(kernel, lambda *asked: by_model(*asked, evidence=not options.alone)))
+    print(f"{'':34} sizes   by distance: mean, median, 95%, worst   by model: the same")
+    for name, (before, after) in sorted(found.items(), key=lambda item: (item[0] == "all", item[0])):
+        if before:
+            print(line(name, before, after))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

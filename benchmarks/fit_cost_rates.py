@@ -1,0 +1,117 @@
+"""Fit the rates of the cost model to stored measurements, without a GPU, and print them for ``autoschedule/cost/coefficients.py``.
+
+python benchmarks/fit_cost_rates.py                        from the H200's table; needs scipy, takes minutes
+python benchmarks/fit_cost_rates.py --trials FILE.json     times of more schedules besides: {"sizes": [{label: extent, "trials": [[schedule, us, ...]]}]}
+python benchmarks/fit_cost_rates.py --without mmsigmoid    leave ops out, to judge the model on them
+
+What is fitted is the order of the schedules at each size, fast ones first of all, and by half the size's mean.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from choice_regret import STORED, kernels
+from tuning.records.measurement_store import read_matrices
+from tuning.records.problems import CallKind, variants_of
+
+from dtkernels.autoschedule.cost.coefficients import PRODUCTS, ROWS, Rates
+from dtkernels.autoschedule.cost.kernel_config import KernelConfig
+from dtkernels.autoschedule.cost.kernel_work import Work, plans
+from dtkernels.autoschedule.cost.predicted_time import kernel_time
+from dtkernels.codegen.target import TARGETS
+from dtkernels.runtime.select.evidence import ITEMSIZE
+
+OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside")
+KEPT = ("live",)  #: it decides how many programs run at once, which is counted once
+#: rates that may not leave these ranges; others may change by a factor of 20
+BOUNDS = {
+    "sharp": (1.3, 6), "rounds": (1.5, 8), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),
+    "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.3, 4), "launch": (1.5, 4.5),
+    "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 6), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
+    "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
+}  # fmt: skip
+H200 = TARGETS["h200"]
+
+
+class Sample(NamedTuple):
+    """One measured time, and what its kernels do."""
+
+    place: tuple  #: times of one place are compared
+    work: list[tuple[Work, KernelConfig]]
+    microseconds: float
+
+
+def stored(without: list[str]) -> Iterator[Sample]:
+    """Yield the stored times."""
+    for n, kernel in enumerate(kernels(read_matrices(STORED)[1], [])):
+        if kernel.kind.op in without:
+            continue
+        for i, times in kernel.times.items():
+            for schedule, us in times.items():
+                used = [p for p in plans(schedule, kernel.known) if kernel.root in ("*", p.config.func)]
+                itemsize = ITEMSIZE[kernel.kind.dtype]
+                yield Sample((n, i), [(p.at(kernel.sizes[i], itemsize, H200, (PRODUCTS if p.products else ROWS).live), p.config) for p in used], us)
+
+
+def trials(path: Path) -> Iterator[Sample]:
+    """Yield the times of a file of trials of bf16 products."""
+    known = variants_of(CallKind("mmsigmoid", "forward", "bf16"))[1].dispatch.known_outline
+    for n, place in enumerate(json.loads(path.read_text())["sizes"]):
+        sizes = {label: place[label] for label in ("x", "y", "k")}
+        for schedule, us, _, failure in place["trials"]:
+            if us and not failure:
+                yield Sample(("trials", n), [(p.at(sizes, 2, H200, PRODUCTS.live), p.config) for p in plans(schedule, known)], us)
+
+
+def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) -> Rates:
+    """Return ``rates`` with those of ``names`` fitted."""
+    from scipy.optimize import least_squares
+
+    places = {place: i for i, place in enumerate(dict.fromkeys(s.place for s in samples))}
+    of, measured = np.array([places[s.place] for s in samples]), np.log([s.microseconds for s in samples])
+    best = np.full(len(places), np.inf)
+    np.minimum.at(best, of, measured)
+    weight = np.exp(0.7 * (best[of] - measured))
+    share, few = np.bincount(of, weight), 1 / np.sqrt(np.maximum(np.bincount(of)[of], 4) / 4)
+
+    def made(x: np.ndarray) -> Rates:
+        return rates._replace(**dict(zip(names, np.exp(x).tolist())))
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        tried = made(x)
+        off = measured - np.log([sum(kernel_time(w, k, tried, H200) for w, k in s.work) for s in samples])
+        mean = np.bincount(of, weight * off) / share
+        return np.concatenate([(off - mean[of]) * weight * few, 0.5 * mean])
+
+    start = np.log([getattr(rates, name) for name in names])
+    low, high = (np.array([np.log(BOUNDS[n][i]) if n in BOUNDS else s + d for n, s in zip(names, start)]) for i, d in ((0, -3.0), (1, 3.0)))
+    found = least_squares(residuals, np.clip(start, low + 1e-3, high - 1e-3), bounds=(low, high), loss="soft_l1", f_scale=0.15, max_nfev=steps, diff_step=0.03)
+    return made(found.x)
+
+
+def main() -> int:
+    from common.cli_types import Parser
+
+    parser = Parser("fit_cost_rates", __doc__)
+    parser.add_argument("--trials", help="a file of more times")
+    parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
+    parser.add_argument("--steps", type=int, default=10, help="of the optimizer")
+    options = parser.parse_args()
+    samples = [*stored(options.without.split(",")), *(trials(Path(options.trials)) if options.trials else ())]
+    common = [name for name in Rates._fields if name not in OF_PRODUCTS and name not in KEPT]
+    for name, rates, product, names in (("PRODUCTS", PRODUCTS, True, [*common, *OF_PRODUCTS]), ("ROWS", ROWS, False, [*common, "step"])):
+        own = [s for s in samples if s.work and all(bool(w.rows) is product for w, _ in s.work)]
+        found = fitted(rates, own, names, options.steps)
+        said = ", ".join(f"{n}={float(format(v, '.3g')):.10g}" for n, v in found._asdict().items() if n in names)
+        print(f"{name} = Rates({said})")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,369 @@
+"""Count what one kernel does at given sizes: its programs, and what each of them loads, multiplies, computes and stores."""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from .kernel_config import KernelConfig, read_kernels
+from .outline import FuncOutline, Known, Read
+
+if TYPE_CHECKING:
+    from ...codegen.target import Target
+
+SECTOR = 32  #: bytes that memory moves at least
+VECTOR = 16  #: bytes that a thread loads at most at once
+L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
+ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
+UNITS = 16  #: rows of the smallest tile of the matrix units
+MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
+WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
+
+
+class Work(NamedTuple):
+    """The work of one kernel at given sizes. Amounts are of one program, but for ``memory``, ``merged`` and ``copied``."""
+
+    programs: int
+    held: int  #: programs that a multiprocessor holds at once
+    spilled: float  #: registers asked for over those there are, at least 1
+    moved: float  #: bytes loaded through the L2, by whole sectors
+    requests: float  #: loads and stores of single threads, of 16 bytes
+    short: float  #: the same, of fewer bytes
+    memory: float  #: bytes of the whole kernel from and to memory
+    written: float  #: bytes stored
+    multiplied: float  #: operations on the matrix units, of whole tiles
+    rows: int  #: of the smallest product's tile, 0 where there is no product
+    columns: int
+    products: int
+    heavy: float  #: special functions
+    light: float  #: other arithmetic
+    steps: float  #: iterations of loops
+    tile_bytes: float  #: loaded in one iteration
+    merged: float  #: bytes of the partial results of a split
+    parts: int
+    copied: float  #: bytes of tensors that are copied to aligned rows first
+    narrow: bool  #: loads of less than 4 bytes, which no copy engine takes
+    fetched: bool  #: loads by tensor descriptors
+    itemsize: int
+
+
+class _Access(NamedTuple):
+    """A read of a kernel: how often it is repeated, and whether the kernel reads the same before."""
+
+    read: Read
+    around: tuple[str, ...]  #: loops that repeat it
+    whole: tuple[str, ...]  #: blocked labels that it runs over whole
+    looped: bool  #: whether a loop advances it
+    again: bool
+    internal: bool  #: of a Func that another kernel writes
+
+
+class KernelPlan:
+    """The parts of a kernel's work that do not depend on sizes."""
+
+    def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
+        self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
+        own = known.funcs.get(config.func) or known.outline.funcs[-1]
+        self.blocks, self.tiles, self.split = dict(config.blocks), dict(config.tiles), dict(config.split)
+        self.members: list[tuple[FuncOutline, str]] = [(own, "")]
+        self.members += [(known.funcs[f], loop) for f, loop in config.fused if f in known.funcs]
+        self.root = own
+        for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
+            again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
+            self.members += [(known.funcs[name], own.reduced[-1] if own.reduced else "") for name in dict.fromkeys(again)]
+        domain = dict.fromkeys((*own.labels, *own.reduced, *(r for f, _ in self.members for r in f.reduced), *self.blocks))
+        domain |= dict.fromkeys(x for f, _ in self.members for x in f.labels if x not in known.aliases)
+        self.domain = tuple(domain)
+        self.order = self._order()
+        self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
+        self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
+        self.accesses = self._accesses()
+        self.writes = [f for f, _ in self.members if f is own or f.name in config.stored or f.name in known.outputs]
+        self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
+        self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
+        self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
+
+    def _order(self) -> tuple[tuple[str, int, bool], ...]:
+        """Return the steps of the grid, slowest first: (label, group, whether it counts groups)."""
+        groups = {label: g for label, g in self.config.order if g}
+        found = []
+        for label, group in self.config.order:
+            if group:
+                found.append((label, group, True))
+            elif label in self.blocks:
+                found.append((label, 0, False))
+            else:
+                of = next((x for x in groups if label.startswith(x)), None)
+                if of is not None:
+                    found.append((of, groups[of], False))
+        return tuple([*((x, 0, False) for x in self.blocks if all(x != f[0] for f in found)), *found])
+
+    def _outside(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
+        """Return labels of the root whose loops run around a fused Func that lacks them: it is computed again in each iteration."""
+        loop = loop.rpartition(".")[2]
+        if not loop:
+            return ()
+        labels = self.root.labels
+        upto = labels.index(loop) + 1 if loop in labels else len(labels)
+        return tuple([x for x in labels[:upto] if x not in func.labels and x not in func.reduced])
+
+    def _whole(self, func: FuncOutline) -> tuple[str, ...]:
+        """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
+        return tuple([x for x in func.reduced if x in self.blocks]) if func is not self.root and func.name not in self.config.parted else ()
+
+    def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
+        """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
+        labels = func.labels if func.products else tuple(dict.fromkeys((*func.labels, *func.reduced)))
+        return labels, func.heavy, func.light + (0 if func.products else len(func.reduced)), self._outside(func, loop), self._whole(func)
+
+    def _accesses(self) -> tuple[_Access, ...]:
+        inside, seen, found = {f.name for f, _ in self.members}, set(), []
+        tensors = set()
+        for func, loop in self.members:
+            for read in func.reads:
+                looped = any(x not in self.blocks and self.tiles.get(x, 1) for x, _ in read.labels) or bool(self._whole(func))
+                shared = loop in self.root.reduced or loop in func.reduced
+                place = (read.tensor, read.labels, "" if not looped else loop if shared else func.name)
+                if read.tensor in inside or place in seen:
+                    continue
+                seen.add(place)
+                around = tuple(dict.fromkeys((*self._outside(func, loop), *self._enclosing(func, read))))
+                found.append(_Access(read, around, self._whole(func), looped, read.tensor in tensors, read.tensor in self.known.funcs))
+                tensors.add(read.tensor)
+        return tuple(found)
+
+    def _enclosing(self, func: FuncOutline, read: Read) -> tuple[str, ...]:
+        """Return the loops around a read that do not advance it, outside of one that does."""
+        own = {x for x, _ in read.labels}
+        nest = next((nest for nest in _nests(func) if own & {*func.reduced} <= {*nest}), func.reduced)
+        loops = [*func.labels, *nest]
+        last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
+        return tuple([x for x in loops[: last + 1] if x not in own])
+
+    def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
+        """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
+        return _Count(self, sizes, itemsize, target).work(live)
+
+
+def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:
+    """Return the labels that each nest of loops of a Func adds over: products of different sums run one after another."""
+    found = tuple(dict.fromkeys(p.reduced for p in func.products))
+    apart = len(found) > 1 and {x for nest in found for x in nest} == {*func.reduced} and sum(map(len, found)) == len(func.reduced)
+    return found if apart else (func.reduced,)
+
+
+@lru_cache(maxsize=4096)
+def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
+    """Return the plan of each kernel of a schedule."""
+    configs = read_kernels(schedule)
+    aligned = frozenset([c.func for c in configs if c.aligned])
+    kernels = configs if "" in known.funcs else [c for c in configs if c.func in known.funcs]
+    fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outputs])
+    return tuple([_plan(c, known, aligned, fused) for c in kernels])
+
+
+_plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
+
+
+class _Count:
+    """The counting of one kernel at one set of sizes."""
+
+    def __init__(self, plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target):
+        self.plan, self.sizes, self.itemsize, self.target = plan, sizes, itemsize, target
+        self.extent: dict[str, float] = {}  #: what one program covers of a label, on the average
+        self.filled: dict[str, float] = {}  #: the same, by whole tiles
+        self.step: dict[str, int] = {}  #: elements of a tile, and those of them that are loaded
+        self.loaded: dict[str, int] = {}
+        self.count: dict[str, int] = {}  #: blocks along a label
+        products = bool(plan.products)
+        for label in plan.domain:
+            n = max(sizes.get(label, 1), 1)
+            tile = plan.tiles.get(label, 1) or max(1 << (n - 1).bit_length(), UNITS if products else 1)
+            block, parts = plan.blocks.get(label, 0), plan.split.get(label, 0)
+            if block:
+                self.count[label] = count = -(-n // block)
+                self.extent[label], self.filled[label] = n / count, float(max(block, tile))
+            elif parts:
+                self.count[label], tiles = parts, -(-n // tile)
+                self.extent[label], self.filled[label] = n / parts, float(-(-tiles // parts) * tile)
+            else:
+                self.extent[label], self.filled[label] = float(n), float(-(-n // tile) * tile)
+            self.step[label], self.loaded[label] = tile, min(tile, block or tile, n)
+        for label in plan.bounded:
+            if label in self.filled and label not in self.count and sizes.get(label, 1) > 1:
+                half = 0.5 + 0.5 * min(1.0, self.step[label] * 2 / self.filled[label])
+                self.filled[label] *= half
+                self.extent[label] *= half
+
+    def of(self, table: dict, label: str) -> float:
+        """Return the entry of a label, or of the labels that stand in its place."""
+        found = table.get(label)
+        if found is None:
+            found = 1.0
+            for x in self.plan.known.aliases.get(label, ()):
+                found *= table.get(x, 1.0)
+        return found
+
+    def times(self, around: tuple[str, ...], whole: tuple[str, ...]) -> float:
+        """Return how often loops repeat something, and blocks that it runs over whole."""
+        found = 1.0
+        for x in around:
+            found *= max(1.0, self.filled.get(x, 1.0) / self.step.get(x, 1))
+        for x in whole:
+            found *= self.count.get(x, 1)
+        return found
+
+    def elements(self, table: dict, labels: tuple[str, ...]) -> float:
+        found = 1.0
+        for x in labels:
+            found *= self.of(table, x)
+        return found
+
+    def bytes_of(self, tensor: str) -> int:
+        """Return the bytes of an element: products read and outputs have the dtype of the call, other Funcs are float32."""
+        known = self.plan.known
+        return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
+
+    def work(self, live: float) -> Work:
+        plan, programs = self.plan, 1
+        for count in self.count.values():
+            programs *= count
+        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = 0.0
+        narrow, reads = False, []
+        for access in plan.accesses:
+            each = self.bytes_of(access.read.tensor)
+            amount, asked, vector, tile = self._load(access.read, each)
+            times = self.times(access.around, access.whole)
+            amount, asked = amount * times, asked * times
+            aligned = access.read.tensor in plan.aligned
+            moved += amount
+            if aligned or vector >= VECTOR:
+                requests += asked / VECTOR
+            else:
+                short += asked / vector
+            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.labels) > 1)
+            tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
+            if access.looped:
+                issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
+                apart += tile if vector < ASYNC and not aligned else 0.0
+            reads.append((access, each, amount))
+            if access.read.tensor in plan.config.staged and not access.again:
+                copied += 2 * self._unique(access.read, each)
+        multiplied, rows, columns = self._multiplied()
+        held, spilled = self._resident(rows, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
+        at_once = min(programs, held * self.target.multiprocessors)
+        memory = self._memory(reads, programs, at_once)
+        for func in plan.writes:
+            each = self.bytes_of(func.name)
+            amount = each * self.elements(self.extent, func.labels)
+            written += amount
+            parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
+            memory += 0.0 if parted else amount * programs
+            merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
+            requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
+        parts = math.prod(plan.split.values())
+        heavy, light = self._arithmetic()
+        return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, rows, columns, len(plan.products), heavy, light,
+                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
+
+    def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
+        """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
+        amount = asked = tile = float(each)
+        for x, divisor in read.labels:
+            amount *= max(1.0, self.of(self.extent, x) / divisor)
+            asked *= max(1.0, self.of(self.filled, x) / divisor)
+            tile *= max(1.0, self.of(self.loaded, x) / divisor)
+        run = float(each)
+        for x in read.last:
+            run *= self.of(self.loaded, x)
+        if run < SECTOR and read.last and read.last[0] in self.count:
+            amount *= SECTOR / run
+        return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
+
+    def _vector(self, last: tuple[str, ...], each: int) -> float:
+        """Return the bytes of one load, by the alignment of rows."""
+        return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
+
+    def _resident(self, rows: int, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
+        """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
+        config, target = self.plan.config, self.target
+        threads = target.warp_size * config.warps
+        most = 1.0
+        for labels in self.plan.results:
+            most = max(most, self.elements(self.step, labels))
+        each = most / threads
+        if rows:
+            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else 0.0 if config.descriptors else issued / threads
+            registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
+        else:
+            registers, shared = 28 + each * live, 0.0
+        held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0) * threads)), BLOCKS)
+        if shared:
+            held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
+        return max(1, 1 if config.specialized else held), max(1.0, registers / 255)
+
+    def _unique(self, read: Read, each: int) -> float:
+        found = float(each)
+        for x, divisor in read.labels:
+            found *= max(1.0, self.sizes.get(x, 1) / divisor)
+        return found
+
+    def _memory(self, reads: list[tuple[_Access, int, float]], programs: int, at_once: int) -> float:
+        """Return the bytes that all programs take from memory: each tensor once, and again where the L2 has dropped it."""
+        covered, total = self._covered(at_once), 0.0
+        keeps = self.target.l2_bytes * L2_KEEPS
+        passes = sum([amount for a, _, amount in reads if not a.again]) * at_once
+        for access, each, amount in reads:
+            read, wave = access.read, float(each)
+            unique = self._unique(read, each)
+            if access.again:
+                total += unique if passes > keeps and unique > keeps else 0.0
+                continue
+            if unique <= keeps:
+                total += unique
+                continue
+            for x, divisor in read.labels:
+                n = max(1.0, self.sizes.get(x, 1) / divisor)
+                wave *= min(n, max(1.0, covered[x] * self.extent[x] / divisor)) if x in self.count else n
+            total += max(unique, min(wave * programs / at_once, amount * programs))
+        return total
+
+    def _covered(self, at_once: int) -> dict[str, float]:
+        """Return how many blocks along each label the programs that run at once cover."""
+        left, covered = float(at_once), dict.fromkeys(self.count, 1.0)
+        for label, group, outer in reversed(self.plan.order):
+            blocks = self.count.get(label, 1)
+            blocks = max(1, -(-blocks // group)) if outer else min(group, blocks) if group else blocks
+            took = min(left, blocks)
+            covered[label] = covered.get(label, 1.0) * took
+            left = max(1.0, left / took)
+        for label in self.plan.split:
+            covered[label] = min(left, self.count.get(label, 1))
+        return covered
+
+    def _arithmetic(self) -> tuple[float, float]:
+        heavy = light = 0.0
+        for labels, special, other, around, whole in self.plan.arithmetic:
+            elements = self.elements(self.filled, labels) * self.times(around, whole)
+            heavy, light = heavy + special * elements, light + other * elements
+        return heavy, light
+
+    def _multiplied(self) -> tuple[float, int, int]:
+        total, rows, columns = 0.0, 0, 0
+        for product, around, whole in self.plan.products:
+            total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
+            own = max(1, int(self.elements(self.step, product.rows)))
+            other = max(1, int(self.elements(self.step, product.columns)))
+            rows, columns = min(rows or own, own), min(columns or other, other)
+        return total, rows, columns
+
+    def _steps(self) -> float:
+        """Return the iterations of the longest nest of loops."""
+        most = 1.0
+        for labels, whole in self.plan.loops:
+            own = self.times(whole=whole, around=())
+            for x in labels:
+                own *= max(1.0, self.of(self.filled, x) / max(1.0, self.of(self.step, x)))
+            most = max(most, own)
+        return most

@@ -1,0 +1,175 @@
+"""Reduce an algorithm to what the cost model needs of it: which labels each Func has, reads, multiplies and adds over.
+
+An outline is small enough to be stored beside an op's signature, so that a first call need not parse the algorithm.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ...lang import expr as ex
+    from ...lang.algorithm import Algorithm
+
+Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the number that divides it
+HEAVY = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh")  #: functions of the special function unit
+
+
+class Read(NamedTuple):
+    """An access to an input or a Func."""
+
+    tensor: str
+    labels: Index
+    last: tuple[str, ...]  #: labels in the last dimension
+
+
+class Product(NamedTuple):
+    """A product on the matrix units: the labels of both operands, those of its tile's rows and columns, and those that it adds over.
+
+    A label that one side divides, ``K[h / group, l]``, is none of that side: rows that share it are multiplied together.
+    """
+
+    labels: tuple[str, ...]
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    reduced: tuple[str, ...]
+
+
+class FuncOutline(NamedTuple):
+    """What computing one element of a Func takes."""
+
+    name: str
+    labels: tuple[str, ...]
+    reduced: tuple[str, ...]
+    reads: tuple[Read, ...]
+    products: tuple[Product, ...]
+    heavy: int  #: special functions
+    light: int  #: other arithmetic
+    bounded: tuple[str, ...]  #: labels that are compared with one another, as in a causal mask
+
+
+class Outline(NamedTuple):
+    """The Funcs of a prepared algorithm, in order of definition."""
+
+    funcs: tuple[FuncOutline, ...]
+    aliases: tuple[tuple[str, tuple[str, ...]], ...]  #: a Func's label -> the labels that an access puts in its place
+
+    @staticmethod
+    def of(algorithm: Algorithm) -> Outline:
+        """Return the outline of a prepared algorithm."""
+        return Outline(tuple(_func(d.name, d.labels, d.expr) for d in algorithm.definitions), _aliases(algorithm))
+
+    @staticmethod
+    def read(data: list) -> Outline:
+        """Read what JSON made of an outline: lists in place of tuples."""
+        funcs, aliases = data
+        return Outline(tuple([_read_func(*f) for f in funcs]), tuple([(label, tuple(labels)) for label, labels in aliases]))
+
+    def divided_by(self, number: int, instead: int) -> Outline:
+        """Replace the number that divides labels in accesses: a manifest stands for all values of a parameter."""
+
+        def changed(read: Read) -> Read:
+            return read._replace(labels=tuple([(label, instead if by == number else by) for label, by in read.labels]))
+
+        return self._replace(funcs=tuple([f._replace(reads=tuple(map(changed, f.reads))) for f in self.funcs]))
+
+    @staticmethod
+    def unknown(labels: tuple[str, ...]) -> Outline:
+        """Return the outline that stands for an unknown algorithm: it reads and writes one tensor with all labels."""
+        read = Read("", tuple([(x, 1) for x in labels]), labels[-1:])
+        return Outline((FuncOutline("", labels, (), (read,), (), 1, 4, ()),), ())
+
+
+class Known:
+    """An outline with its Funcs by name, and the outputs. It is equal to itself alone, so that caches need not compare outlines."""
+
+    def __init__(self, outline: Outline, outputs: tuple[str, ...] = ()):
+        self.outline, self.outputs = outline, frozenset(outputs)
+
+    @cached_property
+    def funcs(self) -> dict[str, FuncOutline]:
+        return {f.name: f for f in self.outline.funcs}
+
+    @cached_property
+    def aliases(self) -> dict[str, tuple[str, ...]]:
+        return dict(self.outline.aliases)
+
+    @cached_property
+    def pitches(self) -> frozenset[str]:
+        """Labels whose extent is the row pitch of an input, if that is contiguous."""
+        reads = (r for f in self.outline.funcs for r in f.reads)
+        return frozenset(r.last[0] for r in reads if r.tensor not in self.funcs and len(r.last) == 1 and len(r.labels) > 1)
+
+    @cached_property
+    def multiplied(self) -> frozenset[str]:
+        """Funcs that are read as operands of products of one dtype; between kernels they are stored in that."""
+        return frozenset(r.tensor for f in self.outline.funcs if f.products for r in f.reads)
+
+
+def _read_func(name: str, labels: list, reduced: list, reads: list, products: list, heavy: int, light: int, bounded: list) -> FuncOutline:
+    accesses = tuple([Read(tensor, tuple([(label, by) for label, by in index]), tuple(last)) for tensor, index, last in reads])
+    made = tuple([Product(*map(tuple, p)) for p in products])
+    return FuncOutline(name, tuple(labels), tuple(reduced), accesses, made, heavy, light, tuple(bounded))
+
+
+def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
+    from ...lang import expr as ex
+
+    reduced: dict[str, None] = {}
+    reads: dict[Read, None] = {}
+    products, heavy, light, bounded = [], 0, 0, set()
+    for node in expr.walk():
+        if isinstance(node, (ex.Reduce, ex.Dot)):
+            reduced |= dict.fromkeys(node.labels)
+        if isinstance(node, ex.Dot):
+            products.append(_product(node))
+        elif isinstance(node, ex.Access):
+            reads[_read(node)] = None
+        elif isinstance(node, ex.Call):
+            heavy, light = (heavy + 1, light) if node.fn in HEAVY else (heavy, light + 1)
+        elif isinstance(node, ex.Binary):
+            light += 1
+            heavy += node.op == "/"
+            if node.op in ("<", "<=", ">", ">="):
+                sides = [{n.name for n in side.walk() if isinstance(n, ex.Label)} for side in (node.left, node.right)]
+                bounded |= sides[0] ^ sides[1] if all(sides) else set()
+    return FuncOutline(name, labels, tuple(reduced), tuple(reads), tuple(products), heavy, light, tuple(sorted(bounded)))
+
+
+def _product(dot: ex.Dot) -> Product:
+    from ...lang import expr as ex
+
+    def own(side: ex.Expr) -> set[str]:
+        """Return the labels of a side without those that it only divides."""
+        plain = (i for a in ex.accesses(side) for i in a.index if not (isinstance(i, ex.Binary) and i.op == "/"))
+        return {n.name for i in plain for n in i.walk() if isinstance(n, ex.Label)}
+
+    left, right, both = own(dot.left), own(dot.right), ex.free_labels(dot.left) | ex.free_labels(dot.right)
+    return Product(tuple(sorted(both)), tuple(sorted(left - right - {*dot.labels})), tuple(sorted(right - left - {*dot.labels})), dot.labels)
+
+
+def _read(access: ex.Access) -> Read:
+    from ...lang import expr as ex
+
+    index: dict[tuple[str, int], None] = {}
+    last: tuple[str, ...] = ()
+    for i in access.index:
+        divided = isinstance(i, ex.Binary) and i.op == "/" and isinstance(i.right, ex.Const)
+        own = {n.name: None for n in i.walk() if isinstance(n, ex.Label)}
+        index |= {(label, int(i.right.value) if divided else 1): None for label in own}  # type: ignore[attr-defined]
+        last = tuple(own)
+    return Read(access.tensor, tuple(index), last)
+
+
+def _aliases(algorithm: Algorithm) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    from ...lang import expr as ex
+
+    found: dict[str, tuple[str, ...]] = {}
+    for d in algorithm.definitions:
+        for access in ex.accesses(d.expr):
+            for own, i in zip(algorithm[access.tensor].labels if access.tensor in algorithm else (), access.index):
+                labels = tuple(dict.fromkeys(n.name for n in i.walk() if isinstance(n, ex.Label)))
+                if labels and labels != (own,):
+                    found.setdefault(own, labels)
+    return tuple(found.items())

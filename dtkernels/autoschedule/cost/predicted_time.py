@@ -1,0 +1,112 @@
+"""Predict the time of a schedule at given sizes, from what its kernels do and a few measured rates of the GPU."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from .coefficients import Rates, rates_of
+from .kernel_config import KernelConfig
+from .kernel_work import KernelPlan, Work, plans
+from .outline import Known
+
+if TYPE_CHECKING:
+    from ...codegen.target import Target
+
+QUARTERS = 4  #: parts that a tail cuts the blocks of a last wave into
+GROUP = 4  #: warps that multiply together
+GROUP_ROWS = 64  #: rows of their tile
+
+
+def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> float:
+    """Return the microseconds of ``schedule`` at ``sizes``, all its kernels one after another."""
+    asked, total = tuple(sizes.items()), 0.0
+    for plan in plans(schedule, known):
+        total += _time(plan, asked, itemsize, target)
+    return max(total, rates_of(target.arch)[1].launch)
+
+
+@lru_cache(maxsize=8192)
+def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> float:
+    c = rates_of(target.arch)[0 if plan.products else 1]
+    return kernel_time(plan.at(dict(sizes), itemsize, target, c.live), plan.config, c, target)
+
+
+def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
+    """Return the microseconds of one kernel."""
+    cores, slots = target.multiprocessors, work.held * target.multiprocessors
+    busy, waiting = _busy(work, config, c), _waiting(work, config, c)
+    alone = _either(busy, waiting, c.rounds)
+    full, rest = divmod(work.programs, slots)
+    again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
+    crowded = _either(work.held * busy, again, c.rounds)
+    computing = c.start + full * crowded
+    if rest:
+        last = _either(-(-rest // cores) * busy, waiting, c.rounds)
+        if config.tail and full:  # a kernel of its own, in quarters of the blocks
+            last = min(last, c.quartered * _either(-(-QUARTERS * rest // cores) * busy / QUARTERS, waiting / QUARTERS, c.rounds))
+        hidden = c.overlap * (not config.persistent) if full else 0.0
+        computing += last * (1 - hidden) + hidden * crowded * rest / slots
+    ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
+    flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
+    moving = work.memory / (c.bandwidth * target.bandwidth / 4.8e12 * flying / (flying + c.flying))
+    if work.held == 1 and ahead == 1 and not (config.persistent and config.stages_of) and full:  # nothing is loaded while the program computes
+        moving += c.exposed * full * alone
+    took = c.launch + _either(computing, moving, c.sharp)
+    if work.merged:
+        took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
+    if work.fetched:
+        took += c.described
+    if work.copied:
+        took += c.merge + work.copied / c.bandwidth
+    return took
+
+
+def _either(a: float, b: float, sharp: float) -> float:
+    """Return a little more than the larger one: what overlaps does so imperfectly."""
+    return float((a**sharp + b**sharp) ** (1 / sharp))
+
+
+def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
+    """Return the microseconds of a multiprocessor that one program takes."""
+    computing = work.heavy / c.special + work.light / c.plain
+    loading = (work.moved + work.written) / c.l2_rate + _requests(work, c) / c.request_rate
+    if not work.rows:
+        return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
+    multiplying = work.multiplied / (c.wide_rate if work.itemsize > 2 else c.rate) * _shape(work, config, c)
+    return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
+
+
+def _requests(work: Work, c: Rates) -> float:
+    """Return the loads of threads, short ones by what they cost."""
+    return (0.0 if work.fetched else work.requests) + work.short * c.narrow * (c.ragged if work.merged else 1.0)
+
+
+def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
+    """Return how much longer than at best the matrix units take for tiles of this shape."""
+    rows, columns, groups = max(work.rows, work.columns), min(work.rows, work.columns), config.warps / GROUP
+    shape = 1.0 + c.few_rows / max(rows, 16) + c.few_columns / max(columns, 8)
+    if work.itemsize > 2:
+        return shape
+    if groups < 1:
+        shape *= c.few_warps
+    elif rows < GROUP_ROWS:
+        shape *= c.old_units
+    elif work.rows < GROUP_ROWS * groups and work.products > 1:
+        shape *= c.crowded
+    return shape * (c.specialized if config.specialized else 1.0)
+
+
+def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
+    """Return the microseconds that a program takes by itself, waiting for its loads."""
+    if work.rows:
+        stages = 1 if work.narrow else config.stages
+    else:
+        stages = max([s for _, s in config.stages_of], default=1)
+    ahead = max(1.0, min(stages - 1.0, work.steps))
+    found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
+    found += _requests(work, c) / (c.warp_rate * config.warps)
+    if work.rows:  # products of one iteration that follow on one another
+        rate = c.wide_rate if work.itemsize > 2 else c.rate
+        found += work.multiplied / rate * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
+    return found

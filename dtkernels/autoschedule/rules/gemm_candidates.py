@@ -1,0 +1,55 @@
+"""Propose schedules of a kernel with a 16-bit product of loaded operands. The cost model decides among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+WASTED = 2  #: a tile this many times as long as its extent is proposed only if it is the smallest
+LARGE = 24  #: waves of programs from which on small tiles are not proposed
+LEAST_PARTS = 2  #: tiles of the sum in each part of a split
+MOST_WAVES = 2.2  #: waves that the programs of a split fill at most
+
+
+class GemmTile(NamedTuple):
+    """Rows, columns and depth of a tile, warps and pipeline stages."""
+
+    rows: int
+    columns: int
+    depth: int
+    warps: int
+    stages: int
+
+
+#: starting points that were the fastest of a grid at some of 289 random sizes on an H200 (benchmarks/product_trials.py), from small to large
+TILES = tuple(
+    GemmTile(*t)
+    for t in (
+        (16, 16, 256, 4, 4), (16, 32, 256, 4, 4), (16, 64, 128, 4, 5), (16, 128, 128, 4, 4), (32, 64, 128, 4, 5), (32, 128, 128, 4, 4), (64, 16, 128, 4, 5),
+        (64, 32, 128, 4, 5), (64, 64, 64, 4, 5), (64, 64, 128, 4, 4), (64, 128, 64, 4, 5), (64, 128, 128, 4, 4), (64, 256, 64, 4, 4), (64, 256, 64, 8, 4),
+        (128, 16, 128, 4, 5), (128, 32, 128, 4, 4), (128, 64, 64, 4, 5), (128, 64, 128, 4, 4), (128, 128, 64, 4, 4), (128, 128, 64, 8, 4),
+        (128, 128, 128, 8, 3), (256, 64, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
+    )
+)  # fmt: skip
+PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
+
+
+def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int) -> Iterator[tuple[GemmTile, int]]:
+    """Yield the tiles worth considering for a product of these extents, each with its number of blocks."""
+    for tile in TILES:
+        if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
+            continue
+        if tile.rows == tile.columns == 16 and max(rows, columns) > 16:
+            continue
+        blocks = batch * -(-rows // tile.rows) * -(-columns // tile.columns)
+        if (tile.depth > 64 and tile.depth >= WASTED * depth and tile.rows * tile.columns > 16 * 64) or (
+            blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * 128 and min(rows, columns) > 64
+        ):
+            continue
+        yield tile, blocks
+
+
+def parts(blocks: int, steps: int, multiprocessors: int) -> Iterator[int]:
+    """Yield numbers of parts that a sum of ``steps`` tiles may be split into, so that its programs fill about a wave."""
+    useful = [n for n in PARTS if blocks * n <= MOST_WAVES * multiprocessors and steps >= LEAST_PARTS * n]
+    yield from useful[-4:]

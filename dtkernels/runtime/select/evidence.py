@@ -1,0 +1,92 @@
+"""Correct the cost model by measured rows: near the sizes of a row its time counts, far from them the model alone.
+
+A row says two things of its sizes: what its own schedule takes, and that no other schedule of the table is faster there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ...autoschedule.cost.outline import Known, Outline
+from ...autoschedule.cost.predicted_time import predicted_time
+from ...codegen.target import TARGETS, Target
+from ..tables.table import Row
+
+FADES = 2.0  #: distance at which evidence counts 1/e
+SLOWER = 1.5  #: how many times slower than the fastest a schedule is, by the model alone, that no evidence is looked at for
+DOUBT = 0.01  #: part of a time that each unit of distance from the nearest row of its schedule adds
+NEAREST = 6  #: rows whose times bound those of other schedules
+ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2}
+Sizes = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class TimeModel:
+    """The cost model for one kind of call on ``target``. Rows were measured on ``measured``."""
+
+    known: Known
+    target: Target
+    measured: Target
+
+    @staticmethod
+    def unknown(labels: Iterable[str]) -> TimeModel:
+        """Return the model of an algorithm of which only the labels are known."""
+        return _unknown(tuple(labels))
+
+    def at(self, schedule: str, sizes: Sizes, dtype: str) -> float:
+        """Return the predicted microseconds of ``schedule``."""
+        return _time(schedule, sizes, ITEMSIZE[dtype], self.known, self.target)
+
+    def ratio(self, schedule: str, row: Row) -> float:
+        """Return the logarithm of the row's time over that predicted for ``schedule`` at the row's sizes."""
+        assert row.microseconds
+        return math.log(row.microseconds / _time(schedule, tuple(row.sizes.items()), ITEMSIZE[row.dtype], self.known, self.measured))
+
+
+@lru_cache(maxsize=16)
+def _unknown(labels: tuple[str, ...]) -> TimeModel:
+    target = TARGETS["h200"]
+    return TimeModel(Known(Outline.unknown(labels)), target, target)
+
+
+@lru_cache(maxsize=8192)
+def _time(schedule: str, sizes: Sizes, itemsize: int, known: Known, target: Target) -> float:
+    return predicted_time(schedule, known, dict(sizes), itemsize, target)
+
+
+def weight(distance: float) -> float:
+    """Return how much evidence counts at a distance."""
+    return math.exp(-distance / FADES)
+
+
+def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, usable: Callable[[str], bool]) -> dict[str, float]:
+    """Return the predicted microseconds of each schedule of the rows ``near``, which are sorted by distance.
+
+    ``usable``: whether a schedule may be chosen; others are left out. Evidence is looked at only where the model finds a schedule not
+    much slower than the fastest, and bounds by other rows are applied to the fastest only, until it stays the fastest.
+    """
+    first: dict[str, tuple[float, Row]] = {}
+    for distance, row in near:
+        if row.schedule not in first and usable(row.schedule):
+            first[row.schedule] = distance, row
+    alone = {schedule: math.log(model.at(schedule, sizes, row.dtype)) for schedule, (_, row) in first.items()}
+    limit = min(alone.values(), default=0.0) + math.log(SLOWER)
+    found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
+    for schedule, (distance, row) in first.items():
+        if alone[schedule] <= limit and _told(row):
+            found[schedule] += weight(distance) * model.ratio(schedule, row)
+    timed = [(weight(distance), row) for distance, row in near if _told(row)][:NEAREST]
+    checked: set[str] = set()
+    while found and (best := min(found, key=found.__getitem__)) not in checked:
+        checked.add(best)
+        bound = max([w * model.ratio(best, row) for w, row in timed if row.schedule != best], default=0.0)
+        found[best] = max(found[best], alone[best] + bound + DOUBT * first[best][0]) if bound > 0 else found[best]
+    return {schedule: math.exp(logarithm) for schedule, logarithm in found.items()}
+
+
+def _told(row: Row) -> bool:
+    """Whether a row's time is evidence."""
+    return row.measured and bool(row.microseconds)

@@ -1,0 +1,19 @@
+"""Bucket sizes: calls of similar sizes and equal alignment are decided once."""
+
+from __future__ import annotations
+
+import math
+
+STEPS = 8  #: anchors per power of two
+REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
+
+
+def bucket_anchor(size: int) -> int:
+    """Return the size that represents ``size``: the largest in its eighth of an octave with the same greatest common divisor with 16.
+
+    Both sizes have the same next power of two, which is the tile extent of a label held whole. Sizes up to 16 represent themselves.
+    """
+    if size <= REGULAR:
+        return size
+    step = max(REGULAR, (1 << (size - 1).bit_length()) // (2 * STEPS))
+    return -(-size // step) * step - math.gcd(size, REGULAR) % REGULAR
