@@ -40,6 +40,8 @@ class Rates(NamedTuple):
     rounds: float = 2.0  #: the same for a round of programs and its longest one
     inner: float = 3.0  #: the same for loads and products of one program
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
+    tall: float = 1.08  #: products of tiles with more rows than columns
+    low: float = 1.18  #: products of wide tiles with too few rows for a warp group
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     described: float = 1.5  #: microseconds until a kernel has made its tensor descriptors
     merge: float = 3.0  #: microseconds of the kernel that merges a split

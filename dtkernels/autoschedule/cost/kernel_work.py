@@ -355,8 +355,15 @@ class _Count:
             total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
             own = max(1, int(self.elements(self.step, product.rows)))
             other = max(1, int(self.elements(self.step, product.columns)))
+            if product.rows and product.columns and self._comes_later(product.rows[-1], product.columns[-1]):
+                own, other = other, own  # the product comes out transposed
             rows, columns = min(rows or own, own), min(columns or other, other)
         return total, rows, columns
+
+    def _comes_later(self, label: str, other: str) -> bool:
+        """Return whether the kernel's results have ``label`` to the right of ``other``."""
+        labels = self.plan.root.labels
+        return label in labels and other in labels and labels.index(label) > labels.index(other)
 
     def _steps(self) -> float:
         """Return the iterations of the longest nest of loops."""

@@ -44,7 +44,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if rest:
         last = _either(-(-rest // cores) * busy, waiting, c.rounds)
         if config.tail and full:  # a kernel of its own, in quarters of the blocks
-            last = min(last, c.quartered * _either(-(-QUARTERS * rest // cores) * busy / QUARTERS, waiting / QUARTERS, c.rounds))
+            again = -(-QUARTERS * rest // cores)
+            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / QUARTERS, -(-again // 2) * waiting, c.rounds))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
@@ -94,6 +95,8 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.old_units
     elif work.rows < GROUP_ROWS * groups and work.products > 1:
         shape *= c.crowded
+    if work.products == 1:
+        shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     return shape * (c.specialized if config.specialized else 1.0)
 
 

@@ -20,6 +20,8 @@ from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, wid
 TILED = 128  #: extent that fills a tile
 NARROW = 64  #: a side of a product up to this leaves it bound by memory
 LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
+WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
+FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual schedule's
 MERGED = 16  #: steps of a loop from which on cutting it over programs gains more than the kernel that merges the parts takes
 
 
@@ -74,12 +76,14 @@ class _Product:
         return products(self.shape, self.members)
 
     def tiles(self) -> tuple[Primitive, ...]:
-        """Return the candidate of the shortest predicted time; for computed or 32-bit operands tiles by size."""
+        """Return the usual schedule, or a candidate that is predicted to be well faster: usual ones were measured to be good at many sizes."""
+        usual = self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if self.shape.itemsize == 2 and plain:
-            return min(self._candidates(), key=CandidateTime(self.shape, self.root, self.members).microseconds)
-        bm, bn, depth, warps, stages = self._large_tiles()
-        return self._statements(GemmTile(bm, bn, depth, warps, stages), share=1 if len(self.dots) > 1 else 2)
+        if self.shape.itemsize != 2 or not plain:
+            return usual
+        time = CandidateTime(self.shape, self.root, self.members).microseconds
+        best = min(self._candidates(), key=time, default=usual)
+        return best if time(best) < FASTER * time(usual) else usual
 
     @cached_property
     def _extents(self) -> tuple[int, int, int, int]:
@@ -124,22 +128,102 @@ class _Product:
             if min(m, n) <= NARROW and (ahead := tuple(dict.fromkeys(p for dot in self.dots for p in loaded_ahead(self.shape, self.root, self.members, dot, steps)))):
                 yield self._statements(of, ahead)
 
-    def _large_tiles(self) -> tuple[int, int, int, int, int]:
-        """Return (rows, columns, depth, warps, stages): as large as registers and the multiprocessors' number allow."""
-        shape, (m, n, _, batch) = self.shape, self._extents
+    def _usual(self) -> tuple[Primitive, ...]:
+        shape, labels = self.shape, self.shape.algorithm[self.root].labels
+        m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
+        batch = math.prod(shape.sizes[label] for label in labels if label not in self.rows[-1:] + self.columns[-1:])
+        k = max((shape.sizes[label] for label in self.dot.labels), default=1)
+        bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
+        alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
+        tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
+        block = dict(tile)
+        for dot in self.dots:
+            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
+        grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
+        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main) if label in tile), default=0)
+        waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
+        share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra or len(self.dots) > 1 else 2
+        ahead = (p for dot in self.dots for p in loaded_ahead(shape, self.root, self.members, dot, steps)) if alone else ()
+        extra = tuple(dict.fromkeys((*extra, *ahead)))
+        return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
+
+    def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
+        """Return (rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.
+
+        Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
+        """
+        shape, several = self.shape, len(self.dots) > 1
+        plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
-        bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
-        while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
-            bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
-        depth, stages = shape.depth(self._width(bm, bn))
-        return bm, bn, depth, 8 if bm * bn >= 128 * 128 else 4, stages
+        if shape.itemsize != 2 or not plain:
+            bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
+            while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
+                bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
+            return (bm, bn, *self._depth(bm, bn, 8 if bm * bn >= 128 * 128 else 4), ())
+        if min(m, n) <= NARROW:
+            bm, bn = min(bm, 64), min(max(16, next_power_of_two(n)), 64)  # each program streams alone: few, deep ones keep the most bytes in flight
+            return self._latency_bound_config(bm, bn) if self._loose() else (bm, bn, *self._fit_shared_memory(bm, bn, 128, 5), ())
+        if self._is_bandwidth_bound(m, n, k, batch):
+            bn = min(128, next_power_of_two(n))
+            bm, bn = (64, bn) if n <= m else (bm, 64)
+            return (bm, bn, *self._fit_shared_memory(bm, bn, 128, 4), ())
+        narrow_loads = any(shape.row_stride(t) % 16 for t in self._sides())  # by pointers: Triton knows no row's start to be aligned then
+        full = (bm, min(bn, 256))
+        waves = self._blocks(m, n, *each_of(self.dots, *full), batch) / shape.target.multiprocessors
+        if full == (128, 256) and k >= 64 and (waves >= 1.5 or several and waves >= 0.9 or narrow_loads and waves >= 0.5):
+            bm, bn = each_of(self.dots, *full)
+            through = self._descriptors()
+            through += self._tail(bm, bn, waves) if through and narrow_loads else ()
+            return (bm, bn, 64, 8, 3, through) if through else (bm, bn, *self._depth(bm, bn, 8), ())
+        bn = min(bn, 128)
+        for small in ((bm, bn), (min(bm, 64), bn), (min(bm, 64), min(bn, 64))):
+            if 10 * self._blocks(m, n, *each_of(self.dots, *small), batch) >= 9 * shape.target.multiprocessors:
+                break
+        bm, bn = each_of(self.dots, *small)
+        if narrow_loads and small[0] * small[1] >= 64 * 128 and (through := self._descriptors()):
+            return (bm, bn, 64, 8 if small == (128, 128) else 4, 4, through)
+        alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
+        deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
+        return (bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3), ())
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
 
+    def _loose(self) -> bool:
+        """Return whether rows of the larger operand are not aligned to 16 bytes, so that its loads cannot be pipelined."""
+        return not self.shape.aligned({max(self._sides(), key=self.shape.elements)}) if self._sides() else False
+
+    def _latency_bound_config(self, bm: int, bn: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
+        """Return tiles for programs that wait for their loads: four per multiprocessor keep as many loads in flight.
+
+        Where the sum runs along the rows of the larger operand they have few rows, else the sum is split.
+        """
+        large = max(self._sides(), key=self.shape.elements)
+        along = self.shape.last_label(large) in self.dot.labels
+        if along:
+            return (16, bn, 256, 4, 3, ()) if bm >= bn else (bm, 16, 256, 4, 3, ())
+        return bm, bn, 64, 4, 3, ()
+
     def _sides(self) -> list[str]:
         sides = (side for dot in (self.dot, *self.dots) for side in (dot.left, dot.right))
         return list(dict.fromkeys(side.tensor for side in sides if isinstance(side, ex.Access)))
+
+    def _is_bandwidth_bound(self, m: int, n: int, k: int, batch: int) -> bool:
+        """Return whether reading the longer operand bounds the product.
+
+        It is read once if a tile holds the narrower side whole: blocks are then few, and the sum is split over programs.
+        """
+        few = 10 * self._blocks(m, n, 128, 128, batch) < 9 * self.shape.target.multiprocessors
+        return self.shape.itemsize == 2 and NARROW < min(m, n) <= 2 * NARROW < max(m, n) and few and k >= 2048
+
+    def _fit_shared_memory(self, bm: int, bn: int, depth: int, stages: int) -> tuple[int, int, int]:
+        rows = self._width(bm, bn)
+        while depth > 32 and 3 * rows * depth * self.shape.itemsize > self.shape.target.shared_bytes:
+            depth //= 2
+        while stages > 2 and rows * depth * stages * self.shape.itemsize > self.shape.target.shared_bytes:
+            stages -= 1
+        return depth, 4, stages
 
     def _blocks(self, m: int, n: int, bm: int, bn: int, batch: int) -> int:
         return batch * -(-m // bm) * -(-n // bn)
@@ -167,6 +251,10 @@ class _Product:
         pieces = [Sized(self.rows[-1], bm // 2), Sized(self.columns[-1], bn // 2)]
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
         return (Primitive(self.root, "tail", (*pieces, Sized(longest, 128))),)
+
+    def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
+        depth, stages = self.shape.depth(self._width(bm, bn))
+        return depth, warps, stages
 
 
 @dataclass
