@@ -152,8 +152,10 @@ def _as_op(case: Case, device: str) -> str:
     before = dtkernels.paths().get("random_program", {}).get("reference", 0)
     results = op(**given, **case.params)
     results = results if isinstance(results, tuple) else (results,)
-    # the reference's: several results of inputs of which one is empty, and inputs none of which is floating-point
-    by_kernel = all(t.numel() for t in tensors.values()) and any(t.is_floating_point() for t in tensors.values())
+    # the reference's: several results of inputs of which one is empty, and inputs that are read none of which is floating-point
+    with torch.no_grad():
+        read = op.bind((), given | case.params).fitted.tensors.values()
+    by_kernel = all(t.numel() for t in tensors.values()) and any(t.is_floating_point() for t in read)
     if by_kernel and dtkernels.paths()["random_program"].get("reference", 0) != before:
         raise Wrong("the op ran its reference, not a kernel")
     want = expected_of(case)
