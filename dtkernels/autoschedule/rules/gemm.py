@@ -13,7 +13,8 @@ from ...lang.schedule import Primitive, Sized
 from ...lang.schedule_checks import reduction_labels
 from ..cost.candidate_time import CandidateTime
 from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem
-from .gemm_candidates import GemmTile, parts, tiles
+from . import gemm_candidates
+from .gemm_candidates import GemmTile
 from .program_order import causal_program_order
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
@@ -93,23 +94,31 @@ class _Product:
         batch = math.prod(shape.sizes[label] for label in shape.algorithm[self.root].labels if label not in self.rows[-1:] + self.columns[-1:])
         return m, n, max((shape.sizes[label] for label in self.dot.labels), default=1), batch
 
-    def _statements(self, of: GemmTile, extra: tuple[Primitive, ...] = (), share: int = 0, parts: int = 0) -> tuple[Primitive, ...]:
+    def _tile(self, of: GemmTile) -> dict[str, int]:
+        """Return the tile of each label: all of a product's sums but the longest advance by one."""
         shape = self.shape
-        block = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
-        tile = dict(block)
+        tile = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
         for dot in self.dots:
             longest = max(dot.labels, key=lambda label: shape.sizes[label])
             tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), of.depth)) if k == longest else 1 for k in dot.labels}
-        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main) if label in tile), default=0)
-        share = share if steps >= MERGED else 0
+        return tile
+
+    def _steps(self, tile: dict[str, int]) -> int:
+        return max((self.shape.sizes[label] // tile[label] for label in reduction_labels(self.shape.algorithm, self.main) if label in tile), default=0)
+
+    def _statements(self, of: GemmTile, extra: tuple[Primitive, ...] = (), share: int = 0, parts: int = 0) -> tuple[Primitive, ...]:
+        """Return the statements of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.statements``, the first for long sums alone."""
+        tile = self._tile(of)
+        block = {label: tile[label] for label in self.shape.algorithm[self.root].labels}
         grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
-        return shape.statements(self.root, block, tile, of.warps, of.stages, grouped, share, extra, parts)
+        share = share if self._steps(tile) >= MERGED else 0
+        return self.shape.statements(self.root, block, tile, of.warps, of.stages, grouped, share, extra, parts)
 
     def _candidates(self) -> Iterator[tuple[Primitive, ...]]:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
         m, n, k, batch = self._extents
         cores, through = self.shape.target.multiprocessors, self._descriptors()
-        for of, _ in tiles(m, n * len(self.dots), k, batch, cores):
+        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores):
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -119,7 +128,7 @@ class _Product:
             if not (large and len(self.dots) > 1):  # addresses would take registers that the accumulators need
                 yield self._statements(of)
             steps = k // of.depth
-            for count in parts(blocks, steps, cores):
+            for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._statements(of, parts=count)
             if large:
                 yield self._statements(of, through)
@@ -129,24 +138,16 @@ class _Product:
                 yield self._statements(of, ahead)
 
     def _usual(self) -> tuple[Primitive, ...]:
-        shape, labels = self.shape, self.shape.algorithm[self.root].labels
-        m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
-        batch = math.prod(shape.sizes[label] for label in labels if label not in self.rows[-1:] + self.columns[-1:])
-        k = max((shape.sizes[label] for label in self.dot.labels), default=1)
-        bm, bn, depth, warps, stages, extra = self._choose(m, n, k, batch)
+        """Return the schedule that sizes decide."""
+        m, n, k, batch = self._extents
+        *of, extra = self._choose(m, n, k, batch)
+        tile = GemmTile(*of)
+        steps = self._steps(self._tile(tile))
         alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
-        tile = {label: bm if label in self.rows[-1:] else bn if label in self.columns[-1:] else 1 for label in labels}
-        block = dict(tile)
-        for dot in self.dots:
-            longest = max(dot.labels, key=lambda label: shape.sizes[label])
-            tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), depth)) if k == longest else 1 for k in dot.labels}
-        grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
-        steps = max((shape.sizes[label] // tile[label] for label in reduction_labels(shape.algorithm, self.main) if label in tile), default=0)
-        waits = min(m, n) <= NARROW and shape.itemsize == 2 and self._loose()
-        share = 0 if steps < MERGED else WAITING if waits else 1 if alone or extra or len(self.dots) > 1 else 2
-        ahead = (p for dot in self.dots for p in loaded_ahead(shape, self.root, self.members, dot, steps)) if alone else ()
-        extra = tuple(dict.fromkeys((*extra, *ahead)))
-        return shape.statements(self.root, block, tile, warps, stages, grouped, share, extra)
+        waits = min(m, n) <= NARROW and self.shape.itemsize == 2 and self._loose()
+        share = WAITING if waits else 1 if alone or extra or len(self.dots) > 1 else 2
+        ahead = (p for dot in self.dots for p in loaded_ahead(self.shape, self.root, self.members, dot, steps)) if alone else ()
+        return self._statements(tile, tuple(dict.fromkeys((*extra, *ahead))), share)
 
     def _choose(self, m: int, n: int, k: int, batch: int) -> tuple[int, int, int, int, int, tuple[Primitive, ...]]:
         """Return (rows, columns, depth, warps, stages, further primitives); the figures were measured on an H200.

@@ -34,8 +34,8 @@ TILES = tuple(
 PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 
 
-def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int) -> Iterator[tuple[GemmTile, int]]:
-    """Yield the tiles worth considering for a product of these extents, each with its number of blocks."""
+def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int) -> Iterator[GemmTile]:
+    """Yield the tiles worth considering for a product of these extents."""
     for tile in TILES:
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
@@ -46,7 +46,7 @@ def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int)
             blocks > LARGE * multiprocessors and tile.rows * tile.columns < 128 * 128 and min(rows, columns) > 64
         ):
             continue
-        yield tile, blocks
+        yield tile
 
 
 def parts(blocks: int, steps: int, multiprocessors: int) -> Iterator[int]:
