@@ -110,7 +110,8 @@ class _Product:
         """Return the statements of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.statements``, the first for long sums alone."""
         tile = self._tile(of)
         block = {label: tile[label] for label in self.shape.algorithm[self.root].labels}
-        grouped = (self.rows[-1], self.columns[-1], 4 if extra else 8) if self.rows and self.columns else None
+        stays = any(p.name == "persistent" for p in extra)
+        grouped = (self.rows[-1], self.columns[-1], 4 if stays else 8) if self.rows and self.columns else None
         share = share if self._steps(tile) >= MERGED else 0
         return self.shape.statements(self.root, block, tile, of.warps, of.stages, grouped, share, extra, parts)
 
