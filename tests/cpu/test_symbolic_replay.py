@@ -70,7 +70,7 @@ CALLS = {
     "relu": "([T(some(), 2048)], {})",
     "dyt": "([T(some(), 1024), T(1), T(1024), T(1024)], {})",
     "rmsnorm": "([T(some(), 4096), T(4096)], {})",
-    "mmsigmoid": "([T(16 * rng.randrange(60, 70), 1024), T(1024, 1024)], {})",
+    "mmsigmoid": "([T(16 * rng.randrange(56, 64), 1024), T(1024, 1024)], {})",
     "two_mm": "([T(some(), 4096), T(4096, 16), T(16, 4096)], {})",
     "attention": "attending(rng.choice((4096, 64 * rng.randrange(60, 70), 4000 + i)), not _GRADIENTS)",
 }
