@@ -92,7 +92,7 @@ class Run:
     def _measured(self, op: str, direction: str, size: domains.Size) -> dict:
         try:
             found = self.bench.measure(op, size.shape, direction, max(self.end + GRACE - time.monotonic(), 1.0))
-        except Exception as problem:  # of the workplace, not of ours
+        except Exception as problem:  # in measuring, not in ours
             found = {"us": {}, "errors": {}, "notes": {}, "skipped": said(problem)}
         found = {"op": op, "direction": direction, "shape": size.shape, "stratum": size.stratum, **ratios.compared(found)}
         if self.searcher is not None and "how" in found and not ratios.is_fault(found) and self.options.regret <= self.end - time.monotonic():
