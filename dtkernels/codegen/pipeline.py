@@ -33,6 +33,7 @@ from .transforms.arithmetic.exp2_emulation import emulate_exp2
 from .transforms.arithmetic.exp_to_exp2 import rewrite_exp_to_exp2
 from .transforms.arithmetic.guard_elimination import eliminate_guards
 from .transforms.arithmetic.scale_sinking import sink_scales
+from .transforms.loops.distinct_names import keep_names_apart
 from .transforms.loops.interior_blocks import specialize_interior_blocks
 from .transforms.loops.loop_partition import partition_loops
 from .transforms.loops.split_k import UniformInBlock, split_k
@@ -67,6 +68,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("duplicate_wgmma_loads", duplicate_wgmma_loads),
     ("tile_dim_order", order_tile_dims),
     ("eviction_hints", add_eviction_hints),
+    ("distinct_names", keep_names_apart),
 )
 
 #: Kernel -> Kernel, the form that reaches memory by pointers alone, and the last passes of both forms that Triton compiles
@@ -77,9 +79,9 @@ TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
     ("unrolled_ranges", bound_unrolled_ranges),
 )
 
-#: the passes that may be left out: the result stays right, and is slower. Without ``unrolled_ranges`` it would be wrong.
+#: the passes that may be left out: the result stays right, and is slower. Without the others it would be wrong.
 OPTIONAL = (
-    *("split_k", *(name for name, _ in NEST_PASSES), "tail_wave", "descriptors", "warp_specialize"),
+    *("split_k", *(name for name, run in NEST_PASSES if run is not keep_names_apart), "tail_wave", "descriptors", "warp_specialize"),
     *(*(name for name, run in TRITON_FORM if run is not bound_unrolled_ranges), "dependent_launch"),
 )
 

@@ -50,7 +50,7 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
 def _split_rows(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
     """Split the rows over as many programs as run at once, ``share`` per multiprocessor, each with several steps to pipeline."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
-    parts = min(shape.target.multiprocessors * share // programs, shape.sizes[longest] // steps[longest] // 4)
+    parts = min(shape.target.multiprocessors * share // max(programs, 1), shape.sizes[longest] // steps[longest] // 4)
     return (Sizes(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
 
 

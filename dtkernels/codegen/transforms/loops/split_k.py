@@ -164,29 +164,35 @@ class _Splitter:
 
     def _scalar_axes(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
         """Return the scalar axes (those of batches, for instance) that index the accumulated values."""
-        lets = {s.name: s.value for s in before if isinstance(s, Let)}
+        made: dict[str, list[Tile]] = {}
+        for s in statements(before):
+            if isinstance(s, (Let, Assign)):
+                made.setdefault(s.name, []).append(s.value)
         used: set[Axis] = set()
         todo: list[Tile] = [v for s in statements(loop.body) for v in tiles_of(s)]
         while todo:
             for node in todo.pop().walk():
                 if isinstance(node, Position) and node.axis.scalar:
                     used.add(node.axis)
-                if isinstance(node, Local) and node.name in lets:
-                    todo.append(lets.pop(node.name))
+                if isinstance(node, Local):
+                    todo += made.pop(node.name, [])
         inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
 
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
         """Return axes of blocks by whose first index the loop's values differ."""
-        lets = {s.name: s.value for s in before if isinstance(s, Let)}
+        made: dict[str, list[Tile]] = {}
+        for s in statements(before):
+            if isinstance(s, (Let, Assign)):
+                made.setdefault(s.name, []).append(s.value)
         found: set[Axis] = set()
         todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
         while todo:
             for node in todo.pop().walk():
                 if isinstance(node, nest.Start) and not node.axis.scalar:
                     found.add(node.axis)
-                if isinstance(node, Local) and node.name in lets:
-                    todo.append(lets.pop(node.name))
+                if isinstance(node, Local):
+                    todo += made.pop(node.name, [])
         return found
 
     def _limited_to_part(self, loop: Loop) -> list[Statement]:
