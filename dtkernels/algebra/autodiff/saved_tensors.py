@@ -39,6 +39,7 @@ def choose_saved_tensors(
 ) -> SavedTensors:
     """Replace values in ``backward`` by saved ones: logarithms of sums of exponentials, then outputs, then the Funcs ``products``."""
     extra: list[Definition] = []
+    moved: set[str] = set()  # Funcs that the shift changes: an output of that name holds other values
     for d in forward.definitions:
         if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
@@ -48,9 +49,11 @@ def choose_saved_tensors(
             ways = (_shift_by(backward, d, argument, name, grads, alike, by_term) for by_term in (False, True)) if inside else iter(())
             shifted = next((way for way in ways if way is not None), None)
             if shifted is not None:
-                backward = shifted
+                backward, changed = shifted
+                moved |= changed
                 logarithm = ex.Call("log", (ex.Access(d.name, tuple(map(ex.Label, d.labels))),))
                 extra.append(Definition(name, d.labels, ex.Cast(logarithm, "fp32")))
+    outputs = tuple(o for o in outputs if o not in moved)
     for output in outputs:
         backward = _tested_by_output(backward, output, grads)
     backward = _needed(_read_outputs(backward, outputs), grads)
@@ -94,8 +97,10 @@ def _summed_exponent(d: Definition, algorithm: Algorithm) -> ex.Expr | None:
 
 def _shift_by(
     backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...], alike: tuple[str, ...], by_term: bool
-) -> Algorithm | None:
+) -> tuple[Algorithm, set[str]] | None:
     """Shift exp(argument) in ``backward`` by the saved logarithm, which makes the sum itself 1; None if gradients would change.
+
+    Return also the Funcs whose values change.
 
     The addends ``alike`` are shifted too, see sum_exp_addends.py. ``by_term``: shift only in terms that contain the sum, for programs with
     another sum of the same exponentials.
@@ -122,7 +127,8 @@ def _shift_by(
     vanish = _rows_vanish(list(backward.definitions), total.name, argument, grads)
     kept = tuple(replace(d, expr=simplify(_normalize_sum(d.expr, total.name, name, rows_vanish=vanish))) for d in definitions)
     changed = replace(backward, inputs=(*backward.inputs, name)).with_definitions(kept)
-    return _inline_copies(changed, grads)
+    moved = {n for n, degree in known.items() if n in changed and (degree is None or not degree.free)}
+    return _inline_copies(changed, grads), moved
 
 
 def _normalize_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
