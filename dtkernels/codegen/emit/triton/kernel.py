@@ -104,6 +104,7 @@ class _KernelPrinter:
         self.kernel, self.algorithm, self.operands = kernel, algorithm, operands
         self.lines: list[str] = []
         self.blocks = {g.label: g.block for g in kernel.grid}
+        self.pieces = {g.label: g.inside for g in kernel.grid}  #: of a tail, whose last pieces may lie past the extent
         self.sizes: dict[str, None] = {}
         self.tiles: dict[str, str] = {}
         self.even: dict[str, str] = {}
@@ -306,7 +307,7 @@ class _KernelPrinter:
     def even_constant(self, axis: Axis) -> str:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
-        step = self.blocks[axis.label] if self.starts[axis].startswith("block") else axis.tile
+        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else axis.tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:
