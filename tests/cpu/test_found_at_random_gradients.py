@@ -82,3 +82,17 @@ def test_an_incoming_gradient_is_rounded_as_an_operand_alone():
     torch.testing.assert_close(d_a.float(), adjoint @ b.float(), rtol=2e-2, atol=2e-2)
     (d_w,) = torch.autograd.grad(op(a, b, w), w, adjoint)
     torch.testing.assert_close(d_w, (adjoint * (a.float() @ b.float().T)).sum(0).detach(), rtol=1e-4, atol=1e-4)
+
+
+def test_an_output_that_the_saved_logarithm_shifts_is_not_read():
+    """Backward's ``e`` is divided by the sum; forward returns it as it is."""
+    op = op_of("""Func e, f; In S, V; Var m; RVar l; e[m, l] = exp(S[m, l]); f[m] = rdot(e[m, l], V[m, l], l) / rsum(e[m, l], l);
+    e.compile(); f.compile();""")  # fmt: skip
+    s, v = 3 * rand(4, 5), rand(4, 5, seed=1).requires_grad_()
+    (mine,) = torch.autograd.grad(op(s, v)[1].sum(), v)
+    torch.testing.assert_close(mine, s.softmax(1))
+
+
+def test_a_sum_for_rows_and_columns_at_sizes_without_elements_has_a_schedule():
+    op = op_of("Func g, f; In A, B, C, D; Var z, k; RVar x, l; g[x] = -rsum(A[l], l) + B[x]; f[z, k, l] = rsum(g[x] + B[x], x) + C[k] + D[z, l];")
+    assert op(rand(3), rand(9, seed=1), rand(0), rand(3, 3, seed=2)).shape == (3, 0, 3)

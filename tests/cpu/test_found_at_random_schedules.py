@@ -18,3 +18,23 @@ def test_a_buffer_has_the_type_of_products_that_are_too_small_for_the_matrix_uni
     a, b, n, c = rand(8, 4), rand(4, 8, seed=1).half(), torch.arange(32).reshape(4, 8), rand(8, 8, seed=2)
     check(f"""Func g, f; In A, B, N, C; Var x, y; RVar k; g[x, k] = {g}; f[x, y] = rdot({left}, {right}, k) + C[x, y] + B[y / 2, x];
     {rest}""", a, b, n, c, dtype="float32", operands="bfloat16")  # fmt: skip
+
+
+def test_an_inner_loop_overwrites_no_value_that_is_read_after_it():
+    """``A[k]`` is read once for the block, and the loop over ``y`` reads ``A`` at other places."""
+    check("""Func g, f; In A, B, C; Var k; RVar x, y, l;
+    g[k] = A[k] + rsum(exp(A[y / 2] + B[y]) * 2, y) / rsum(exp(A[y / 2] + B[y]), y); f[k] = g[k] + rsum(2 + C[x, l], x, l) + A[k];
+    g.fuse_at(f, x); f.tensorize(k:16); f.block(k:16); f.compile(); g.compile();""", rand(6), rand(3, seed=1), rand(3, 3, seed=2))  # fmt: skip
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_parts_of_a_sum_carry_the_labels_of_a_sum_inside_it(parts):
+    check(f"""Func g, f; In A, B, C, D; Var k; RVar x, l; g[k] = rsum(rsum(A[k] + B[l], l) + C[x], x); f[k] = g[k] + D[k];
+    g.block(k:1); g.split(x:{parts}); f.block(k:1);""", rand(4), rand(3, seed=1), rand(4, seed=2), rand(4, seed=3))  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [24, 40, 33])
+def test_pieces_of_a_tail_past_the_extent_store_nothing(rows):
+    """24 rows are three whole pieces of 8, but not two whole blocks of 16. Stores by pointers: the rows of f are not aligned."""
+    check("""Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[y, k], k);
+    f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16); f.descriptor(A, B); f.persistent(); f.tail(x:8);""", rand(rows, 16), rand(21, 16, seed=1))  # fmt: skip
