@@ -158,6 +158,8 @@ class _Splitter:
             raise self.split.refuse(
                 f"a reduction that starts anew inside the loop over {loop.axis.label}", "a reduction that one loop of the block finishes"
             )
+        if not found:
+            raise self.split.refuse(f"a loop over {loop.axis.label} that carries no sum out", "a reduction that one loop of the block finishes")
         if any(not running for a in found for running, _ in a.moves):
             raise self.split.refuse("a sum relative to more than a running maximum", "a shift that is one rmax")
         return found
