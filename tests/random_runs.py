@@ -154,7 +154,8 @@ def _as_op(case: Case, device: str) -> str:
     results = results if isinstance(results, tuple) else (results,)
     # the reference's: several results of inputs of which one is empty, and inputs that are read none of which is floating-point
     with torch.no_grad():
-        read = op.bind((), given | case.params).fitted.tensors.values()
+        bound = op.bind((), given | case.params)
+    read = bound.fitted.tensors.values()
     by_kernel = all(t.numel() for t in tensors.values()) and any(t.is_floating_point() for t in read)
     if by_kernel and dtkernels.paths()["random_program"].get("reference", 0) != before:
         raise Wrong("the op ran its reference, not a kernel")
@@ -165,8 +166,6 @@ def _as_op(case: Case, device: str) -> str:
     finite = all(np.isfinite(want[o].v).all() for o, _ in differentiable)
     if not leaves or not differentiable or not finite:  # the gradient of a NaN is anything
         return "right"
-    with torch.no_grad():
-        bound = op.bind((), given | case.params)
     derived = bound.variant.pair_for(tuple(n for n in leaves if n in {**bound.fitted.tensors, **bound.scalars}), bound.fitted.tensors)
     return _gradients(case, {n: given[n] for n in leaves}, differentiable, derived)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..algebra.operand_types import OperandTypes
 from ..codegen.analysis.product_types import BYTES, InputTypes
@@ -13,6 +14,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.schedule import Grouped, Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
+from .cost.outline import Known, Outline
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
@@ -34,6 +36,11 @@ class SchedulingProblem:
     itemsize: int
     target: Target
     types: InputTypes | None = None
+
+    @cached_property
+    def known(self) -> Known:
+        """What the cost model needs of the algorithm."""
+        return Known(Outline.of(self.algorithm), self.outputs)
 
     def operand_bytes(self, dot: ex.Dot) -> int:
         """Return the bytes per element of the operands of products."""

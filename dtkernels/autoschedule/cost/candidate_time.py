@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 from .kernel_config import read_kernels
 from .kernel_work import KernelPlan
-from .outline import Known, Outline
-from .predicted_time import kernel_time, rates_of
+from .predicted_time import plan_time
 
 if TYPE_CHECKING:
     from ...lang.schedule import Primitive
@@ -21,7 +20,7 @@ class CandidateTime:
 
     def __init__(self, problem: SchedulingProblem, root: str, members: Sequence[str]):
         self.problem, self.root = problem, root
-        self.known = Known(Outline.of(problem.algorithm), problem.outputs)
+        self.known = problem.known
         reduced = self.known.funcs[root].reduced
         self.fused = tuple((m, reduced[-1] if reduced else "") for m in members if m != root)
 
@@ -31,6 +30,4 @@ class CandidateTime:
         config = replace(next(c for c in configs if c.func == self.root), fused=self.fused)
         aligned = frozenset(c.func for c in configs if c.aligned)
         plan = KernelPlan(config, self.known, aligned, frozenset(m for m, _ in self.fused))
-        c = rates_of(self.problem.target.arch)[0 if plan.products else 1]
-        work = plan.at(self.problem.sizes, self.problem.itemsize, self.problem.target, c.live)
-        return kernel_time(work, config, c, self.problem.target)
+        return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)

@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from ...codegen.powers_of_two import next_power_of_two
 from .kernel_config import KernelConfig, read_kernels
 from .outline import FuncOutline, Known, Read
 
@@ -179,7 +180,7 @@ class _Count:
         products = bool(plan.products)
         for label in plan.domain:
             n = max(sizes.get(label, 1), 1)
-            tile = plan.tiles.get(label, 1) or max(1 << (n - 1).bit_length(), UNITS if products else 1)
+            tile = plan.tiles.get(label, 1) or max(next_power_of_two(n), UNITS if products else 1)
             block, parts = plan.blocks.get(label, 0), plan.split.get(label, 0)
             if block:
                 self.count[label] = count = -(-n // block)

@@ -28,8 +28,13 @@ def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize:
 
 @lru_cache(maxsize=8192)
 def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, target: Target) -> float:
+    return plan_time(plan, dict(sizes), itemsize, target)
+
+
+def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target) -> float:
+    """Return the microseconds of one kernel at ``sizes``."""
     c = rates_of(target.arch)[0 if plan.products else 1]
-    return kernel_time(plan.at(dict(sizes), itemsize, target, c.live), plan.config, c, target)
+    return kernel_time(plan.at(sizes, itemsize, target, c.live), plan.config, c, target)
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from ...codegen.powers_of_two import next_power_of_two
+
 STEPS = 8  #: anchors per power of two
 REGULAR = 16  #: the default schedule and the builds distinguish sizes by divisibility up to this
 
@@ -15,5 +17,5 @@ def bucket_anchor(size: int) -> int:
     """
     if size <= REGULAR:
         return size
-    step = max(REGULAR, (1 << (size - 1).bit_length()) // (2 * STEPS))
+    step = max(REGULAR, next_power_of_two(size) // (2 * STEPS))
     return -(-size // step) * step - math.gcd(size, REGULAR) % REGULAR

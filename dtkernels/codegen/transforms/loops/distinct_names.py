@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ....algebra.rules.canonicalize import fresh_name
 from ...ir.nest import Accumulator, Assign, Kernel, Let, Local, Loop, Statement, Valued, names_in, statements
 from ...lower.schedule_options import KernelOptions
 from ..dce import tiles_of
@@ -36,7 +37,7 @@ def _apart(body: tuple[Statement, ...], defined: frozenset[str], later: frozense
         if isinstance(s, Loop):
             after = later | _read(body[i + 1 :])
             clash = {n for n in _defines(statements(s.body)) if n in defined and n in after}
-            inner = _renamed(s.body, {n: _fresh(f"{n}_in_{s.axis.name}", taken) for n in sorted(clash)}, {}) if clash else s.body
+            inner = _renamed(s.body, {n: fresh_name(f"{n}_in_{s.axis.name}", taken) for n in sorted(clash)}, {}) if clash else s.body
             s = replace(s, body=_apart(inner, defined, after, taken))
         defined |= _defines((s,))
         result.append(s)
@@ -59,15 +60,6 @@ def _renamed(body: tuple[Statement, ...], names: Names, known: Names) -> tuple[S
             s = replace(s, name=known[s.name])
         result.append(s)
     return tuple(result)
-
-
-def _fresh(wish: str, taken: set[str]) -> str:
-    name, count = wish, 1
-    while name in taken:
-        count += 1
-        name = f"{wish}_{count}"
-    taken.add(name)
-    return name
 
 
 def _defines(body) -> frozenset[str]:

@@ -21,6 +21,7 @@ Accumulators relative to a running maximum (``lower/reductions.py``) are merged 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
@@ -82,6 +83,20 @@ def split_k(kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
     writes = tuple(o for o in kernel.writes if o in _stored_buffers(body))
     merged = replace(kernel, body=body, writes=writes, workspaces=spaces, num_warps=merge_warps(body, kernel.num_warps))
     return (*made, merged)
+
+
+def _made_from(values: list[Tile], before: tuple[Statement, ...]) -> Iterator[Tile]:
+    """Yield the nodes of ``values``, and of what the statements ``before`` give the names in them."""
+    made: dict[str, list[Tile]] = {}
+    for s in statements(before):
+        if isinstance(s, (Let, Assign)):
+            made.setdefault(s.name, []).append(s.value)
+    todo = list(values)
+    while todo:
+        for node in todo.pop().walk():
+            yield node
+            if isinstance(node, Local):
+                todo += made.pop(node.name, [])
 
 
 def _reduces_over(body: tuple[Statement, ...], label: str) -> bool:
@@ -166,36 +181,15 @@ class _Splitter:
 
     def _scalar_axes(self, loop: Loop, before: tuple[Statement, ...]) -> tuple[Axis, ...]:
         """Return the scalar axes (those of batches, for instance) that index the accumulated values."""
-        made: dict[str, list[Tile]] = {}
-        for s in statements(before):
-            if isinstance(s, (Let, Assign)):
-                made.setdefault(s.name, []).append(s.value)
-        used: set[Axis] = set()
-        todo: list[Tile] = [v for s in statements(loop.body) for v in tiles_of(s)]
-        while todo:
-            for node in todo.pop().walk():
-                if isinstance(node, Position) and node.axis.scalar:
-                    used.add(node.axis)
-                if isinstance(node, Local):
-                    todo += made.pop(node.name, [])
+        values = [v for s in statements(loop.body) for v in tiles_of(s)]
+        used = {n.axis for n in _made_from(values, before) if isinstance(n, Position) and n.axis.scalar}
         inside = {s.axis for s in statements((loop,)) if isinstance(s, Index)}
         return tuple(dict.fromkeys(s.axis for s in before if isinstance(s, Index) and s.axis in used - inside))
 
     def _of_blocks(self, loop: Loop, before: tuple[Statement, ...]) -> set[Axis]:
         """Return axes of blocks by whose first index the loop's values differ."""
-        made: dict[str, list[Tile]] = {}
-        for s in statements(before):
-            if isinstance(s, (Let, Assign)):
-                made.setdefault(s.name, []).append(s.value)
-        found: set[Axis] = set()
-        todo: list[Tile] = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
-        while todo:
-            for node in todo.pop().walk():
-                if isinstance(node, nest.Start) and not node.axis.scalar:
-                    found.add(node.axis)
-                if isinstance(node, Local):
-                    todo += made.pop(node.name, [])
-        return found
+        values = [s.value for s in statements(loop.body) if isinstance(s, (Let, Assign))]
+        return {n.axis for n in _made_from(values, before) if isinstance(n, nest.Start) and not n.axis.scalar}
 
     def _limited_to_part(self, loop: Loop) -> list[Statement]:
         """Limit the loop to one part's share of the extent, which is a whole number of tiles."""
