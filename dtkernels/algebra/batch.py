@@ -27,5 +27,18 @@ def add_batch(algorithm: Algorithm, batched: frozenset[str], count: int) -> Algo
 
     definitions = tuple(replace(d, labels=labels + d.labels, expr=d.expr.transform(change)) for d in algorithm.definitions)
     extents = tuple((label, tensor, dim + count if tensor in batched else dim) for label, tensor, dim in algorithm.extents)
+    formulas = tuple((label, _shifted(formula, batched, count)) for label, formula in algorithm.formulas)
     ranks = tuple((tensor, rank + count if tensor in batched else rank) for tensor, rank in algorithm.ranks)
-    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions, extents=extents, ranks=ranks)
+    return replace(algorithm, vars=labels + algorithm.vars, definitions=definitions, extents=extents, formulas=formulas, ranks=ranks)
+
+
+def _shifted(formula: ex.Expr, batched: frozenset[str], count: int) -> ex.Expr:
+    """Return the formula of an extent with the dimensions of batched inputs ``count`` further."""
+
+    def change(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Access(tensor, (ex.Const(dim),)) if tensor in batched:
+                return replace(node, index=(ex.Const(dim + count),))
+        return node
+
+    return formula.transform(change)

@@ -82,7 +82,7 @@ class OperandTypes:
             case ex.Cast(ex.Access(tensor, _), _) if tensor in self.stands_for:
                 return None
             case ex.Cast(_, dtype):
-                return frozenset({CAST + dtype})
+                return frozenset({CAST + dtype} if dtype in ex.DTYPES else ())
             case ex.Access(tensor, _) if tensor in self.algorithm:
                 if tensor not in self._plain:
                     self._plain[tensor] = self.plain(self.algorithm[tensor].expr)
@@ -110,6 +110,8 @@ class OperandTypes:
                 return _Sources(inputs=frozenset({tensor} - self.integers))
             case ex.Cast(ex.Access(tensor, _) as arg, _) if tensor in self.stands_for:
                 return self.sources_of(arg)
+            case ex.Cast(_, dtype) if dtype in ex.INTEGERS:
+                return _Sources()
             case ex.Cast(arg, dtype):
                 said = frozenset({CAST + dtype})
                 return _Sources(products=said) if self.sources_of(arg).products else _Sources(inputs=said)

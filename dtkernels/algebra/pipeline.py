@@ -18,6 +18,7 @@ from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import (
+    conditions_to_numbers,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
@@ -29,6 +30,7 @@ from .rules.constant_folding import bind_parameters, drop_unused, fold_constants
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -53,8 +55,10 @@ class Rule(NamedTuple):
 #: Algorithm -> Algorithm, before lowering and before differentiation
 RULES = (
     Rule("bind_parameters", lambda a, c: c.bound, "replace parameters by their values and drop branches never taken"),
+    Rule("extract_scans", lambda a, c: extract_scans(a), "give each scan its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
     Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
+    Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),

@@ -24,6 +24,7 @@ from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
 from .lower.lowering import check_statements_heeded, lower_kernel
 from .lower.schedule_options import KernelOptions
+from .prelower.chunked_funcs import keep_in_pieces
 from .prelower.kernel_partition import funcs_in_kernel, kernel_roots
 from .prelower.partial_sums import add_partial_sums
 from .prelower.stage_aligned_copies import stage_aligned_copies
@@ -53,6 +54,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("partial_sums", add_partial_sums),
     ("stage_aligned_copies", stage_aligned_copies),
+    ("chunked_funcs", keep_in_pieces),
 )
 
 #: Kernel -> Kernel, each kernel by itself; ``split_k`` comes before these, ``tail_wave`` after
@@ -196,10 +198,13 @@ class Forms:
     descriptors: Kernel | WarpSpecializedKernel | None = None
 
 
-def forms(kernels: tuple[Kernel, ...], target: Target | None) -> tuple[Forms, ...]:
-    """Return the forms of each kernel of one call and of their tail waves, in the order they are launched."""
+def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True) -> tuple[Forms, ...]:
+    """Return the forms of each kernel of one call and of their tail waves, in the order they are launched.
+
+    ``once``: each is launched once. In a loop over pieces the next kernel overwrites what another reads, and waits for its end.
+    """
     left_out = _left_out.get()
-    overlapping = target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
+    overlapping = once and target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
     linked = links([one for k in kernels for one in (k, *k.tail)]) if overlapping else {}
     found = []
     for kernel in kernels:
@@ -245,7 +250,7 @@ def stages(program: Program, target: Target | None = None) -> Iterator[tuple[str
         kernels = lower_root(program, root, lambda name, left, told=told: told.append((name, left)))  # type: ignore[misc]
         for name, left in told:
             yield root, name, left
-        for printed in forms(kernels, target):
+        for printed in forms(kernels, target, program.pieces is None):
             if printed.pointers is not None:
                 yield root, "printed (pointers)", (printed.pointers,)
             if printed.descriptors is not None:

@@ -2,12 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from .errors import Position
-from .expr import Access, Expr, Label, Scalar, accesses
+from .expr import (
+    INTEGER_OPERATORS,
+    INTEGERS,
+    PLACES,
+    RANDOM,
+    TORCH_NAMES,
+    Access,
+    Binary,
+    Call,
+    Cast,
+    Const,
+    Expr,
+    Label,
+    Reduce,
+    Scalar,
+    Unary,
+    accesses,
+    is_integer,
+)
+from .extents.formulas import constant_of, expanded
 
 
 @dataclass(frozen=True)
@@ -39,6 +58,8 @@ class Algorithm:
     definitions: tuple[Definition, ...] = ()
     #: (label, input, dimension): declared extents, ``Extent j = K[1];``; input "" for a constant, ``Extent r = 4;``
     extents: tuple[tuple[str, str, int], ...] = ()
+    #: (label, expression): extents that are worked out, ``Extent s = (A[1] - 3) / 2 + 1;``, see extents/formulas.py
+    formulas: tuple[tuple[str, Expr], ...] = ()
     #: (input, the forward's inputs behind it): inputs of a derived backward that are computed values, see algebra/operand_types.py
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: inputs that hold integers or truth values in the calls that kernels are made for; masked loads never fill them with -inf
@@ -80,11 +101,44 @@ class Algorithm:
 
     def integer_inputs(self) -> frozenset[str]:
         """Return the inputs that must hold integers: those used in an index, ``W[t[x], y]``."""
-        return frozenset(inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)) & frozenset(self.inputs)
+        return self._integer_tensors & frozenset(self.inputs)
+
+    @cached_property
+    def _integer_tensors(self) -> frozenset[str]:
+        found = {inner.tensor for outer in self._accesses() for i in outer.index for inner in accesses(i)}
+        operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n))
+        return frozenset(found | {t for n in operated for t in _operands(n)})
+
+    @cached_property
+    def whole_funcs(self) -> dict[str, str]:
+        """Return the Funcs that hold integers or truth values, with their torch dtype.
+
+        They are a cast to such a dtype, or whole numbers in which a cast, the place of an extremum or an operator on integers takes part.
+        Whole numbers of labels, sizes and inputs alone are float32, like any other value.
+        """
+        found: dict[str, str] = {}
+        for d in self.definitions:
+            if isinstance(d.expr, Cast):
+                if d.expr.dtype in INTEGERS:
+                    found[d.name] = d.expr.dtype
+            elif is_integer(d.expr, self.integer_inputs() | found.keys(), self.integer_scalars()) and any(_makes_integers(n, found) for n in d.expr.walk()):
+                found[d.name] = "int64"
+        return found
+
+    def whole_tensors(self) -> frozenset[str]:
+        """Return the inputs and Funcs whose elements are integers in arithmetic."""
+        return self.integer_inputs() | {f for f, dtype in self.whole_funcs.items() if dtype != "bool"}
+
+    def own_dtype(self, func: str) -> str:
+        """Return the torch dtype that ``func`` has by its definition; "" where that follows from the inputs."""
+        e = self[func].expr
+        return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.whole_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:
         """Return the scalars used in an index."""
-        return frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))
+        operated = (n for d in self.definitions for n in d.expr.walk() if _takes_integers(n))
+        inside = frozenset(n.name for operator in operated for n in _leaves(operator) if isinstance(n, Scalar))
+        return inside | frozenset(n.name for a in self._accesses() for i in a.index for n in i.walk() if isinstance(n, Scalar))
 
     def _accesses(self) -> Iterator[Access]:
         return (a for d in self.definitions for a in accesses(d.expr))
@@ -110,7 +164,31 @@ class Algorithm:
     def constant_extent(self, label: str) -> int | None:
         """Return the extent of ``label`` where the program declares a constant; else None."""
         group = self.tied_labels(label)
-        return next((size for own, tensor, size in self.extents if own in group and not tensor), None)
+        said = next((size for own, tensor, size in self.extents if own in group and not tensor), None)
+        return constant_of(self.extent_formulas(label)) if said is None and self.formulas else said
+
+    def formulas_of(self, label: str) -> tuple[tuple[str, Expr], ...]:
+        """Return the formulas declared for ``label`` and for labels tied to it, as written."""
+        group = self.tied_labels(label) if self.formulas else frozenset()
+        return tuple(f for f in self.formulas if f[0] in group)
+
+    def extent_formulas(self, label: str) -> tuple[Expr, ...]:
+        """Return the formulas for the extent of ``label`` in terms of sizes of inputs and numbers."""
+        return tuple(expanded(formula, self._extent_expr) for _, formula in self.formulas_of(label))
+
+    def plain_extent(self, label: str) -> Expr | None:
+        """Return the extent of ``label`` without formulas, ``A[1]`` or a number; None if there is none."""
+        group = self.tied_labels(label)
+        said = next((size for own, tensor, size in self.extents if own in group and not tensor), None)
+        if said is not None:
+            return Const(said)
+        source = self.extent_source(label)
+        return Access(source[0], (Const(source[1]),)) if source else None
+
+    def _extent_expr(self, label: str) -> Expr:
+        plain = self.plain_extent(label)
+        formulas = () if plain is not None else self.extent_formulas(label)
+        return plain if plain is not None else formulas[0] if formulas else Access("", ())
 
     def tied_labels(self, label: str) -> frozenset[str]:
         """Return the labels that share the extent of ``label``: both index the same dimension, of an input or through a Func."""
@@ -128,9 +206,13 @@ class Algorithm:
             labels = [i.name if isinstance(i, Label) else None for i in access.index]
             found = [a or b for a, b in zip(found, labels)] if found else labels
         told = {dim: label for label, name, dim in self.extents if name == tensor}
-        if not found and told:
-            found = [None] * max(1 + max(told), dict(self.ranks).get(tensor, 0))
+        if not found and (dims := [*told, *self._formula_dims(tensor)]):
+            found = [None] * max(1 + max(dims), dict(self.ranks).get(tensor, 0))
         return tuple(label or told.get(dim) for dim, label in enumerate(found))
+
+    def _formula_dims(self, tensor: str) -> list[int]:
+        """Return the dimensions of an input whose sizes formulas read."""
+        return [i.value for _, f in self.formulas for a in accesses(f) if a.tensor == tensor for i in a.index if isinstance(i, Const)]  # type: ignore[misc]
 
     @cached_property
     def _pairs(self) -> frozenset[tuple[str, str]]:
@@ -157,5 +239,34 @@ class Algorithm:
             pairs = (f"{n} = {str(v).lower() if isinstance(v, bool) else v}" for n, v in self.params)
             lines.append(f"Param {', '.join(pairs)};")
         lines += [f"Extent {label} = {f'{tensor}[{dim}]' if tensor else dim};" for label, tensor, dim in self.extents]
+        lines += [f"Extent {label} = {formula};" for label, formula in self.formulas]
         lines += [str(d) for d in self.definitions]
         return "\n".join(lines)
+
+
+def _is_of_integers(node: Expr) -> bool:
+    """Return whether ``node`` is an operator that integers alone have."""
+    return isinstance(node, Binary) and node.op in INTEGER_OPERATORS or isinstance(node, Unary) and node.op == "~"
+
+
+def _takes_integers(node: Expr) -> bool:
+    return _is_of_integers(node) or isinstance(node, Call) and node.fn in RANDOM
+
+
+def _makes_integers(node: Expr, funcs: Mapping[str, str]) -> bool:
+    if isinstance(node, Cast):
+        return node.dtype in INTEGERS and node.dtype != "bool"
+    return _is_of_integers(node) or isinstance(node, Reduce) and node.kind in PLACES or isinstance(node, Access) and node.tensor in funcs
+
+
+def _leaves(node: Expr) -> Iterator[Expr]:
+    """Yield what arithmetic in ``node`` is made of: elements, scalars, and values that are converted or reduced."""
+    if isinstance(node, (Binary, Unary)) or _takes_integers(node):
+        for child in node.children():
+            yield from _leaves(child)
+    else:
+        yield node
+
+
+def _operands(node: Expr) -> Iterator[str]:
+    return (n.tensor for n in _leaves(node) if isinstance(n, Access))

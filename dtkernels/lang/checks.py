@@ -5,6 +5,7 @@ from __future__ import annotations
 from . import expr as ex
 from .algorithm import Algorithm, Definition
 from .errors import DTError, Position
+from .extents.formulas import check_formulas
 from .reserved_names import check_names
 from .schedule import Program
 from .schedule_checks import check_effects, check_schedule
@@ -101,24 +102,35 @@ def _check_index(algorithm: Algorithm, index: ex.Expr, access: ex.Access) -> Non
     todo = [index]
     while todo:
         node = todo.pop()
-        if isinstance(node, ex.Access) and node.tensor in algorithm.inputs:
+        if isinstance(node, ex.Access) and (node.tensor in algorithm.inputs or node.tensor in algorithm.whole_tensors()):
             continue  # its own index is checked separately
         todo += node.children()
         ok = isinstance(node, (ex.Label, ex.Scalar, ex.Param, ex.Len)) or (isinstance(node, ex.Const) and type(node.value) is int)
         ok = ok or (isinstance(node, ex.Binary) and node.op in "+-*/%") or (isinstance(node, ex.Unary) and node.op == "-")
+        ok = ok or (isinstance(node, ex.Binary) and node.op in ex.INTEGER_OPERATORS) or (isinstance(node, ex.Unary) and node.op == "~")
         if not ok:
             raise DTError(
                 "an index is integer arithmetic on labels",
                 found=str(node),
-                allowed="labels, integers, SIn, parameters, len(), elements of an In and + - * / %",
+                allowed="labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers, and + - * / % & | ^ ~ << >>",
                 at=node.pos or access.pos,
             )
 
 
 def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
-    inputs, scalars = algorithm.integer_inputs(), algorithm.integer_scalars()
+    inputs, scalars = algorithm.whole_tensors(), algorithm.integer_scalars()
     within = {id(n) for a in ex.accesses(definition.expr) for i in a.index for n in i.walk()}  # indices are integers by another rule
     for node in definition.expr.walk():
+        if isinstance(node, ex.Call) and node.fn in ex.RANDOM and (other := next((a for a in node.args if not ex.is_integer(a, inputs, scalars)), None)):
+            allowed = "a seed and labels, integers, SIn, len(), integer inputs and + - * // % of them"
+            raise DTError(f"{node.fn} is of whole numbers", found=str(other), allowed=allowed, at=other.pos or node.pos)
+        if isinstance(node, (ex.Binary, ex.Unary)) and node.op in ("~", *ex.INTEGER_OPERATORS) and not ex.is_integer(node, inputs, scalars):
+            raise DTError(
+                f"{node.op} is of whole numbers",
+                found=str(node),
+                allowed="labels, integers, parameters, len(), integer inputs, casts to integers, and + - * % // & | ^ ~ << >> of them",
+                at=node.pos,
+            )
         if isinstance(node, ex.Binary) and node.op == "%" and id(node) not in within and not ex.is_integer(node, inputs, scalars):
             raise DTError(
                 "% is of whole numbers",
@@ -131,7 +143,7 @@ def _check_remainders(algorithm: Algorithm, definition: Definition) -> None:
 def _check_labels(algorithm: Algorithm, definition: Definition) -> None:
     _check_reductions(algorithm, definition.expr, frozenset())
     for node in definition.expr.walk():
-        if isinstance(node, ex.Len) and node.label not in algorithm.labels:
+        if isinstance(node, (ex.Len, ex.Scan)) and node.label not in algorithm.labels:
             raise DTError("undeclared label", found=repr(node.label), allowed=", ".join(algorithm.labels), at=node.pos)
         if isinstance(node, ex.Reshape):
             own, shape = ex.free_labels(node.arg), {n.name if isinstance(n, ex.Label) else n for n in node.shape} - {ex.Const(1)}
@@ -169,6 +181,8 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
         n.label for n in nodes if isinstance(n, ex.Len)
     }
     used |= {label for d in algorithm.definitions for label in d.labels} | {tensor for _, tensor, _ in algorithm.extents}
+    told = [n for _, formula in algorithm.formulas for n in formula.walk()]
+    used |= {n.tensor for n in told if isinstance(n, ex.Access)} | {n.name for n in told if isinstance(n, ex.Param)}
     for word, names in (
         ("In", algorithm.inputs),
         ("SIn", algorithm.scalars),
@@ -202,11 +216,13 @@ def _check_results(program: Program, outputs: tuple[str, ...]) -> None:
 
 def _check_extents(algorithm: Algorithm, declared_at: Places) -> None:
     _check_declared_extents(algorithm, declared_at)
+    check_formulas(algorithm, declared_at)
     nodes = [n for d in algorithm.definitions for n in d.expr.walk()]
     needed = {label for d in algorithm.definitions for label in d.labels} | {n.label for n in nodes if isinstance(n, ex.Len)}
     needed |= {label for n in nodes if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
+    needed |= {n.label for _, f in algorithm.formulas for n in f.walk() if isinstance(n, ex.Len)}
     for label in sorted(needed):
-        if algorithm.extent_source(label) is None and algorithm.constant_extent(label) is None:
+        if algorithm.plain_extent(label) is None and not algorithm.formulas_of(label):
             raise DTError(
                 "the extent of a label comes from an input it indexes by itself",
                 found=f"no input with {label!r} as a plain index",
@@ -259,6 +275,8 @@ def expression_kind(expr: ex.Expr) -> str:
             if op in ("==", "!=") and "boolean" in (expression_kind(left), expression_kind(right)):
                 return _require_kind("boolean", "boolean", left, right)
             return _require_kind("number", "boolean", left, right)
+        case ex.Call(fn, args) if ex.FUNCTIONS[fn].is_boolean:
+            return _require_kind("number", "boolean", *args)
         case ex.Call("where", (condition, a, b)):
             _require_kind("boolean", "boolean", condition)
             kinds = {expression_kind(a), expression_kind(b)} - {"either"}
@@ -267,6 +285,11 @@ def expression_kind(expr: ex.Expr) -> str:
             return kinds.pop() if kinds else "either"
         case ex.Reshape(arg, _):
             return expression_kind(arg)
+        case ex.Cast(arg, dtype):
+            expression_kind(arg)
+            return "boolean" if dtype == "bool" else "number"
+        case ex.Reduce("any" | "all", arg, _):
+            return _require_kind("boolean", "boolean", arg)
     return _require_kind("number", "number", *expr.children())
 
 

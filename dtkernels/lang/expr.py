@@ -14,20 +14,98 @@ from typing import Any
 
 from .errors import Position
 
-#: name -> number of arguments; all functions are elementwise
+
+@dataclass(frozen=True)
+class Function:
+    """An elementwise function of ``arguments`` values.
+
+    ``derivative``: for each argument the partial derivative as DT text of the arguments ``a``, ``b``, ``c`` and the value ``v``; () where
+    ``algebra/autodiff/derivative.py`` has a rule of its own.
+    """
+
+    arguments: int = 1
+    most: int = 0  #: arguments that it may have, where their number varies
+    derivative: tuple[str, ...] = ()
+    torch: str = ""  #: name in torch, where it is another one
+    is_slow: bool = False  #: computed by the special function unit or by more than a few instructions
+    keeps_zero: bool = False  #: 0 of 0
+    is_finite: bool = False  #: never an infinity
+    is_boolean: bool = False  #: its value is a truth value
+    is_name: bool = False  #: a program may declare its name for something else, which is not called
+
+
+NONE = ("0",)
+
+#: the elementwise functions: a row has all that the compiler asks of one by name, but its forms in Triton
+#: (codegen/emit/triton/functions.py) and in torch
 FUNCTIONS = {
-    "exp": 1, "exp2": 1, "log": 1, "log2": 1, "sqrt": 1, "rsqrt": 1, "abs": 1, "erf": 1, "floor": 1,
-    "sigmoid": 1, "tanh": 1, "maximum": 2, "minimum": 2, "where": 3,
-}  # fmt: skip
+    "exp": Function(is_slow=True),
+    "exp2": Function(is_slow=True),
+    "log": Function(is_slow=True),
+    "log2": Function(is_slow=True),
+    "sqrt": Function(is_slow=True, keeps_zero=True),
+    "rsqrt": Function(is_slow=True),
+    "abs": Function(keeps_zero=True),
+    "erf": Function(is_slow=True, keeps_zero=True, is_finite=True),
+    "floor": Function(keeps_zero=True, derivative=NONE),
+    "sigmoid": Function(is_slow=True, is_finite=True),
+    "tanh": Function(is_slow=True, keeps_zero=True, is_finite=True),
+    "maximum": Function(2),
+    "minimum": Function(2),
+    "where": Function(3),
+    "sin": Function(derivative=("cos(a)",), is_slow=True, keeps_zero=True, is_finite=True, is_name=True),
+    "cos": Function(derivative=("-sin(a)",), is_slow=True, is_finite=True, is_name=True),
+    "log1p": Function(derivative=("1 / (1 + a)",), is_slow=True, keeps_zero=True, is_name=True),
+    "expm1": Function(derivative=("v + 1",), is_slow=True, keeps_zero=True, is_name=True),
+    "pow": Function(2, derivative=("where(b == 0, 0, b * pow(a, b - 1))", "where(a == 0 and b >= 0, 0, v * log(a))"), is_slow=True, is_name=True),
+    "clamp": Function(
+        3,
+        derivative=("where(a >= b and a <= c, 1, 0)", "where(a < b and b < c, 1, 0)", "where(a > c or c < b, 1, 0)"),
+        is_name=True,
+    ),
+    "round": Function(derivative=NONE, keeps_zero=True, is_name=True),
+    "ceil": Function(derivative=NONE, keeps_zero=True, is_name=True),
+    "trunc": Function(derivative=NONE, keeps_zero=True, is_name=True),
+    "sign": Function(derivative=NONE, keeps_zero=True, is_finite=True, is_name=True),
+    "isnan": Function(derivative=NONE, is_boolean=True, is_name=True),
+    "isinf": Function(derivative=NONE, is_boolean=True, is_name=True),
+    "isfinite": Function(derivative=NONE, is_boolean=True, is_name=True),
+    "random": Function(2, most=5, derivative=NONE, is_slow=True, is_finite=True, is_name=True),
+    "normal": Function(2, most=5, derivative=NONE, is_slow=True, is_finite=True, is_name=True),
+}
+#: functions of a seed and of integers
+RANDOM = ("random", "normal")
+
+SLOW = tuple(name for name, f in FUNCTIONS.items() if f.is_slow)
+BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.is_boolean)
 #: reductions: DT name -> kind
-REDUCTIONS = {"rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean"}
+REDUCTIONS = {
+    "rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean",
+    "rprod": "prod", "rany": "any", "rall": "all", "rargmax": "argmax", "rargmin": "argmin",
+}  # fmt: skip
+#: reductions whose names a program may declare for something else
+NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin"})
+#: reductions whose value is a place: the first element that is largest or smallest
+PLACES = frozenset({"argmax", "argmin"})
 REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 #: dtypes that a program may cast to: DT name -> torch name
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: the same of integers and truth values: DT name -> (least, largest) value
+INTEGERS = {
+    "int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
+    "int64": (-(2**63), 2**63 - 1), "bool": (0, 1),
+}  # fmt: skip
+TORCH_NAMES = {**DTYPES, **{name: name for name in INTEGERS}}  #: every dtype of a cast: DT name -> torch name
+#: operators on integers alone
+INTEGER_OPERATORS = ("//", "&", "|", "^", "<<", ">>")
+#: kinds of rscan -> the value before the first element
+SCANS = {"sum": 0, "prod": 1, "max": -math.inf, "min": math.inf}
 COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 #: binary operator -> precedence (higher binds tighter)
-PRECEDENCE = {"or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "+": 5, "-": 5, "*": 6, "/": 6, "%": 6}
-NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 7, 9
+PRECEDENCE = {
+    "or": 1, "and": 2, **dict.fromkeys(COMPARISONS, 4), "|": 5, "^": 6, "&": 7, "<<": 8, ">>": 8, "+": 9, "-": 9, "*": 10, "/": 10, "//": 10, "%": 10,
+}  # fmt: skip
+NOT_PRECEDENCE, NEGATE_PRECEDENCE, ATOM = 3, 11, 13
 
 
 def _field_names(kind: type) -> tuple[str, ...]:
@@ -78,6 +156,8 @@ class Expr:
         if isinstance(self, Label):
             return frozenset({self.name})
         below = frozenset[str]().union(*(c._free_labels for c in ((self.arg,) if isinstance(self, Reshape) else self._children)))
+        if isinstance(self, Scan):
+            return below | {self.label}
         return below - frozenset(self.labels) if isinstance(self, (Reduce, Dot)) else below
 
     def __getstate__(self) -> dict[str, Any]:
@@ -164,7 +244,7 @@ class Access(Expr):
 
 @dataclass(frozen=True)
 class Unary(Expr):
-    """``-e`` or ``not e``."""
+    """``-e``, ``not e`` or ``~e``."""
 
     op: str
     arg: Expr
@@ -199,7 +279,7 @@ class Reshape(Expr):
 
 @dataclass(frozen=True)
 class Reduce(Expr):
-    """A reduction of ``arg`` over ``labels``; kind is sum, max, min or mean."""
+    """A reduction of ``arg`` over ``labels``; kind is a value of ``REDUCTIONS``."""
 
     kind: str
     arg: Expr
@@ -213,6 +293,20 @@ class Dot(Expr):
     left: Expr
     right: Expr
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Scan(Expr):
+    """Partial results along ``label``, which stays free: ``rscan(sum, a, t)`` at t is the sum of a at 0 .. t, ``reverse``: at t .. len(t) - 1.
+
+    kind is sum, prod, max or min with one argument, or recur with two: ``h[t] = args[0][t] * h[t - 1] + args[1][t]``.
+    """
+
+    kind: str
+    args: tuple[Expr, ...]
+    label: str
+    reverse: bool = False
+    exclusive: bool = False  #: without the element itself; the algebra removes it (rules/scans.py)
 
 
 INF = Const(math.inf)
@@ -240,8 +334,12 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
             return name in scalars
         case Access(tensor, _):
             return tensor in inputs
-        case Unary("-", _) | Binary("+" | "-" | "*" | "%", _, _):
+        case Cast(_, dtype):
+            return dtype in INTEGERS and dtype != "bool"
+        case Unary("-" | "~", _) | Binary("+" | "-" | "*" | "%" | "//" | "&" | "|" | "^" | "<<" | ">>", _, _):
             return all(is_integer(c, inputs, scalars) for c in expr.children())
+        case Reduce(kind, _, _):
+            return kind in PLACES
         case Call("floor", (Binary("/", a, b),)):
             return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
     return False
@@ -257,6 +355,10 @@ def substitute(expr: Expr, labels: Mapping[str, Expr], index: bool = False) -> E
         return new if index else as_value(new)
     if isinstance(expr, (Reduce, Dot)):
         labels = {k: v for k, v in labels.items() if k not in expr.labels}
+    if isinstance(expr, Scan) and expr.label in labels:  # partial results have no value between elements: only a rename is one
+        new = labels[expr.label]
+        assert isinstance(new, Label), f"{expr} at {new}"
+        expr = replace(expr, label=new.name)
     return expr.rebuild(lambda child: substitute(child, labels, index or isinstance(expr, Access)))
 
 
@@ -302,8 +404,8 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
             return f"{tensor}[{_join(index)}]", ATOM
         case Unary("not", arg):
             return f"not {_text(arg, NOT_PRECEDENCE)}", NOT_PRECEDENCE
-        case Unary(_, arg):
-            return f"-{_text(arg, NEGATE_PRECEDENCE)}", NEGATE_PRECEDENCE
+        case Unary(op, arg):
+            return f"{op}{_text(arg, NEGATE_PRECEDENCE)}", NEGATE_PRECEDENCE
         case Binary(op, left, right):
             own = PRECEDENCE[op]  # comparisons do not chain: both sides bind tighter; other operators are left-associative
             return f"{_text(left, own + (op in COMPARISONS))} {op} {_text(right, own + 1)}", own
@@ -317,4 +419,7 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
             return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join(labels)})", ATOM
         case Dot(left, right, labels):
             return f"rdot({_text(left, 0)}, {_text(right, 0)}, {', '.join(labels)})", ATOM
+        case Scan(kind, args, label, reverse, exclusive):
+            named = "rrecur(" if kind == "recur" else f"rscan({kind}, "
+            return f"{named}{_join(args)}, {label}{', reversed' if reverse else ''}{', exclusive' if exclusive else ''})", ATOM
     raise TypeError(f"no text for {type(expr).__name__}")

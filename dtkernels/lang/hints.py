@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-POWER = "a power as a product, a * a, or exp(p * log(a)) of a positive a"
+POWER = "pow(a, b), or a product, a * a"
 CHOOSE = "where(c, a, b)"
 PRODUCT = "rdot(A[x, k], B[k, y], k)"
-FLOOR = "floor(a / b); / in an index rounds down by itself"
+FLOOR = "a // b of whole numbers, floor(a / b) of others"
 
 #: symbols that start no token
 _SYMBOLS = {
-    "^": POWER, "@": PRODUCT, "&": "'and'", "|": "'or'", "~": "'not'", "!": "'not', or != between two values", "?": CHOOSE,
+    "@": PRODUCT, "!": "'not', or != between two values", "?": CHOOSE,
     "{": "( ) around a part of an expression", "}": "( ) around a part of an expression",
 }  # fmt: skip
 #: pairs of adjacent symbols
 _PAIRS = {
-    "**": POWER, "//": FLOOR, "=<": "<=", "=>": ">=", "<>": "!=", "++": "one +", }  # fmt: skip
+    "**": POWER, "=<": "<=", "=>": ">=", "<>": "!=", "++": "one +", }  # fmt: skip
 #: words in place of an operator, the end of a statement, or a statement
 _WORDS = {
     "=": "== to compare", ".": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size",
@@ -25,9 +25,9 @@ _WORDS = {
 }  # fmt: skip
 #: functions of other languages -> their DT equivalent
 _CALLS = f"""
-pow power: {POWER}
+power: {POWER}
 square: a * a
-clamp clip: minimum(maximum(a, low), high)
+clip: clamp(a, low, high)
 max: maximum(a, b), or rmax(e, k) over a label
 amax: rmax(e, k)
 fmax: maximum(a, b)
@@ -36,6 +36,11 @@ amin: rmin(e, k)
 fmin: minimum(a, b)
 sum: rsum(e, k)
 mean avg average: rmean(e, k)
+prod product: rprod(e, k)
+any: rany(c, k)
+all: rall(c, k)
+argmax: rargmax(e, k)
+argmin: rargmin(e, k)
 matmul mm bmm dot einsum: {PRODUCT}
 softmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]
 log_softmax: A[x, y] - log(s[x]) with s[x] = rsum(exp(A[x, y]), y)
@@ -46,17 +51,17 @@ norm: sqrt(rsum(a * a, k))
 relu: maximum(a, 0)
 silu swish: a * sigmoid(a)
 gelu: 0.5 * a * (1 + erf(a * 0.7071067811865476))
-softplus: log(1 + exp(a))
-log1p: log(1 + a)
-expm1: exp(a) - 1
+softplus: log1p(exp(a))
+tan: sin(a) / cos(a)
+sinh: 0.5 * (exp(a) - exp(-a))
+cosh: 0.5 * (exp(a) + exp(-a))
 logistic: sigmoid(a)
 ln: log(a)
 log10: log(a) * 0.4342944819032518
 fabs: abs(a)
-ceil: -floor(-a)
-round: floor(a + 0.5)
-trunc: where(a < 0, -floor(-a), floor(a))
-sign: where(a > 0, 1, where(a < 0, -1, 0))
+rint: round(a)
+fix: trunc(a)
+sgn: sign(a)
 reciprocal: 1 / a
 mod: a % b of whole numbers
 fmod: a - b * floor(a / b)
@@ -65,7 +70,7 @@ select if ifelse iif sel: {CHOOSE}
 float: cast(e, fp32)
 half: cast(e, fp16)
 bfloat16: cast(e, bf16)
-int: floor(a)
+int: cast(a, int32)
 size shape: len(k)
 range arange: a label, which is its own index
 transpose permute t: labels in the other order: A[y, x]

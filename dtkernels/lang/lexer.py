@@ -16,7 +16,7 @@ _TOKEN = re.compile(
       | (?P<newline>\n)
       | (?P<number>(\d+\.\d*|\.\d+|\d+)([eE][+-]?\d+)?)
       | (?P<name>[A-Za-z_]\w*)
-      | (?P<symbol><=|>=|==|!=|[-+*/%<>=()\[\],;:.])""",
+      | (?P<symbol><=|>=|==|!=|<<|>>|//|&(?!&)|\|(?!\|)|[-+*/%<>=()\[\],;:.^~])""",
     re.VERBOSE | re.ASCII,
 )
 
@@ -38,7 +38,7 @@ def tokens(text: str, source: str, places: Places | None = None) -> Iterator[Tok
     while at < len(text):
         match, pos = _TOKEN.match(text, at), position()
         if match is None:
-            allowed = symbol_hint(text[at : at + 2]) or "names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #"
+            allowed = symbol_hint(text[at : at + 2]) or "names, numbers and + - * / // % & | ^ ~ << >> < <= > >= == != = ( ) [ ] , ; : . #"
             raise DTError("no DT token starts here", found=repr(text[at]), allowed=allowed, at=pos)
         at = match.end()
         if match.lastgroup == "newline":

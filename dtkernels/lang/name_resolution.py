@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from . import expr as ex
 from .algorithm import Algorithm
 from .errors import DTError
+from .extents.formulas import resolve_formula
 from .hints import name_hint
 from .schedule import Program
 
@@ -25,7 +28,8 @@ def resolve_names(program: Program) -> Program:
         raise DTError("undeclared name", found=repr(node.name), allowed=name_hint(node.name) or _declared(algorithm), at=node.pos)
 
     definitions = tuple(type(d)(d.name, d.labels, d.expr.transform(name), d.pos) for d in algorithm.definitions)
-    return Program(Algorithm(**{**algorithm.__dict__, "definitions": definitions}), program.schedule)
+    formulas = tuple((label, resolve_formula(formula, algorithm)) for label, formula in algorithm.formulas)
+    return Program(replace(algorithm, definitions=definitions, formulas=formulas), program.schedule)
 
 
 def _declared(algorithm: Algorithm) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Any
 
 from . import expr as ex
@@ -31,6 +32,12 @@ def parse(text: str, source: str = "<string>", places: Places | None = None) -> 
     except RecursionError:
         raise DTError("an expression is nested too deeply", at=start) from None
     return program
+
+
+@lru_cache
+def parse_expression(text: str) -> ex.Expr:
+    """Parse an expression alone. Its names stay ``Name``: nothing is declared."""
+    return _Parser(text, "<expression>", None).expression()
 
 
 def parse_schedule(text: str, source: str = "<schedule>", places: Places | None = None) -> Schedule:
@@ -98,6 +105,7 @@ class _Parser:
         definitions: list[Definition] = []
         primitives: list[Primitive] = []
         extents: list[tuple[str, str, int]] = []
+        formulas: list[tuple[str, ex.Expr]] = []
         while self.token.kind != "end":
             name = self.expect("name", _STATEMENTS)
             if name.text in _DECLARATIONS:
@@ -105,7 +113,11 @@ class _Parser:
             elif name.text == "Param" and self.token.kind == "name":
                 params += self._params()
             elif name.text == "Extent" and self.token.kind == "name":
-                extents.append(self._extent())
+                label, value = self._extent()
+                if isinstance(value, ex.Expr):
+                    formulas.append((label, value))
+                else:
+                    extents.append((label, *value))
             elif self.token.text == "[":
                 definitions.append(self._definition(name))
             elif self.token.text == ".":
@@ -113,7 +125,7 @@ class _Parser:
             else:
                 raise self._no_statement(name)
         names: dict[str, Any] = {k: tuple(v) for k, v in declared.items()}
-        algorithm = Algorithm(**names, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents))
+        algorithm = Algorithm(**names, params=tuple(params), definitions=tuple(definitions), extents=tuple(extents), formulas=tuple(formulas))
         return Program(algorithm, Schedule(tuple(primitives)))
 
     def _no_statement(self, name: Token) -> DTError:
@@ -154,22 +166,22 @@ class _Parser:
                 self.expect(";")
                 return found
 
-    def _extent(self) -> tuple[str, str, int]:
-        """Parse ``Extent j = K[1];`` (label j has the size of dimension 1 of input K) or ``Extent r = 4;`` (label r has 4 values)."""
+    def _extent(self) -> tuple[str, tuple[str, int] | ex.Expr]:
+        """Parse ``Extent j = K[1];`` (label j has the size of dimension 1 of input K), ``Extent r = 4;`` or ``Extent s = K[1] / 2;``."""
         name = self.expect("name", "a label")
         label = name.text
         self.declared_at.setdefault(f"Extent {label}", name.pos)
         self.expect("=")
-        if self.token.kind == "number":
-            size = self.integer("an extent")
-            self.expect(";")
-            return label, "", size
-        tensor = self.expect("name", "an input").text
-        self.expect("[")
-        dim = self.integer("a dimension")
-        self.expect("]")
-        self.expect(";")
-        return label, tensor, dim
+        value = self.expression()
+        self.expect(";", "';', or + - * / % between whole numbers")
+        match value:
+            case ex.Const(size) if type(size) is int:
+                return label, ("", size)
+            case ex.Access(tensor, (ex.Const(dim),)) if type(dim) is int:
+                return label, (tensor, dim)
+            case ex.Access(tensor, (ex.Unary("-", ex.Const(dim)),)) if type(dim) is int:
+                return label, (tensor, -dim)  # refused by a check
+        return label, value
 
     def _param_value(self) -> int | bool:
         for word, value in (("true", True), ("false", False)):
@@ -242,9 +254,9 @@ class _Parser:
         if token.text == "not" and tightest <= ex.NOT_PRECEDENCE:
             self._next()
             return ex.Unary("not", self.expression(ex.NOT_PRECEDENCE), pos=token.pos)
-        if token.text == "-":
+        if token.text in ("-", "~"):
             self._next()
-            return ex.Unary("-", self.expression(ex.NEGATE_PRECEDENCE), pos=token.pos)
+            return ex.Unary(token.text, self.expression(ex.NEGATE_PRECEDENCE), pos=token.pos)
         return self._atom()
 
     def _atom(self) -> ex.Expr:
@@ -266,7 +278,7 @@ class _Parser:
             self._at -= 1
             raise self._syntax("an expression")
         if self.accept("["):
-            index = self._expressions("]")
+            index = tuple(i.transform(_floor_division) for i in self._expressions("]"))
             if self.token.text == "[":
                 raise DTError("syntax", found="'['", allowed=f"all indices in one pair of brackets: {token.text}[x, y]", at=self.token.pos)
             return ex.Access(token.text, index, pos=token.pos)
@@ -304,13 +316,15 @@ class _Parser:
             self.expect(",", "',' and the second factor: rdot(a, b, k)")
             right = self.expression()
             return ex.Dot(left, right, self._labels("rdot(a, b, k)"), pos=name.pos)
+        if name.text in ("rscan", "rrecur"):
+            return self._scan(name)
         if name.text == "cast":
             arg = self.expression()
             self.expect(",")
             dtype = self.expect("name", "a dtype")
             self.expect(")")
-            if dtype.text not in ex.DTYPES:
-                raise DTError("unknown dtype", found=repr(dtype.text), allowed=", ".join(ex.DTYPES), at=dtype.pos)
+            if dtype.text not in ex.TORCH_NAMES:
+                raise DTError("unknown dtype", found=repr(dtype.text), allowed=", ".join(ex.TORCH_NAMES), at=dtype.pos)
             return ex.Cast(arg, dtype.text, pos=name.pos)
         if name.text == "reshape":
             if self.accept(")"):
@@ -319,12 +333,44 @@ class _Parser:
             return ex.Reshape(arg, tuple(shape), pos=name.pos)
         if name.text not in ex.FUNCTIONS:
             hint = f"{name.text}[...]" if name.text in self.declared_at else call_hint(name.text)
-            allowed = hint or ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len"])
+            allowed = hint or ", ".join([*ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "rscan", "rrecur", "cast", "reshape", "len"])
             raise DTError("unknown function", found=repr(name.text), allowed=allowed, at=name.pos)
         args = self._expressions(")")
-        if len(args) != ex.FUNCTIONS[name.text]:
-            raise DTError(f"{name.text} takes {ex.FUNCTIONS[name.text]} argument(s)", found=str(len(args)), at=name.pos)
+        count, most = (function := ex.FUNCTIONS[name.text]).arguments, function.most or function.arguments
+        if most > count and not count <= len(args) <= most:
+            raise DTError(f"{name.text} takes a seed and 1 to {most - 1} integers", found=f"{len(args)} argument(s)", allowed=f"{name.text}(seed, x, y)", at=name.pos)
+        if most == count and len(args) != count:
+            allowed = f"{name.text}[...] for an element of {name.text}" if name.text in self.declared_at else ""
+            raise DTError(f"{name.text} takes {count} argument(s)", found=str(len(args)), allowed=allowed, at=name.pos)
         return ex.Call(name.text, args, pos=name.pos)
+
+    def _scan(self, name: Token) -> ex.Expr:
+        """Parse the rest of ``rscan(sum, e, t)`` or ``rrecur(a, b, t)``, with ``exclusive`` and ``reversed`` after the label."""
+        form = "rrecur(a, b, t)" if name.text == "rrecur" else "rscan(sum, e, t)"
+        kind = "recur"
+        if name.text == "rscan":
+            token = self.expect("name", f"one of {', '.join(ex.SCANS)}: {form}")
+            if (kind := token.text) not in ex.SCANS:
+                raise DTError("unknown scan", found=repr(kind), allowed=f"{', '.join(ex.SCANS)}: {form}", at=token.pos)
+            self.expect(",", f"',' and the terms: {form}")
+        args = [self.expression()]
+        if kind == "recur":
+            self.expect(",", f"',' and what is added: {form}")
+            args.append(self.expression())
+        self.expect(",", f"',' and the label to run along: {form}")
+        label, said = self.expect("name", f"a label: {form}").text, set()
+        while self.accept(","):
+            word = self.expect("name", "reversed" if kind == "recur" else "reversed, exclusive")
+            if word.text not in ("reversed", *(["exclusive"] if kind != "recur" else [])) or word.text in said:
+                raise DTError("how a scan runs", found=repr(word.text), allowed="reversed" if kind == "recur" else "reversed, exclusive", at=word.pos)
+            said.add(word.text)
+        self.expect(")")
+        return ex.Scan(kind, tuple(args), label, "reversed" in said, "exclusive" in said, pos=name.pos)
+
+
+def _floor_division(node: ex.Expr) -> ex.Expr:
+    """In an index ``/`` rounds down by itself."""
+    return ex.Binary("/", node.left, node.right, pos=node.pos) if isinstance(node, ex.Binary) and node.op == "//" else node
 
 
 def _whole(token: Token) -> int:
@@ -340,7 +386,9 @@ def _real(token: Token) -> float:
     return value
 
 
+#: functions and reductions whose names a program may declare for something else
+_NAMES = frozenset({*(name for name, f in ex.FUNCTIONS.items() if f.is_name), *ex.NEW_REDUCTIONS})
 #: words that cannot be declared
-RESERVED = frozenset(
-    {*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"}
+RESERVED = (
+    frozenset({*_DECLARATIONS, *ex.FUNCTIONS, *ex.REDUCTIONS, "rdot", "rscan", "rrecur", "cast", "reshape", "len", "inf", "true", "false", "and", "or", "not"}) - _NAMES
 )

@@ -15,10 +15,12 @@ TAKEN = frozenset(
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "ON_GPU", "EXP_DEGREE", "STAGES",
         "whole", "launch", "index_type", "whole_numbers", "dot_precision", "programs", "whole_waves", "tiles_before", "nvidia_only", "cluster", "unrolled", "described",
-        "operand_dtype", "language_type",
-        "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree",
+        "operand_dtype", "piece", "language_type",
+        "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",
+        "float_power", "log_of_1_plus", "exp_minus_1", "round_half_even", "round_toward_zero", "sign_of", "is_nan", "is_infinite", "is_finite",
+        "product_of_two", "order_key", "place_of_key", "in_32_bits", "to_range", "to_int32", "to_int64", "random_words", "random_uniform", "random_normal",
     }
 )  # fmt: skip
 #: Python builtins that functions of the file call: no wrapper may have such a name

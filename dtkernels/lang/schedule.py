@@ -64,7 +64,7 @@ PRIMITIVES = {
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
-    "parts_at": "func, label", "tail": "label:size*",
+    "parts_at": "func, label", "tail": "label:size*", "chunk": "label:size",
 }  # fmt: skip
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
@@ -110,7 +110,7 @@ class Bare(Primitive):
 class Sizes(Primitive):
     """``f.block(x:16, y:128)``"""
 
-    name: Literal["block", "tensorize", "split", "stages", "unroll", "tail"]
+    name: Literal["block", "tensorize", "split", "stages", "unroll", "tail", "chunk"]
     args: tuple[Sized, ...]
     takes = (Sized,)
 
@@ -118,6 +118,13 @@ class Sizes(Primitive):
     def sizes(self) -> tuple[Sized, ...]:
         """Return the labels with their sizes."""
         return self.args
+
+
+@dataclass(frozen=True)
+class OneSize(Sizes):
+    """``f.chunk(y:4096)``"""
+
+    count = (1, 1)
 
 
 @dataclass(frozen=True)
@@ -237,7 +244,7 @@ class IllFormed(Primitive):
 
 
 _CLASSES: dict[str, type[Primitive]] = {
-    "": Bare, "label:size*": Sizes, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
+    "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
     "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
 }  # fmt: skip
 
@@ -318,12 +325,27 @@ def host(func: str, fused: Fused) -> str:
 
 
 @dataclass(frozen=True)
+class Pieces:
+    """A loop of the wrapper over pieces of a label, see chunked_funcs.py."""
+
+    label: str
+    size: int  #: elements of a piece; the last may have fewer
+    kept: tuple[str, ...]  #: Funcs that memory holds one piece of
+    roots: tuple[str, ...]  #: Funcs whose kernels run once for each piece
+    sums: tuple[tuple[str, str], ...]  #: (Func that is added up over the pieces, Func whose statements it has)
+    first: str  #: label whose extent is the number of elements before the piece
+    whole: str  #: label whose extent is that of ``label``, all pieces together
+    views: tuple[tuple[str, tuple[int, ...]], ...]  #: (tensor, dimensions along the label)
+
+
+@dataclass(frozen=True)
 class Program:
     """An algorithm with its schedule."""
 
     algorithm: Algorithm
     schedule: Schedule = Schedule()
     counted: tuple[tuple[str, str, int], ...] = ()  #: (label, other, size): labels that count the blocks of ``size`` along another label
+    pieces: Pieces | None = None
 
     def outputs(self) -> tuple[str, ...]:
         """Return the Funcs to compile, in the order of their ``compile()``; the last Func without one."""

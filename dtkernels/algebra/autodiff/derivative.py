@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from ...lang import expr as ex
 from ...lang.errors import DTError
-from ..smart_constructors import ONE, ZERO, add, divide, is_constant, is_length, is_zero, multiply, negate, where
+from ...lang.parser import parse_expression
+from ..smart_constructors import ONE, ZERO, add, divide, is_constant, is_length, is_zero, multiply, negate, simplify, where
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,18 @@ def contributions(expr: ex.Expr, adjoint: ex.Expr, labels: tuple[str, ...], valu
         case ex.Call(fn, args):
             for arg, part in zip(args, _function(fn, args, adjoint, expr if value is None else value)):
                 yield from contributions(arg, part, labels)
+        case ex.Cast(_, dtype) if dtype in ex.INTEGERS:
+            return
         case ex.Cast(arg, _) | ex.Reshape(arg, _):
             yield from contributions(arg, adjoint, labels)
         case ex.Reduce("sum", arg, over):
             yield from contributions(arg, adjoint, labels + over)
         case ex.Reduce("max" | "min", arg, over):
             yield from contributions(arg, _extremum(expr, adjoint, expr if value is None else value), labels + over)
+        case ex.Reduce("prod", arg, over):
+            yield from contributions(arg, _factor(expr, adjoint, expr if value is None else value), labels + over)
+        case ex.Reduce(kind, _, _) if kind in ex.PLACES:
+            return
         case ex.Dot(left, right, over):
             yield from contributions(left, multiply(adjoint, right), labels + over)
             yield from contributions(right, multiply(adjoint, left), labels + over)
@@ -94,15 +101,29 @@ def _function(fn: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr, value: ex.Ex
             factor = multiply(ex.Const(2 / math.sqrt(math.pi)), ex.Call("exp", (negate(multiply(a, a)),)))
         case "abs":
             return (where(ex.Binary(">", a, ZERO), adjoint, where(ex.Binary("<", a, ZERO), negate(adjoint), ZERO)),)
-        case "floor":
-            return (ZERO,)
         case "maximum" | "minimum":
             return _larger(">" if fn == "maximum" else "<", args, adjoint)
         case "where":
             return ZERO, where(a, adjoint, ZERO), where(a, ZERO, adjoint)
         case _:
-            raise DTError("no derivative", found=fn)
+            return _by_table(fn, args, adjoint, value)
     return (multiply(adjoint, factor),)
+
+
+def _by_table(fn: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr, value: ex.Expr) -> tuple[ex.Expr, ...]:
+    """Return the adjoint of each argument by the derivatives that ``lang/expr.py`` has as text."""
+    known = {**dict(zip("abc", args)), "v": value}
+
+    def partial(text: str) -> ex.Expr:
+        factor = simplify(parse_expression(text).transform(lambda n: known[n.name] if isinstance(n, ex.Name) else n))
+        match factor:
+            case ex.Call("where", (c, a, b)) if is_zero(a) or is_zero(b):  # the branch that is not taken may be infinite
+                return where(c, multiply(adjoint, a), multiply(adjoint, b))
+        return multiply(adjoint, factor)
+
+    if not (rows := ex.FUNCTIONS[fn].derivative):
+        raise DTError("no derivative", found=fn)
+    return tuple(partial(text) for text in rows)
 
 
 def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.Expr, ...]:
@@ -112,6 +133,15 @@ def _larger(wins: str, args: tuple[ex.Expr, ...], adjoint: ex.Expr) -> tuple[ex.
     half = multiply(ex.Const(0.5), adjoint)
     tie = ex.Binary("==", a, b)
     return tuple(where(ex.Binary(wins, x, y), adjoint, where(tie, half, ZERO)) for x, y in ((a, b), (b, a)))
+
+
+def _factor(reduction: ex.Reduce, adjoint: ex.Expr, value: ex.Expr) -> ex.Expr:
+    """Multiply the adjoint of a product by that of its other terms: one zero leaves a gradient to itself alone, two leave none."""
+    arg, is_zero_term = reduction.arg, ex.Binary("==", reduction.arg, ZERO)
+    zeros = ex.Reduce("sum", where(is_zero_term, ONE, ZERO), reduction.labels)
+    others = ex.Reduce("prod", where(is_zero_term, ONE, arg), reduction.labels)
+    alone = where(ex.Binary("==", zeros, ONE), others, ZERO)
+    return multiply(adjoint, where(is_zero_term, alone, where(ex.Binary("==", zeros, ZERO), divide(value, arg), ZERO)))
 
 
 def _extremum(reduction: ex.Reduce, adjoint: ex.Expr, value: ex.Expr) -> ex.Expr:

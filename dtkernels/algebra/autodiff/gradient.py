@@ -20,6 +20,7 @@ from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions
 from .saved_tensors import SavedTensors, choose_saved_tensors
+from .scan_adjoint import Parts, scan_adjoint
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,7 @@ def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward
 
     Before: ``d_bias[n] = rsum(d_y[m, n], m);``  After: ``d_bias[n] = cast(rsum(d_y[m, n], m), fp32);``
     """
-    cast = {e.dtype for o in outputs if isinstance(e := forward[o].expr, ex.Cast)}
+    cast = {e.dtype for o in outputs if isinstance(e := forward[o].expr, ex.Cast) and e.dtype in ex.DTYPES}
     if not cast:
         return backward
     feeding = {s for _, _, wanted in products(forward) for s in (*wanted.sources, *wanted.otherwise)}
@@ -121,6 +122,7 @@ class _Reverse:
         self.new: list[Definition] = []
         self.new_labels: list[str] = []
         self.new_extents: list[tuple[str, str, int]] = []
+        self.new_formulas: list[tuple[str, ex.Expr]] = []
         self.shared: dict[object, str] = {}  #: key of a label -> label made for it
 
     def run(self) -> None:
@@ -132,7 +134,11 @@ class _Reverse:
             if adjoint is None:
                 continue
             value = ex.Access(d.name, tuple(ex.Label(label) for label in d.labels))
-            for c in contributions(d.expr, adjoint, d.labels, value):
+            parts: Parts = ((d.expr, adjoint),)
+            if isinstance(d.expr, ex.Scan):
+                made, parts = scan_adjoint(d, d.expr, adjoint, fresh_name(f"d_{d.name}_scan", self.taken))
+                self.new.append(made)
+            for c in (c for expr, part in parts for c in contributions(expr, part, d.labels, value if expr is d.expr else None)):
                 self.received.setdefault(c.tensor, []).append(c)
 
     def _adjoint(self, d: Definition) -> ex.Expr | None:
@@ -250,7 +256,10 @@ class _Reverse:
                 back[twin] = fresh_name(f"{label}_", self.taken)
                 self.new_labels.append(back[twin])
                 source = self.algorithm.extent_source(label) or ("", self.algorithm.constant_extent(label))
-                self.new_extents.append((back[twin], *source))  # type: ignore[arg-type]  # a label has one of the two
+                if source[1] is None:  # a label has one of the three
+                    self.new_formulas.append((back[twin], self.algorithm.extent_formulas(label)[0]))
+                else:
+                    self.new_extents.append((back[twin], source[0], source[1]))
         return rename_bound(ex.substitute(e, {k: ex.Label(v) for k, v in back.items()}), back)
 
     def _summed(self, e: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
@@ -304,8 +313,11 @@ class _Reverse:
         adjoints = tuple(self.adjoint_inputs.values())
         definitions = a.definitions + tuple(self.new)
         extents = a.extents + tuple(dict.fromkeys(self.new_extents))
-        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents)
+        formulas = a.formulas + tuple(dict.fromkeys(self.new_formulas))
+        whole = replace(a, inputs=a.inputs + adjoints, rvars=a.rvars + tuple(self.new_labels), extents=extents, formulas=formulas)
         whole = whole.with_definitions(definitions)
+        if formulas:  # what an adjoint's shape tells needs no formula, and so no input that only the formula reads
+            whole = replace(whole, formulas=tuple(f for f in formulas if whole.extent_source(f[0]) is None))
         needed = whole.needed_by(grads + self.outputs)  # outputs stay until it is known which are read
         return whole.with_definitions(tuple(d for d in definitions if d.name in needed))
 

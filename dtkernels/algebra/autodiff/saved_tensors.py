@@ -48,6 +48,7 @@ def choose_saved_tensors(
             alike = shifted_alike(d, forward)
             ways = (_shift_by(backward, d, argument, name, grads, alike, by_term) for by_term in (False, True)) if inside else iter(())
             shifted = next((way for way in ways if way is not None), None)
+            shifted = shifted or (_shift_around_logarithm(backward, d, argument, name, grads) if inside and not alike else None)
             if shifted is not None:
                 backward, changed = shifted
                 moved |= changed
@@ -129,6 +130,32 @@ def _shift_by(
     changed = replace(backward, inputs=(*backward.inputs, name)).with_definitions(kept)
     moved = {n for n, degree in known.items() if n in changed and (degree is None or not degree.free)}
     return _inline_copies(changed, grads), moved
+
+
+def _shift_around_logarithm(backward: Algorithm, total: Definition, argument: ex.Expr, name: str, grads: tuple[str, ...]) -> tuple[Algorithm, set[str]] | None:
+    """Shift exp(argument) where ``backward`` reads the logarithm of the sum as well, which is the saved value itself.
+
+    Before: ``lse[x] = log(total[x]); d_A[x, y] = d[x] * lse[x] / total[x] * exp(A[x, y]);``
+    After: ``d_A[x, y] = d[x] * total_log[x] * exp(A[x, y] - total_log[x]);``
+    """
+    value = fresh_name(f"{name}_value", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, name})
+
+    def saved(node: ex.Expr) -> ex.Expr:
+        match node:
+            case ex.Call("log", (ex.Access(tensor, index),)) if tensor == total.name:
+                return ex.Cast(ex.Access(value, index), "fp32")
+        return node
+
+    known = tuple(replace(d, expr=d.expr.transform(saved)) for d in backward.definitions)
+    if known == backward.definitions:
+        return None
+    apart = replace(backward, inputs=(*backward.inputs, value)).with_definitions(known)
+    ways = (_shift_by(apart, total, argument, name, grads, (), by_term) for by_term in (False, True))
+    found = next((way for way in ways if way is not None), None)
+    if found is None:
+        return None
+    changed = replace(found[0], inputs=tuple(i for i in found[0].inputs if i != value))
+    return _renamed(changed, value, name), found[1]
 
 
 def _normalize_sum(expr: ex.Expr, total: str, log: str, *, rows_vanish: bool) -> ex.Expr:
@@ -285,6 +312,8 @@ def _read_outputs(backward: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
         own = tuple(map(ex.Label, d.labels))
         if isinstance(d.expr, ex.Access) and d.expr.tensor in backward and d.expr.index == own:
             backward = _renamed(backward, d.expr.tensor, output)  # the output is that Func
+        elif isinstance(d.expr, ex.Cast) and d.expr.dtype == "fp32" and isinstance(made := d.expr.arg, ex.Access) and made.tensor in backward and made.index == own:
+            backward = _renamed(backward, made.tensor, output)  # as it was computed
         else:
             backward = _replaced(backward, output, d.expr, ex.Access(output, own))
         others = tuple(x for x in backward.definitions if x.name != output)

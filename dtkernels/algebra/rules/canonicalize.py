@@ -26,6 +26,22 @@ def mean_to_sum(algorithm: Algorithm) -> Algorithm:
     return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
 
 
+def conditions_to_numbers(algorithm: Algorithm) -> Algorithm:
+    """Rewrite reductions of conditions as a maximum or minimum of ones and zeros.
+
+    Before: ``rany(A[x, y] > 0, y)``, ``rall(A[x, y] > 0, y)``
+    After:  ``rmax(where(A[x, y] > 0, 1, 0), y) > 0``, ``rmin(where(A[x, y] > 0, 1, 0), y) > 0``
+    """
+
+    def change(node: ex.Expr) -> ex.Expr:
+        if isinstance(node, ex.Reduce) and node.kind in ("any", "all"):
+            terms = ex.Call("where", (node.arg, ex.Const(1), ex.Const(0)))
+            return ex.Binary(">", ex.Reduce("max" if node.kind == "any" else "min", terms, node.labels, pos=node.pos), ex.Const(0))
+        return node
+
+    return replace(algorithm, definitions=tuple(replace(d, expr=d.expr.transform(change)) for d in algorithm.definitions))
+
+
 def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     """Evaluate a reduction over a label that its terms lack: the extent times the term, or the term itself.
 
@@ -34,7 +50,7 @@ def fold_invariant_reductions(algorithm: Algorithm) -> Algorithm:
     """
 
     def change(node: ex.Expr) -> ex.Expr:
-        if not isinstance(node, (ex.Reduce, ex.Dot)):
+        if not isinstance(node, (ex.Reduce, ex.Dot)) or isinstance(node, ex.Reduce) and node.kind in ("prod", *ex.PLACES):
             return node
         terms = node.arg if isinstance(node, ex.Reduce) else ex.Binary("*", node.left, node.right, pos=node.pos)
         absent = tuple(label for label in node.labels if label not in ex.free_labels(terms))
@@ -190,7 +206,7 @@ def inline_access(access: ex.Access, algorithm: Algorithm) -> ex.Expr | None:
     """
     d = algorithm[access.tensor]
     bound = {label for n in d.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot)) for label in n.labels}
-    if any(not isinstance(i, ex.Label) or i.name in bound for i in access.index):
+    if isinstance(d.expr, ex.Scan) or any(not isinstance(i, ex.Label) or i.name in bound for i in access.index):
         return None
     return ex.substitute(d.expr, dict(zip(d.labels, access.index)))
 

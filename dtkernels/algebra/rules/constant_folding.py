@@ -10,6 +10,7 @@ from typing import Any
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError
+from ...lang.extents.formulas import check_formulas, expanded, inputs_of
 
 _FOLD = {
     "+": operator.add, "-": operator.sub, "*": operator.mul,
@@ -39,12 +40,24 @@ def bind_parameters(algorithm: Algorithm, values: dict[str, int | bool] | None =
         return replace(constant(bound[node.name]), pos=node.pos) if isinstance(node, ex.Param) else node
 
     definitions = tuple(replace(d, expr=d.expr.transform(bind)) for d in algorithm.definitions)
-    folded = fold_constants(replace(algorithm, params=(), definitions=definitions))
+    formulas = tuple((label, formula.transform(bind)) for label, formula in algorithm.formulas)
+    folded = _fold_formulas(fold_constants(replace(algorithm, params=(), definitions=definitions, formulas=formulas)))
     _check_divisors(folded)
     simple = (ex.Access, ex.Const, ex.Scalar)
     reduced_to_names = {d.name for d in folded.definitions if isinstance(d.expr, simple)}
     emptied = tuple(d.name for d in algorithm.definitions if d.name in reduced_to_names and not isinstance(d.expr, simple))
     return keep_extents(drop_unused(fold_constants(inline_copies(folded, emptied)) if emptied else folded), algorithm)
+
+
+def _fold_formulas(algorithm: Algorithm) -> Algorithm:
+    """Express each formula of an extent by sizes of inputs and numbers alone; one that is a number becomes ``Extent r = 4;``."""
+    if not algorithm.formulas:
+        return algorithm
+    check_formulas(algorithm, {})
+    found = [(label, expanded(formula, algorithm._extent_expr)) for label, formula in algorithm.formulas]
+    constants = tuple((label, "", int(f.value)) for label, f in found if isinstance(f, ex.Const))
+    kept = tuple((label, f) for label, f in found if not isinstance(f, ex.Const))
+    return replace(algorithm, extents=algorithm.extents + constants, formulas=kept)
 
 
 def _check_divisors(algorithm: Algorithm) -> None:
@@ -78,14 +91,17 @@ def fold_constants(algorithm: Algorithm) -> Algorithm:
 
     Before: ``y[x] = where(true, 2 * 3 * A[x], 0);``  After: ``y[x] = 6 * A[x];``
     """
-    return replace(algorithm, definitions=tuple(replace(d, expr=_folded(d.expr)) for d in algorithm.definitions))
+    sized = frozenset(label for label, _ in algorithm.formulas)
+    return replace(algorithm, definitions=tuple(replace(d, expr=_folded(d.expr, sized)) for d in algorithm.definitions))
 
 
-def _folded(node: ex.Expr, is_index: bool = False) -> ex.Expr:
-    """Fold ``node``. ``A[x + 0]`` stays: a bare ``x`` would take the extent of that dimension."""
-    node = node.rebuild(lambda child: _folded(child, isinstance(node, ex.Access)))
+def _folded(node: ex.Expr, sized: frozenset[str], is_index: bool = False) -> ex.Expr:
+    """Fold ``node``. ``A[x + 0]`` stays: a bare ``x`` would take the extent of that dimension; so does ``A[x / 1]`` of an x in ``sized``."""
+    node = node.rebuild(lambda child: _folded(child, sized, isinstance(node, ex.Access)))
     folded = _fold(node)
-    return node if is_index and isinstance(folded, ex.Label) and isinstance(node, ex.Binary) and node.op in "+-" else folded
+    if not (is_index and isinstance(folded, ex.Label) and isinstance(node, ex.Binary)):
+        return folded
+    return node if node.op in "+-" or folded.name in sized else folded
 
 
 def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
@@ -96,8 +112,10 @@ def drop_unused(algorithm: Algorithm, keep: tuple[str, ...] = ()) -> Algorithm:
     used = {n.tensor for n in nodes if isinstance(n, ex.Access)} | {n.name for n in nodes if isinstance(n, (ex.Scalar, ex.Label))}
     used |= {n.label for n in nodes if isinstance(n, ex.Len)} | reduced | own | set(keep)
     used |= {tensor for label, tensor, _ in algorithm.extents if label in used}
+    used |= {tensor for label, formula in algorithm.formulas if label in used for tensor, _ in inputs_of(formula)}
     kept: dict[str, Any] = {kind: tuple(n for n in getattr(algorithm, kind) if n in used) for kind in ("inputs", "scalars")}
     kept["extents"] = tuple(e for e in algorithm.extents if e[0] in used)
+    kept["formulas"] = tuple(f for f in algorithm.formulas if f[0] in used)
     kept["vars"] = tuple(v for v in algorithm.vars if v in own)
     kept["rvars"] = tuple(v for v in algorithm.labels if v in used and v not in kept["vars"])
     return replace(algorithm, **kept)
@@ -118,16 +136,19 @@ def keep_extents(after: Algorithm, before: Algorithm) -> Algorithm:
 
     Before: ``f[x] = rsum(where(false, A[x, y], B[x]), y);``  After: ``Extent y = A[1]; f[x] = rsum(B[x], y);``
     """
-    lost = [label for label in after.labels if after.extent_source(label) is None and after.constant_extent(label) is None]
+    lost = [label for label in after.labels if after.plain_extent(label) is None and not after.formulas_of(label)]
     sources = {label: source for label in lost if (source := before.extent_source(label)) is not None}
-    told = {tensor for tensor, _ in sources.values()}
+    formulas = {label: found[0] for label in lost if label not in sources and (found := before.extent_formulas(label))}
+    read = {*sources.values(), *(place for f in formulas.values() for place in inputs_of(f))}
+    told = {tensor for tensor, _ in read}
     inputs = tuple(t for t in before.inputs if t in told or t in after.inputs)
     inputs += tuple(t for t in after.inputs if t not in inputs)
-    if not sources:
+    if not sources and not formulas:
         return after
     ranks = {t: len(before.plain_labels(t)) for t in told}  # an input that nothing reads any more keeps its dimensions
     extents = after.extents + tuple((label, *source) for label, source in sources.items())
-    return replace(after, inputs=inputs, extents=extents, ranks=tuple({**dict(after.ranks), **ranks}.items()))
+    kept = after.formulas + tuple(formulas.items())
+    return replace(after, inputs=inputs, extents=extents, formulas=kept, ranks=tuple({**dict(after.ranks), **ranks}.items()))
 
 
 def _fold(node: ex.Expr) -> ex.Expr:
@@ -146,7 +167,22 @@ def _fold(node: ex.Expr) -> ex.Expr:
             return _fold_arithmetic(op, left, right, node)
         case ex.Call("where", (ex.Const(value), a, b)):
             return a if value else b
+        case ex.Call("pow", (a, b)) if (power := _value(b)) is not None and sum(1 for _ in a.walk()) <= _SHORT:
+            return _power(a, power) or node
     return node
+
+
+_SHORT = 100  #: nodes of a base that is repeated
+
+
+def _power(a: ex.Expr, power: int | float) -> ex.Expr | None:
+    """Return ``a`` to a small whole or half power without ``pow``, as torch computes them; None for another power."""
+    if power < 0:
+        below = ex.Call("rsqrt", (a,)) if power == -0.5 else _power(a, -power)
+        return below if power == -0.5 or below is None else ex.Binary("/", ex.Const(1), below)
+    square = ex.Binary("*", a, a)
+    known = {0: ex.Const(1), 0.5: ex.Call("sqrt", (a,)), 1: a, 2: square, 3: ex.Binary("*", square, a), 4: ex.Binary("*", square, square)}
+    return known.get(power)
 
 
 def fold_logic(op: str, left: ex.Expr, right: ex.Expr, node: ex.Expr) -> ex.Expr:

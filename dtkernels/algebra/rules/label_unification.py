@@ -23,6 +23,8 @@ def unify_labels(algorithm: Algorithm) -> Algorithm:
     given: dict[str, set[tuple[str, int]]] = {}  #: extents that are declared, not derived from what the label indexes
     for label, tensor, dim in algorithm.extents:
         given.setdefault(label, set()).add((tensor, dim))
+    for label, _ in algorithm.formulas:
+        given.setdefault(label, set()).add(("", -1))  # equal to no dimension: such a label keeps its name
     renamed: dict[str, str] = {}
     for d in reversed(algorithm.definitions):
         bound = dict.fromkeys(label for n in _reductions(d.expr) for label in n.labels if label not in algorithm.named)

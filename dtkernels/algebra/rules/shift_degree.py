@@ -77,6 +77,12 @@ def degree(expr: ex.Expr, known: dict[str, Degree | None]) -> Degree | None:
             return None if d is None or d.plus else replace(d, times=d.times * power)
         case ex.Call("maximum" | "minimum", (a, b)):
             return _same(degree(a, known), degree(b, known), (a, b))
+        case ex.Call("pow", (a, b)) if (exponent := _rational(b)) is not None:
+            d = degree(a, known)
+            return None if d is None or d.plus else replace(d, times=d.times * exponent)
+        case ex.Call("sign", (arg,)):
+            d = degree(arg, known)
+            return None if d is None or d.plus else FREE
         case ex.Call("where", (condition, a, b)):
             return guarded_shift(expr, known) or _where(condition, a, b, known)
         case ex.Binary(op, left, right) if op in ex.COMPARISONS:

@@ -84,6 +84,8 @@ class Operands:
             plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and t not in kept and len(found) == 1}
             made.held = {**{t: found for t, found in plain.items() if not found.fixed}, **buffers}
             made.loose = frozenset(t for t in taken if t in algorithm.inputs and t not in made.held)
+        made.held = {t: held for t, held in made.held.items() if t not in algorithm.integral}  # read in their narrow type, converted in registers
+        made.loose -= algorithm.integral
         return made
 
     def type_of(self, dot: TileDot) -> OperandType | None:

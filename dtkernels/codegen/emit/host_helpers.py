@@ -134,6 +134,13 @@ def ring_stages(most, fixed, each):
     return max(2, min(most, (232448 - 1024 - fixed) // each))
 
 
+def piece(tensor, dims, first, size):
+    """The view of ``size`` elements from ``first`` on, along each of ``dims``."""
+    for dim in dims:
+        tensor = tensor.narrow(dim, first, size)
+    return tensor
+
+
 def descriptor_memory(size, alignment, stream):
     """Where a kernel keeps the descriptors it makes."""
     return torch.empty(size, dtype=torch.int8, device="cuda")

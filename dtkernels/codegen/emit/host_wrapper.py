@@ -9,8 +9,11 @@ from ...algebra.operand_types import CAST, OperandType
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError
+from ...lang.extents.formulas import inputs_of, source_of
+from ...lang.extents.sources import source_text
 from ...lang.schedule import Program
 from ..analysis.dtype_propagation import product_inputs, value_inputs
+from ..analysis.empty_loops import written_inside
 from ..analysis.product_types import Operands, products_of
 from ..analysis.resources import MOST_UNROLLED
 from ..ir.nest import Kernel, has_matrix_product, unrolled_product
@@ -35,7 +38,9 @@ class Wrapper:
     ):
         self.algorithm: Algorithm = program.algorithm
         self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.pieces = program.pieces
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
+        self.stored = frozenset(p.func for p in program.schedule.primitives if p.name == "store")
         self.name, self.outputs, self.several = name, outputs, several
         self.operands, self.texts, self.described = operands, texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
@@ -44,6 +49,7 @@ class Wrapper:
             needed = self.algorithm.needed_by((*needed, *more))
         self.kernels = [k for k in kernels if k.func in needed]
         told = {tensor for _, tensor, _ in self.algorithm.extents}
+        told |= {tensor for _, formula in self.algorithm.formulas for tensor, _ in inputs_of(formula)}
         self.reads = [t for t in self.algorithm.inputs if t in told or any(t in k.reads for k in self.kernels)]
         self.scalars = [s for s in self.algorithm.scalars if any(s in k.scalars for k in self.kernels)]
         self.sizing = [*self.reads, *self._extent_only_inputs()]  #: what is asked for its extents
@@ -59,12 +65,60 @@ class Wrapper:
         lines += self._promotions()
         for k in self.kernels:
             lines += self._allocate(k)
+        for k in self.kernels:
+            lines += self._written(k)
         if any(text.dependent for text in self._texts()):
             lines.append(f"    dependent = overlapping({self.reads[0]}, {self.kernels[0].writes[0]}_out)")
-        for k in self.kernels:
+        before, inside, after = self._around_loop()
+        for k in before:
+            lines += self._launch(k)
+        lines += self._loop(inside) if inside else []
+        for k in after:
             lines += self._launch(k)
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
         return "\n".join(lines) + "\n"
+
+    def _written(self, kernel: Kernel) -> list[str]:
+        """Return the check that what is stored from inside loops is written: a loop may be empty."""
+        lines = []
+        plain = frozenset(f for f in self.stored if f in self.algorithm and not {*self.algorithm[f].labels} & {*self.counted})  # no parts of sums
+        for func, labels in written_inside(kernel, self.algorithm, plain).items():
+            lines.append(f"    if {func}_out.numel() and not ({' and '.join(f'size_{x}' for x in labels)}):")
+            where = " or ".join(labels)
+            lines.append(f'        raise ValueError("{self.name}: {func} is stored inside loops over {where}, which are empty: leave out {func}.store()")')
+        return lines
+
+    def _around_loop(self) -> tuple[list[Kernel], list[Kernel], list[Kernel]]:
+        """Return the kernels before the loop over pieces, in it and after it, each in order."""
+        inside = [k for k in self.kernels if self.pieces and k.func in self.pieces.roots]
+        made, after = {w for k in inside for w in k.writes}, []
+        for k in self.kernels:
+            if k not in inside and made & set(k.reads):
+                after.append(k)
+                made |= set(k.writes)
+        return [k for k in self.kernels if k not in inside and k not in after], inside, after
+
+    def _loop(self, kernels: list[Kernel]) -> list[str]:
+        """Return the loop over pieces. Inside, tensors and the size along the label have the names of the whole."""
+        p = self.pieces
+        assert p is not None
+        touched = {t for k in kernels for t in (*k.reads, *k.writes)}
+        views = [(t if t in self.algorithm.inputs else f"{t}_out", t in p.kept, dims) for t, dims in p.views if t in touched]
+        parts = [(w, tuple(i for i, x in enumerate(w.labels, 1) if x == p.label)) for k in kernels for w in k.workspaces if w.name in k.writes]
+        views += [(f"{w.name}_out", True, along) for w, along in parts if along]
+        names, size = ", ".join(v for v, _, _ in views), f"size_{p.label}"
+        taken, suffix = {*self.algorithm.inputs, *self.algorithm.scalars}, "_whole"
+        while any(f"{v}{suffix}" in taken for v, _, _ in views):
+            suffix += "_"
+        whole = ", ".join(f"{v}{suffix}" for v, _, _ in views)
+        lines = [f"    size_{p.whole}, {whole} = {size}, {names}"]
+        lines += [f"    for size_{p.first} in range(0, max(size_{p.whole}, 1), {p.size}):"]
+        lines += [f"        {size} = min({p.size}, size_{p.whole} - size_{p.first})"]
+        for name, kept, dims in views:
+            lines.append(f"        {name} = piece({name}{suffix}, {dims}, {0 if kept else f'size_{p.first}'}, {size})")
+        for k in kernels:
+            lines += textwrap.indent("\n".join(self._launch(k)), "    ").split("\n")
+        return [*lines, f"    {size}, {names} = size_{p.whole}, {whole}"]
 
     def _computed_along(self, kernels: Sequence[Kernel], needed: set[str]) -> set[str]:
         """Return the Funcs besides ``needed`` whose kernels run.
@@ -104,19 +158,30 @@ class Wrapper:
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
         lines += self._extent_checks(name)
         for label in self._labels():
+            if self.pieces and label in (self.pieces.first, self.pieces.whole):
+                continue  # set by the loop over pieces
             if label in self.counted:
                 lines.append(f"    size_{label} = triton.cdiv(size_{self.counted[label][0]}, {self.counted[label][1]})")
                 continue
             if (constant := self.algorithm.constant_extent(label)) is not None:
                 lines.append(f"    size_{label} = {constant}")
                 continue
-            tied = next(
-                t
-                for t in (label, *sorted(self.algorithm.tied_labels(label)))
-                if any(t in plain_labels(self.algorithm, r) for r in self.sizing)
-            )
+            alike = (label, *sorted(self.algorithm.tied_labels(label)))
+            tied = next((t for t in alike if any(t in plain_labels(self.algorithm, r) for r in self.sizing)), None)
+            if tied is None:
+                lines += self._computed_extent(name, label)
+                continue
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
+
+    def _computed_extent(self, name: str, label: str) -> list[str]:
+        """Return the lines that work out the extent of ``label`` from sizes of inputs."""
+        source = source_of(self.algorithm.extent_formulas(label)[0])
+        return [
+            f"    size_{label} = {source_text(source, python=True)}",
+            f"    if size_{label} < 0:",
+            f'        raise ValueError(f"{name}: the extent of {label} is {{size_{label}}}: {source_text(source)}; allowed: 0 or more")',
+        ]
 
     def _extent_checks(self, name: str) -> list[str]:
         """Return the lines that refuse inputs whose extents disagree with each other or with the program."""
@@ -134,18 +199,24 @@ class Wrapper:
                 lines.append(
                     f'        raise ValueError(f"{name}: {", ".join(group)} {"has" if len(group) == 1 else "have"} {one}; inputs have {found}")'
                 )
+            for source in (source_of(f) for f in self.algorithm.extent_formulas(first)):
+                lines.append(f"    if {sizes[0]} != {source_text(source, python=True)}:")
+                wanted = f"{source_text(source)}, which is {{{source_text(source, python=True)}}}"
+                lines.append(f'        raise ValueError(f"{name}: {group[0]} has extent {wanted}; inputs have {{{sizes[0]}}}")')
         return lines
 
     def _labels(self) -> dict[str, None]:
         """Return labels whose extents the launches need."""
         found = dict.fromkeys(label for k in self.kernels for label in self._labels_of(k))
         later = {label: other for label, (other, _) in self.counted.items() if label in found}
-        return dict.fromkeys([*(x for x in found if x not in later), *later.values(), *later])
+        cut = {self.pieces.label: None} if self.pieces else {}
+        return dict.fromkeys([*(x for x in found if x not in later), *later.values(), *later, *cut])
 
     def _extent_only_inputs(self) -> tuple[str, ...]:
         """Return the inputs that no kernel reads but that alone define the extent of a label."""
         known = {label for r in self.reads for label in plain_labels(self.algorithm, r)}
         lost = [x for x in self._labels() if self.algorithm.constant_extent(x) is None and not known & self.algorithm.tied_labels(x)]
+        lost = [x for x in lost if not self.algorithm.formulas_of(x)]
         sources = (self.algorithm.extent_source(label) for label in lost)
         return tuple(dict.fromkeys(source[0] for source in sources if source))
 
@@ -186,7 +257,7 @@ class Wrapper:
 
     def _cast_to_result_dtype(self, floats: list[str]) -> list[str]:
         """Return lines that cast all inputs to the results' dtype, except integers that no product reads: that dtype may not hold them."""
-        taken = product_inputs(self.algorithm)
+        taken = product_inputs(self.algorithm) - self.algorithm.integral
         values = (f"{t}.to(dtype)" + ("" if t in taken else f" if {t}.is_floating_point() else {t}") for t in floats)
         return [f"    {', '.join(floats)} = {', '.join(values)}"] if len(floats) > 1 else []
 
@@ -221,17 +292,17 @@ class Wrapper:
     def _allocate(self, kernel: Kernel) -> list[str]:
         lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
-            shape = ", ".join([str(space.parts), *(f"size_{label}" for label in space.labels)]) + ("" if space.labels else ",")
-            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.float32, device={self.reads[0]}.device)")
+            shape = ", ".join([str(space.parts), *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
+            lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.{space.dtype}, device={self.reads[0]}.device)")
         for w in (w for w in kernel.writes if w in self.algorithm):
             d = self.algorithm[w]
-            extents = [f"size_{label}" for label in d.labels]
+            extents = self._held(w, d.labels, kernel)
             if w in self.aligned and extents:
                 extents[-1] = f"-(-{extents[-1]} // {ROW}) * {ROW}"  # rows start at multiples of 16 bytes, in any dtype
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = (
-                f"torch.{ex.DTYPES[d.expr.dtype]}"
-                if isinstance(d.expr, ex.Cast)
+                f"torch.{own}"
+                if (own := self.algorithm.own_dtype(w))
                 else "dtype"
                 if w in self.outputs
                 else self.operands.variable(held[w])
@@ -240,6 +311,12 @@ class Wrapper:
             )
             lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines
+
+    def _held(self, buffer: str, labels: Sequence[str], kernel: Kernel) -> list[str]:
+        """Return the extents of a buffer in memory: of what is kept in pieces, one piece."""
+        p = self.pieces
+        cut = p is not None and (buffer in p.kept or buffer not in self.algorithm and kernel.func in p.roots)
+        return [f"min({p.size}, size_{label})" if cut and p is not None and label == p.label else f"size_{label}" for label in labels]
 
     def _launch(self, kernel: Kernel) -> list[str]:
         lines, depth = [f"    with torch.cuda.device_of({self.reads[0]}):"], 2

@@ -18,7 +18,7 @@ from .gluon.expr import IMPORTS, helper
 from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
 from .host_wrapper import Wrapper, launch_comment, plain_labels
-from .triton.expr import HELPERS
+from .triton.functions import HELPERS
 from .triton.kernel import KernelText, dimension_names, print_kernel
 
 
@@ -32,7 +32,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     """
     program = prelower(program)
     kernels = lower(program)
-    found = forms(kernels, target)
+    found = forms(kernels, target, program.pieces is None)
     operands = Operands.of(program.algorithm, kernels, entry is not None if uniform is None else uniform)
     by_pointers = (print_kernel(f.pointers, program.algorithm, operands) for f in found if f.pointers)
     texts = {k.name: text for k, text in zip(kernels, by_pointers)}

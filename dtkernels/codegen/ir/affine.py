@@ -1,13 +1,17 @@
-"""Parse comparisons into affine conditions ``a*x + b*y + c >= 0`` on axes, and find their extremes over a tile."""
+"""Parse comparisons into affine conditions ``a*x + b*y + c >= 0`` on axes, and find their extremes over a tile.
+
+Named values take part too: ``l < hi`` with ``hi[m]`` loaded before the loop over ``l`` is ``hi - l - 1 >= 0``. The extreme of such a value
+over a tile is a reduction of it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .nest import Axis, Const, Op, Position, Scalar, Size, Start, Step, Tile
+from .nest import Axis, Const, Guard, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce, axes_of
 
-_ATOMS = (Position, Size, Scalar, Start, Step)
+FAR = 10**9  #: beyond every index; what ``floor_to_int`` and ``ceil_to_int`` are limited to
 
 
 @dataclass(frozen=True)
@@ -34,11 +38,16 @@ class Affine:
 
     @property
     def axes(self) -> frozenset[Axis]:
-        return frozenset(t.axis for t in self.terms if isinstance(t, Position))
+        return frozenset(a for t in self.terms for a in ((t.axis,) if isinstance(t, Position) else axes_of(t)))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The named values in it."""
+        return frozenset(n.name for t in self.terms for n in t.walk() if isinstance(n, Local))
 
     def never_negative(self) -> bool:
         """Return whether the value is at least 0 because no term can be negative (scalars can)."""
-        return self.constant >= 0 and all(k > 0 and not isinstance(t, (Scalar, Op)) for t, k in self.terms.items())
+        return self.constant >= 0 and all(k > 0 and not isinstance(t, (Scalar, Op, Local, TileReduce)) for t, k in self.terms.items())
 
     def tile(self) -> Tile:
         """Return the form as an expression, added terms before subtracted ones."""
@@ -52,11 +61,13 @@ class Affine:
 
 
 def affine(tile: Tile) -> Affine | None:
-    """Parse ``tile`` as an affine form; None if it is not one over the integers (and at most one other scalar)."""
+    """Parse ``tile`` as an affine form; None if it is not one over the integers (and at most one other number)."""
     match tile:
         case Const(value):
             return Affine({}, value) if type(value) is int else None
         case Position() | Size() | Scalar() | Start() | Step():
+            return Affine({tile: 1})
+        case Local() if tile.kind != "boolean":
             return Affine({tile: 1})
         case Op("neg", (a,)):
             inner = affine(a)
@@ -88,14 +99,20 @@ def inequalities(comparison: Tile) -> tuple[Affine, ...]:
 
 
 def _rounded_to_integers(form: Affine, strict: bool) -> Affine | None:
-    """Restrict ``form >= 0`` (or > 0) to integers: a float scalar is rounded in the direction that preserves the condition."""
-    floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer]
+    """Restrict ``form >= 0`` (or > 0) to integers: a number that may be none is rounded in the direction that preserves the condition.
+
+    A named number that is subtracted is negated first: a NaN, with which no condition holds, then rounds to the least integer.
+    """
+    floats = [(t, k) for t, k in form.terms.items() if isinstance(t, Scalar) and not t.integer or isinstance(t, Local) and t.kind == "number"]
     if len(floats) > 1 or any(abs(k) != 1 for _, k in floats):
         return None
-    for scalar, k in floats:
+    for number, k in floats:
+        value: Tile = number
+        if isinstance(number, Local) and k < 0:
+            value, k = Op("neg", (number,)), 1
         up = (k > 0) == strict  # I + f > 0 is I + ceil(f) - 1 >= 0; I + f >= 0 is I + floor(f) >= 0
-        rounded = Op("ceil_to_int" if up else "floor_to_int", (scalar,))
-        form = form.without(scalar) + Affine({rounded: k})
+        rounded = Op("ceil_to_int" if up else "floor_to_int", (value,))
+        form = form.without(number) + Affine({rounded: k})
     return form.plus(-1) if strict else form
 
 
@@ -103,13 +120,25 @@ def extreme(form: Affine, largest: bool, inside: Callable[[Axis], bool]) -> Affi
     """Return the largest (or smallest) value of ``form`` over the current tile; ``inside`` tells which axes have a current tile."""
     result = Affine({}, form.constant)
     for t, k in form.terms.items():
-        if not isinstance(t, Position) or (t.axis.scalar and inside(t.axis)):
+        if not isinstance(t, Position):
+            result += Affine({_extreme_element(t, (k > 0) == largest): k})
+        elif t.axis.scalar and inside(t.axis):
             result += Affine({t: k})
         elif (k > 0) == largest:
             result += _last(t.axis, inside).scaled(k)
         else:
             result += _first(t.axis, inside).scaled(k)
     return result
+
+
+def _extreme_element(tile: Tile, largest: bool) -> Tile:
+    """Return the largest (or smallest) element of a tile inside the extents; the tile itself if it is a single number."""
+    axes = tuple(sorted(axes_of(tile), key=lambda a: a.name))
+    if not axes:
+        return tile
+    past = tuple(a for a in axes if not a.exact)
+    kind, neutral = ("max", -FAR) if largest else ("min", FAR)
+    return TileReduce(kind, Guard(tile, past, neutral) if past else tile, axes, keeps_nan=False)
 
 
 def _first(axis: Axis, inside: Callable[[Axis], bool]) -> Affine:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from .nest import Axis, Guard, Local, Loop, Position, Start, Statement, Step, Store, Tile, TileDot, TileReduce, map_values
+from .nest import Axis, Guard, Local, Loop, Position, Start, Statement, Step, Store, Tile, TileDot, TileReduce, TileScan, map_values
 
 
 def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statement, ...]:
@@ -12,7 +12,7 @@ def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statem
 
     def in_tile(tile: Tile) -> Tile:
         changes: dict[str, Axis | tuple[Axis, ...]] = {}
-        if isinstance(tile, (Position, Start, Step)) and tile.axis == old:
+        if isinstance(tile, (Position, Start, Step, TileScan)) and tile.axis == old:
             changes["axis"] = new
         if isinstance(tile, (Local, Guard, TileReduce, TileDot)) and old in tile.axes:
             changes["axes"] = tuple(new if a == old else a for a in tile.axes)

@@ -2,7 +2,7 @@
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
-    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot
+    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -33,6 +33,7 @@ from .tile import (  # noqa: F401 (the grammar is one: its expressions are impor
     Tile,
     TileDot,
     TileReduce,
+    TileScan,
     axes_of,
     in_order,
     mask_axes,
@@ -190,12 +191,13 @@ class GridStep:
 
 @dataclass(frozen=True)
 class Workspace:
-    """A float32 buffer between two kernels: the first dimension is the parts, then one for each label."""
+    """A buffer between two kernels: the first dimension is the parts, then one for each label."""
 
     name: str
     part: str
     parts: int
     labels: tuple[str, ...]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)

@@ -247,6 +247,18 @@ class TileDot(Tile):
         return f"dot({self.left}, {self.right}, {', '.join(a.name for a in self.axes)})"
 
 
+@dataclass(frozen=True)
+class TileScan(Tile):
+    """Partial results along ``axis``: of one argument for sum, prod, max and min, of two for recur, ``h = args[0] * h + args[1]``."""
+
+    kind: str
+    args: tuple[Tile, ...]
+    axis: Axis
+
+    def __str__(self) -> str:
+        return f"scan_{self.kind}({', '.join(map(str, self.args))}, {self.axis.name})"
+
+
 def axes_of(tile: Tile) -> frozenset[Axis]:
     """Return the axes along which a tile has more than one element."""
     match tile:

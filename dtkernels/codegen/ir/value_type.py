@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...lang.expr import COMPARISONS
+from ...lang.expr import BOOLEAN, COMPARISONS, INTEGERS
 from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce
 
-_ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "neg", "abs", "maximum", "minimum", "min", "max"})
+_ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "<<", "neg", "abs", "maximum", "minimum", "min", "max"})
 
 
 def value_type(tile: Tile) -> str:
@@ -25,7 +25,7 @@ def is_boolean(tile: Tile) -> bool:
         case Op("where", (_, a, _)):
             return is_boolean(a)
         case Op(fn, _):
-            return fn in ("and", "or", "not", *COMPARISONS)
+            return fn == "cast:bool" or fn in ("and", "or", "not", *COMPARISONS) or fn in BOOLEAN
     return False
 
 
@@ -34,7 +34,7 @@ def is_integer(tile: Tile) -> bool:
     match tile:
         case Const(value):
             return type(value) is int
-        case Position() | Size() | Start() | Step() | Op("floor_to_int" | "ceil_to_int", _):
+        case Position() | Size() | Start() | Step() | Op("floor_to_int" | "ceil_to_int" | "key" | "place" | "largest_key" | "wide", _) | TileReduce("key", _, _):
             return True
         case Scalar(_, integer):
             return integer
@@ -45,7 +45,9 @@ def is_integer(tile: Tile) -> bool:
         case Op("where", (_, a, b)):
             return is_integer(a) and is_integer(b)
         case Op(fn, args):
-            return fn in ("+", "-", "*", "//", "%", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(
+            if fn.startswith("cast:"):
+                return fn[5:] in INTEGERS and fn != "cast:bool"
+            return fn in ("+", "-", "*", "//", "%", "&", "|", "^", "~", "<<", ">>", "neg", "maximum", "minimum", "abs", "min", "max", "cdiv") and all(
                 is_integer(a) for a in args
             )
     return False
@@ -68,6 +70,8 @@ def never_negative(tile: Tile) -> bool:
             return value >= 0
         case Op("+" | "*" | "min", args):
             return all(never_negative(a) for a in args)
+        case Op("&", args):
+            return any(never_negative(a) for a in args)
         case Op("max", args):
             return any(never_negative(a) for a in args)
         case Op("%", (_, b)):

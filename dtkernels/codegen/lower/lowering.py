@@ -32,10 +32,12 @@ from ..ir.nest import (
     Tile,
 )
 from ..ir.value_type import value_type, whole_quotient
+from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
+from .scans import axis_of, lower_scan, position, reversed_labels, scans_of
 from .schedule_options import KernelOptions
 from .scope import Scope
 
@@ -67,10 +69,13 @@ class _Lowering:
         self.tiled: dict[str, dict[str, int]] = {}  #: label -> Func whose schedule sets the tile -> tile
         self.blocks = self.schedule.sizes(root, "block")
         self.operand_types = OperandTypes(self.algorithm)
-        self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.integer_inputs()
+        self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.whole_tensors()
         self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.summed = frozenset(name for name, _ in program.pieces.sums) if program.pieces else frozenset()  #: read from memory by their own kernel
         self.blocked: dict[str, Axis] = {}  #: label of the output -> its axis, where one tile is the whole block
+        self.scanned = scans_of(self.algorithm, options.members)
+        self.reversed = reversed_labels(self.algorithm, options.members)
         self.top = Scope(reserved=self.algorithm.scalars)
         self.reducer = Reducer(self)
 
@@ -105,6 +110,9 @@ class _Lowering:
                               allowed=f"tensorize({inside}:0), or {inside} before {label}",
                               at=self.schedule.of(self.root, "reorder")[-1].pos)  # fmt: skip
         named = tuple(a for a in asked if a in definition.labels)
+        along = {d.expr.label for d in self.scanned} & set(definition.labels) - set(named)  # type: ignore[attr-defined]
+        if along:  # what is carried is carried by the innermost loop
+            return named + tuple(sorted((x for x in definition.labels if x not in named), key=lambda x: x in along))
         return named + tuple(label for label in definition.labels if label not in named)
 
     def _has_loop(self, label: str) -> bool:
@@ -125,7 +133,7 @@ class _Lowering:
         axis, within = self._output_axis(labels[0], scope)
         inner = scope.child() if within else scope
         inner.open(axis)
-        env = {**env, labels[0]: Position(axis)}
+        env = {**env, labels[0]: position(axis, labels[0] in self.reversed)}
         if within:
             inner.take(axis.name)
             inner.body.append(Index(axis, "block+loop" if within == "block" else "loop"))
@@ -149,12 +157,13 @@ class _Lowering:
         if block is None:
             return Axis(name, label, tile, exact=tile == 1), "extent"
         asked, tile = tile, tile or block
-        padded = block < tile <= MIN_DOT
+        wider = next_power_of_two(block)
+        padded = block < tile and (tile <= MIN_DOT or tile == wider)
         if not padded and (tile > block or block % tile or tile & (tile - 1)):
             raise DTError(
                 "a block is a whole number of tiles",
                 found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
-                allowed=f"a tile that is a power of two and divides {block}, or one of up to {MIN_DOT}, padded",
+                allowed=f"a tile that is a power of two and divides {block}, or, padded, {max(wider, MIN_DOT)}",
                 at=self.schedule.of(self.root, "block")[-1].pos,
             )
         axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)
@@ -168,7 +177,7 @@ class _Lowering:
 
     def _store(self, definition: Definition, env: dict[str, Tile], value: Tile, scope: Scope) -> None:
         index = tuple(env[label] for label in definition.labels)
-        axes = tuple(i.axis for i in index if isinstance(i, Position) and not i.axis.scalar)
+        axes = tuple(a for i in index if (a := axis_of(i)) is not None and not a.scalar)
         scope.body.append(Store(definition.name, index, value, axes, str(definition)))
         self.stored.append(definition.name)
 
@@ -247,7 +256,7 @@ class _Lowering:
             elif (number := self._block_number(label)) is not None:
                 index.append(number)
             elif self.tile_size(d.name, label) == WHOLE:
-                index.append(Position(self.whole_axis(label)))
+                index.append(position(self.whole_axis(label), label in self.reversed))
             else:
                 return None
         return tuple(index)
@@ -265,14 +274,14 @@ class _Lowering:
         definition = self.algorithm[func]
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
-        if not all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index)):
+        if not all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index)):
             value = self._mask_outside(definition, index, value)
         return self.define(definition, index, value, scope)
 
     def define(self, definition: Definition, index: tuple[Tile, ...], value: Tile, scope: Scope) -> Tile:
         """Name ``value`` after its Func, remember it, and store it if it is an output."""
         if not isinstance(value, Local):
-            value = self.let(definition.name, value, scope, str(definition), tuple(i.axis for i in index if isinstance(i, Position)))
+            value = self.let(definition.name, value, scope, str(definition), tuple(a for i in index if (a := axis_of(i)) is not None))
         scope.know((definition.name, index), value)
         if definition.name in self.outputs and definition.name not in self.stored and self._covers_whole_func(definition, index):
             self.reducer.check_finished(definition)
@@ -281,14 +290,14 @@ class _Lowering:
 
     def _covers_whole_func(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
         """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
-        axes = [i.axis for i in index if isinstance(i, Position)]
-        alone = all(isinstance(i, Position) or label in self.counted for label, i in zip(definition.labels, index))
+        axes = [a for i in index if (a := axis_of(i)) is not None]
+        alone = all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index))
         return alone and len(set(axes)) == len(axes)
 
     def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
-            if not isinstance(i, Position):
+            if axis_of(i) is None:
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
                 value = Op("where", (inside, value, nest.Const(0.0)))
         return value
@@ -298,6 +307,8 @@ class _Lowering:
         for label in definition.labels:
             if definition.name != self.root:
                 self.place(definition.name, label, env, scope)
+        if isinstance(definition.expr, ex.Scan):
+            return lower_scan(self, definition, env, scope)
         reduced = self.reducer.reductions(definition, env, scope)
         return self.tile(definition.expr, env, scope, reduced)
 
@@ -314,6 +325,8 @@ class _Lowering:
 
     def let(self, wish: str, value: Tile, scope: Scope, origin: str = "", order: tuple[Axis, ...] = ()) -> Local:
         """Name ``value`` in ``scope``; its dimensions follow ``order`` as far as that goes."""
+        if isinstance(value, Op) and value.fn in ("~", *ex.INTEGER_OPERATORS) and value.fn != "//":
+            value = Op("wide", (value,))  # arithmetic on it does not know of how many bits it is
         axes = nest.axes_of(value)
         ordered = nest.in_order(axes, order)
         name = scope.fresh(wish)
@@ -345,9 +358,11 @@ class _Lowering:
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
             case ex.Unary(op, arg):
-                return Op("neg" if op == "-" else "not", (below(arg),))
+                return Op({"-": "neg"}.get(op, op), (below(arg),))
             case ex.Binary(_, left, right):
                 return arithmetic(expr, below(left), below(right))
+            case ex.Call("clamp", (a, low, high)):
+                return Op("minimum", (Op("maximum", (below(a), below(low))), below(high)))
             case ex.Call(fn, args):
                 return whole_quotient(Op(fn, tuple(below(a) for a in args)))
             case ex.Cast(arg, "fp32"):
@@ -370,14 +385,14 @@ class _Lowering:
                 return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
             case ex.Binary(_, left, right):
                 return arithmetic(ex.as_value(expr), self._index(left, env, scope), self._index(right, env, scope))
-            case ex.Unary(_, arg):
+            case ex.Unary("-", arg):
                 return Op("neg", (self._index(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:
-        if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere:
+        if tensor in self.fused and tensor in self.algorithm and tensor not in self.elsewhere and tensor not in self.summed:
             return self.realize(tensor, index, scope)
-        if tensor == self.root:
+        if tensor == self.root and tensor not in self.summed:
             return self._root_value(index, scope)
         checked = tuple(d for d, i in enumerate(index) if not isinstance(i, Position))
         whole = tensor in self.integer_inputs

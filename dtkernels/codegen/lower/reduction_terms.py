@@ -7,7 +7,13 @@ import math
 from ..ir import nest
 from ..ir.nest import WHOLE, Axis, Guard, Op, Position, Tile, TileReduce
 
-NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "shift": -math.inf}
+LEAST_KEY = -(2**63) + 2**32 - 1  #: below the key of every number; its place is 0
+#: a partial result of no terms
+NEUTRAL = {"sum": 0.0, "max": -math.inf, "min": math.inf, "shift": -math.inf, "prod": 1.0, "argmax": LEAST_KEY, "argmin": LEAST_KEY}
+#: the operator that combines two partial results
+COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest", "prod": "*", "argmax": "largest_key", "argmin": "largest_key"}
+#: that operator -> the reduction over the elements of a tile
+TILE_KINDS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max", "*": "prod", "largest_key": "key"}
 MIN_DOT = 16  #: smallest side of a tile that the matrix units take
 
 
@@ -31,7 +37,24 @@ def guarded(terms: Tile, axes: tuple[Axis, ...], neutral: float) -> Tile:
 
 def reduced(kind: str, terms: Tile, axes: tuple[Axis, ...]) -> Tile:
     present = tuple(a for a in axes if a in nest.axes_of(terms))
-    return TileReduce("max" if kind == "shift" else kind, terms, present, keeps_nan=kind != "shift") if present else terms
+    return TileReduce(TILE_KINDS[COMBINE[kind]], terms, present, keeps_nan=kind != "shift") if present else terms
+
+
+def key(kind: str, value: Tile, places: tuple[Tile, ...], labels: tuple[str, ...]) -> Tile:
+    """Return what a place is found by: 64 bits that are larger for a larger value, and of equal values for an earlier place.
+
+    The largest key is that of the first largest value, whatever the order in which keys are compared. The smallest value is the largest of
+    the negatives.
+    """
+    place = places[0]
+    for label, after in zip(labels[1:], places[1:]):
+        place = Op("+", (Op("*", (place, nest.Size(label))), after))
+    return Op("key", (value if kind == "argmax" else Op("neg", (value,)), place))
+
+
+def place_of(kind: str, found: Tile) -> Tile:
+    """Return the value of a finished reduction: of a key, its place."""
+    return Op("place", (found,)) if TILE_KINDS[COMBINE[kind]] == "key" else found
 
 
 def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:

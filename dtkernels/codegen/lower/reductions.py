@@ -21,13 +21,12 @@ from ...lang.schedule import WRITTEN
 from ..ir import nest
 from ..ir.layout import preferred_dim_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
-from .reduction_terms import NEUTRAL, broadcast_over, fits_matrix_units, guarded, reduced
+from ..ir.value_type import value_type
+from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced
 from .scope import Scope
 
 if TYPE_CHECKING:
     from .lowering import _Lowering
-
-_COMBINE = {"sum": "+", "max": "maximum", "min": "minimum", "shift": "largest"}
 
 
 @dataclass
@@ -60,8 +59,8 @@ class Reducer:
 
         def change(node: ex.Expr) -> ex.Expr:
             if isinstance(node, ex.Access) and node.tensor in self.l.fused and node.tensor in self.l.algorithm:
-                if node.tensor not in but and node.tensor not in self.l.elsewhere:
-                    d = self.l.algorithm[node.tensor]
+                d = self.l.algorithm[node.tensor]
+                if node.tensor not in but and node.tensor not in self.l.elsewhere and not isinstance(d.expr, ex.Scan):
                     return self.inlined(ex.substitute(d.expr, dict(zip(d.labels, node.index))), but)
             return node
 
@@ -114,7 +113,8 @@ class Reducer:
         found: dict[ex.Expr, Tile] = {}
         for node in nodes:
             terms = self._terms(node, env, scope, axes)
-            found[node] = terms if isinstance(terms, TileDot) else reduced(self.kind(d, node), terms, axes)
+            kind = self.kind(d, node)
+            found[node] = terms if isinstance(terms, TileDot) else place_of(kind, reduced(kind, terms, axes))
         return found
 
     def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
@@ -127,7 +127,10 @@ class Reducer:
             return guarded(broadcast_over(Op("*", (left, right)), axes, 0.0), axes, 0.0)
         assert isinstance(node, ex.Reduce)
         neutral = NEUTRAL[node.kind]
-        return guarded(broadcast_over(self.l.tile(node.arg, env, scope, {}), axes, neutral), axes, neutral)
+        terms = self.l.tile(node.arg, env, scope, {})
+        if node.kind in ex.PLACES:
+            terms = key(node.kind, terms, tuple(env[label] for label in node.labels), node.labels)
+        return guarded(broadcast_over(terms, axes, neutral), axes, neutral)
 
     def kind(self, d: Definition, node: ex.Expr) -> str:
         """Return sum, max, min, or shift: a maximum that need not propagate NaN because it is only used as a guarded shift."""
@@ -251,13 +254,13 @@ class _Step:
             older: Tile = acc
             for factor in factors:
                 older = Op("*", (older, factor))
-            new = Op(_COMBINE[kind], (older, terms))
+            new = Op(COMBINE[kind], (older, terms))
             if watched:
                 after[node] = self.l.let(f"{acc.name}_next", new, self.inner, order=acc.axes)
                 self.late.append(Assign(acc.name, acc.axes, after[node]))
             else:
                 self.inner.body.append(Assign(acc.name, acc.axes, new))
-            results[node] = reduced(kind, acc, self.axes) if at_end else acc
+            results[node] = place_of(kind, reduced(kind, acc, self.axes) if at_end else acc)
             if member.definition.expr == node:
                 self.moving[name] = acc.name
         self.results[name] = results
@@ -295,8 +298,8 @@ class _Step:
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
-        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), _COMBINE[kind], moves))
-        return Local(name, ordered)
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves))
+        return Local(name, ordered, value_type(terms) if kind in ex.PLACES else "number")
 
     # -- running values that change during the loop -----------------------------------------------------------------
 

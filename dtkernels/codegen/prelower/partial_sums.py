@@ -60,7 +60,7 @@ def _cut(program: Program, p: FuseAt) -> Program:
 def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:
     """Return the one reduction of ``made``, over ``label`` only."""
     found = [n for n in made.expr.walk() if isinstance(n, (ex.Reduce, ex.Dot))]
-    if len(found) != 1 or found[0].labels != (label,) or (isinstance(found[0], ex.Reduce) and found[0].kind == "mean"):
+    if len(found) != 1 or found[0].labels != (label,) or (isinstance(found[0], ex.Reduce) and found[0].kind in ("mean", *ex.PLACES)):
         raise DTError(f"parts_at cuts one reduction, over {label}", found=str(made).rstrip(";"), allowed=f"{p.func} = rsum(..., {label})", at=p.pos)
     return found[0]
 

@@ -15,15 +15,16 @@ import torch
 from ...codegen.emit.module import value_inputs
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
+from ...lang.extents.sources import size_from
 from ..signature.signature import promoted, size_sources
+from . import philox
+from .scans import scanned
 
-_UNARY: dict[str, Callable[..., torch.Tensor]] = {
-    "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt,
-    "abs": torch.abs, "erf": torch.erf, "floor": torch.floor, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
-}  # fmt: skip
+_FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, f.torch or name) for name, f in ex.FUNCTIONS.items() if name not in ex.RANDOM}
 _BINARY: dict[str, Callable[..., torch.Tensor]] = {
     "+": torch.add, "-": torch.sub, "*": torch.mul, "/": torch.true_divide, "<": torch.lt, "<=": torch.le, ">": torch.gt,
-    ">=": torch.ge, "==": torch.eq, "!=": torch.ne, "maximum": torch.maximum, "minimum": torch.minimum,
+    ">=": torch.ge, "==": torch.eq, "!=": torch.ne,
+    "&": torch.bitwise_and, "|": torch.bitwise_or, "^": torch.bitwise_xor, "<<": torch.bitwise_left_shift, ">>": torch.bitwise_right_shift,
 }  # fmt: skip
 
 
@@ -37,7 +38,7 @@ class Named:
 
 def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
     """Return the extent of every label from the shapes of the inputs."""
-    return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in size_sources(algorithm).items()}
+    return {label: size_from(s, tensors, label) for label, s in size_sources(algorithm).items()}
 
 
 def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
@@ -55,7 +56,7 @@ class _Evaluator:
         self.algorithm, self.tensors, self.scalars = algorithm, tensors, scalars
         self.sizes = extents(algorithm, tensors)
         self.result = result_dtype(algorithm, tensors)
-        self.integers = algorithm.integer_inputs()
+        self.integers = algorithm.whole_tensors()
         self.compute = torch.float64 if self.result == torch.float64 else torch.float32
         self.device = next(iter(tensors.values())).device
         self.known: dict[str, Named] = {}
@@ -65,13 +66,14 @@ class _Evaluator:
         last = {access.tensor: name for name in needed for access in ex.accesses(self.algorithm[name].expr)}
         for name in needed:
             d = self.algorithm[name]
-            self.known[name] = self._expand(self.value(d.expr), d.labels)
+            value = self._index(d.expr) if self.algorithm.whole_funcs.get(name, "bool") != "bool" else self.value(d.expr)
+            self.known[name] = self._expand(value, d.labels)
             for read in [k for k in self.known if last.get(k) == name and k not in names]:
                 del self.known[read]  # free its memory for the rest
         found = []
         for name in names:
-            cast = self.algorithm[name].expr
-            dtype = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else self.result
+            cast, own = self.algorithm[name].expr, self.algorithm.own_dtype(name)
+            dtype = getattr(torch, own) if own else self.result
             dtype = self.compute if isinstance(cast, ex.Cast) and cast.dtype == "fp32" else dtype  # float64 stays float64
             found.append(self.known[name].data.to(dtype))
         return tuple(found)
@@ -111,6 +113,9 @@ class _Evaluator:
                 return Named(torch.arange(self.sizes[name], device=self.device).to(self.compute), (name,))
             case ex.Access():
                 return self._access(expr)
+            case ex.Unary("~", _) | ex.Binary("//" | "&" | "|" | "^" | "<<" | ">>", _, _):
+                v = self._index(expr)
+                return Named(v.data.to(self.compute), v.labels)
             case ex.Unary(op, arg):
                 v = self.value(arg)
                 return Named(torch.logical_not(v.data) if op == "not" else -self._numbers(v.data), v.labels)
@@ -124,13 +129,25 @@ class _Evaluator:
                 return Named(_BINARY[op](self._numbers(a), self._numbers(b)), labels)
             case ex.Call("maximum" | "minimum" as fn, (a, b)) if isinstance(a, ex.Const) or isinstance(b, ex.Const):
                 return self._clamp(fn, *((a, b) if isinstance(b, ex.Const) else (b, a)))
+            case ex.Call("random" | "normal" as fn, (seed, *integers)):
+                data, labels = self._broadcast(*(self._index(i) for i in integers))
+                return Named(getattr(philox, fn)(self._index(seed).data, data).to(self.compute), labels)
             case ex.Call(fn, args):
                 return self._call(fn, [self.value(a) for a in args])
+            case ex.Cast(arg, "bool"):
+                v = self.value(arg)
+                return Named(v.data != 0, v.labels)
+            case ex.Cast(_, dtype) if dtype in ex.INTEGERS:
+                v = self._index(expr)
+                return Named(v.data.to(self.compute), v.labels)
             case ex.Cast(arg, dtype):
                 v = self.value(arg)
                 return v if dtype == "fp32" else Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
             case ex.Reduce(kind, arg, labels):
                 return self._reduce(kind, self._expand_over(self.value(arg), labels), labels)
+            case ex.Scan(kind, args, label, reverse):
+                data, labels = self._broadcast(*(self._expand_over(self.value(a), (label,)) for a in args))
+                return Named(scanned(kind, [x.to(self.compute) for x in torch.broadcast_tensors(*data)], labels.index(label), reverse), labels)
             case ex.Dot(left, right, labels):
                 return self._dot(self._expand_over(self.value(left), labels), self._expand_over(self.value(right), labels), labels)
         raise AssertionError(f"{type(expr).__name__} is gone before evaluation")
@@ -140,7 +157,7 @@ class _Evaluator:
         if fn == "where":
             return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
         data = [self._numbers(d) for d in data]
-        return Named(_UNARY[fn](data[0]) if fn in _UNARY else _BINARY[fn](*data), labels)
+        return Named(_FUNCTIONS[fn](*data), labels)
 
     def _numbers(self, data: torch.Tensor) -> torch.Tensor:
         """Convert truth values to 0 and 1 in the compute dtype, as kernels do; return other values unchanged."""
@@ -162,6 +179,11 @@ class _Evaluator:
         data = self._numbers(value.data)
         if kind == "sum":
             return Named(data.sum(dims), labels)
+        if kind == "prod" or kind in ex.PLACES:
+            flat = data.permute([*(value.labels.index(label) for label in labels), *dims]).flatten(len(labels))
+            if not dims or kind == "prod":
+                return Named(flat.prod(-1), labels)
+            return Named(getattr(torch, kind)(flat, -1) if flat.shape[-1] else flat.new_zeros(flat.shape[:-1], dtype=torch.int64), labels)
         if any(self.sizes[label] == 0 for label in over):
             shape = [self.sizes[label] for label in labels]
             return Named(torch.full(shape, -math.inf if kind == "max" else math.inf, dtype=self.compute, device=self.device), labels)
@@ -178,6 +200,7 @@ class _Evaluator:
         """Return an element in the compute dtype. Truth values keep their dtype; ``whole`` asks for int64."""
         if access.tensor in self.known:
             value = self.known[access.tensor].data
+            value = value if whole or value.dtype != torch.int64 else value.to(self.compute)
         else:
             value = self.tensors[access.tensor]
             if whole:
@@ -214,14 +237,31 @@ class _Evaluator:
                 return self._number(self.scalars[name], integer=True)
             case ex.Access():
                 return self._access(expr, whole=True)
-            case ex.Unary(_, arg):
+            case ex.Unary(op, arg):
                 v = self._index(arg)
-                return Named(-v.data, v.labels)
+                return Named(~v.data if op == "~" else -v.data, v.labels)
+            case ex.Cast(arg, dtype) if dtype in ex.INTEGERS:
+                return self._to_integer(arg, dtype)
+            case ex.Reduce():
+                v = self.value(expr)
+                return Named(v.data.to(torch.int64), v.labels)
             case ex.Call("floor", (quotient,)):  # of integers, where the value is an integer too
                 return self._index(quotient)
             case ex.Binary(op, left, right):
                 (a, b), labels = self._broadcast(self._index(left), self._index(right))
                 if op == "%":
                     return Named(torch.remainder(a, b), labels)
-                return Named(torch.div(a, b, rounding_mode="floor") if op == "/" else _BINARY[op](a, b), labels)
+                return Named(torch.div(a, b, rounding_mode="floor") if op in ("/", "//") else _BINARY[op](a, b), labels)
         raise AssertionError(f"{type(expr).__name__} in an index")
+
+    def _to_integer(self, arg: ex.Expr, dtype: str) -> Named:
+        """Return the integer in the range of ``dtype`` that is nearest to ``arg`` without its fraction, as int64; 0 for a NaN."""
+        least, most = ex.INTEGERS[dtype]
+        if ex.is_integer(arg, self.integers, self.algorithm.integer_scalars()):
+            v = self._index(arg)
+            return Named(v.data.clamp(least, most), v.labels)
+        v = self.value(arg)
+        data = torch.trunc(self._numbers(v.data).double()).nan_to_num(0.0)
+        inside = (data > float(least)) & (data < float(most))
+        whole = torch.where(inside, data, torch.zeros((), dtype=data.dtype, device=data.device)).to(torch.int64)
+        return Named(torch.where(inside, whole, torch.where(data >= float(most), most, torch.where(data <= float(least), least, whole))), v.labels)

@@ -51,17 +51,18 @@ def _unreadable(name: str, *tensors: torch.Tensor) -> bool:
     return capturing
 
 
-def check_elements(name: str, argument: str, given: torch.Tensor, size: int, but: int) -> None:
-    """Raise IndexError, one line, for an element of ``given`` that is neither in 0 .. size - 1 nor ``but``.
+def check_elements(name: str, argument: str, given: torch.Tensor, size: int, but: int | None) -> None:
+    """Raise IndexError, one line, for an element of ``given`` that is neither in 0 .. size - 1 nor ``but``, if that is a number.
 
     For ops whose kernels handle such elements themselves.
     """
     if _unreadable(name, given):
         return
-    bad = ((given < 0) | (given >= size)) & (given != but)
+    bad = (given < 0) | (given >= size)
+    bad = bad if but is None else bad & (given != but)
     if bool(bad.any()):
         place = tuple(bad.nonzero()[0].tolist())
-        raise IndexError(f"{name}: {argument} is {given[place].item()} at {list(place)}; allowed: 0 to {size - 1}, or {but}")
+        raise IndexError(f"{name}: {argument} is {given[place].item()} at {list(place)}; allowed: 0 to {size - 1}{'' if but is None else f', or {but}'}")
 
 
 def _detached(value: object) -> object:

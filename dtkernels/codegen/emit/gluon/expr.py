@@ -13,7 +13,8 @@ from collections.abc import Callable
 from ...analysis.product_types import Operands
 from ...ir.layout import preferred_dim_order
 from ...ir.nest import Axis, TileReduce
-from ..triton.expr import HELPERS, ExpressionPrinter
+from ..triton.expr import ExpressionPrinter
+from ..triton.functions import HELPERS
 
 IMPORTS = """from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -89,6 +90,8 @@ class GluonExpressions(ExpressionPrinter):
         text = self.text(tile.arg, inner)
         if tile.kind == "sum" or not tile.keeps_nan:
             text = f"gl.{tile.kind}({text}, {len(inner) - 1})"
+        elif tile.kind in ("prod", "key"):
+            text = f"gl.reduce({text}, {len(inner) - 1}, product_of_two)" if tile.kind == "prod" else f"gl.max({text}, {len(inner) - 1})"
         else:
             text = f"gl.reduce({text}, {len(inner) - 1}, nan_{tile.kind})"
         rest = inner[:-1]

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeGuard
 
 from ....algebra.operand_types import OperandType
-from ....lang.expr import COMPARISONS, DTYPES
+from ....lang.expr import COMPARISONS, DTYPES, INTEGERS, RANDOM
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product, preferred_dim_order
@@ -28,79 +28,15 @@ from ...ir.nest import (
     Tile,
     TileDot,
     TileReduce,
+    TileScan,
 )
 from ...ir.value_type import is_boolean, is_integer, never_negative
-from . import exp2_emulation
+from .functions import CALLS, HELPER_OF, ON_NUMBERS
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
+BITS = ("&", "|", "^", "<<", ">>")  #: operators on the bits of integers
 _INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", _MULTIPLY)}
-_CALLS = {
-    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})", "sqrt": "tl.sqrt({0})",
-    "rsqrt": "tl.rsqrt({0})", "abs": "tl.abs({0})", "erf": "tl.erf({0})", "floor": "tl.floor({0})", "sigmoid": "tl.sigmoid({0})",
-    "tanh": "tanh({0})", "where": "tl.where({0}, {1}, {2})", "//": "floor_divide({0}, {1})", "%": "floor_modulo({0}, {1})",
-    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "largest": "tl.maximum({0}, {1})",
-    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
-    "min": "min({0}, {1})", "max": "max({0}, {1})", "cdiv": "tl.cdiv({0}, {1})",
-    "floor_to_int": "floor_to_int({0})", "ceil_to_int": "ceil_to_int({0})",
-}  # fmt: skip
-
-#: helpers a kernel may need: name -> text
-HELPERS = {
-    "tanh": """
-@triton.jit
-def tanh(x):
-    # odd polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose all digits; coefficients: Cephes tanhf
-    z = x * x
-    near = x + x * z * (((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z) - 3.33332819422e-1)
-    size = tl.abs(x)
-    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
-    return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
-""",  # noqa: E501 (emitted text is as wide as it is)
-    "hardware_tanh": """
-@triton.jit
-def hardware_tanh(x, on_gpu: tl.constexpr):
-    # relative error 2**-11
-    if on_gpu:
-        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
-    else:
-        return tanh(x)
-""",
-    "floor_divide": """
-@triton.jit
-def floor_divide(a, b):
-    # Triton's // rounds toward zero
-    return (a - (a % b + b) % b) // b
-""",
-    "floor_modulo": """
-@triton.jit
-def floor_modulo(a, b):
-    # Triton's % takes the sign of a
-    return (a % b + b) % b
-""",
-    "floor_to_int": """
-@triton.jit
-def floor_to_int(x):
-    return tl.floor(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
-""",
-    "ceil_to_int": """
-@triton.jit
-def ceil_to_int(x):
-    return tl.ceil(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
-""",
-    "nan_max": """
-@triton.jit
-def nan_max(a, b):
-    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
-""",
-    "nan_min": """
-@triton.jit
-def nan_min(a, b):
-    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
-""",
-    **exp2_emulation.HELPERS,
-}
 
 
 class ExpressionPrinter:
@@ -142,6 +78,8 @@ class ExpressionPrinter:
                 return self._reduce(tile, order), _ATOM
             case TileDot():
                 return self._dot(tile, order), _ATOM
+            case TileScan():
+                return self._scan(tile, order), _ATOM
         own = tuple(a for a in order if a in nest.axes_of(tile))
         if isinstance(tile, Guard):
             text, strength = self._guard(tile, own)
@@ -158,6 +96,10 @@ class ExpressionPrinter:
         if fn in _INFIX:
             symbol, own = _INFIX[fn]
             return f"{self._at(args[0], order, own)} {symbol} {self._at(args[1], order, own + 1)}", own
+        if fn in BITS:
+            return f"({self._bits(args[0], order, fn == '<<')} {fn} {self._bits(args[1], order)})", _ATOM
+        if fn in "+-*" and is_integer(op):
+            args = (_wide_beside(args[0], args[1], fn), _wide_beside(args[1], args[0], fn))
         if fn in COMPARISONS:
             return f"{self._at(args[0], order, _COMPARE + 1)} {fn} {self._at(args[1], order, _COMPARE + 1)}", _COMPARE
         single = [a for a in args if not nest.axes_of(a)]
@@ -171,8 +113,12 @@ class ExpressionPrinter:
             return f"({self._truth(args[0], order)} == 0)", _ATOM
         if fn == "not":
             return f"~{self._truth(args[0], order)}", _UNARY
+        if fn == "~":
+            return f"~{self._bits(args[0], order)}", _UNARY
         if fn == "neg":
             return f"-{self._at(args[0], order, _UNARY)}", _UNARY
+        if fn.startswith("cast:") and fn[5:] in INTEGERS:
+            return self._to_integer(args[0], fn[5:], order), _ATOM
         if fn.startswith("cast:"):
             return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
         if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
@@ -189,10 +135,18 @@ class ExpressionPrinter:
                 self.helpers.add(name)
             scaled = self.text(args[0], order) if base == "exp2" else f"{self._at(args[0], order, _MULTIPLY)} * {math.log2(math.e)!r}"
             return f"{name}({scaled}, EXP_DEGREE)", _ATOM
-        if fn in HELPERS or fn in ("//", "%"):
-            self.helpers.add({"//": "floor_divide", "%": "floor_modulo"}.get(fn, fn))
+        if fn in HELPER_OF:
+            self.helpers.add(HELPER_OF[fn])
+        if fn in RANDOM:
+            self.helpers.add("random_words")
+            texts = [self.text(a.transform(_in_64_bits) if isinstance(a, Op) else a, order) for a in args] + ["0"] * (5 - len(args))
+            return CALLS[fn].format(*texts, len(args) <= 3), _ATOM
+        if fn == "key":
+            return CALLS[fn].format(self._number(args[0], order), self.text(args[1], order)), _ATOM
+        if fn in ON_NUMBERS:
+            return CALLS[fn].format(*(self._number(a, order) for a in args)), _ATOM
         first = self._truth(args[0], order) if fn == "where" else self._float(args[0], order, fn)
-        return _CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
+        return CALLS[fn].format(_bare(first), *(self.text(a, order) for a in args[1:])), _ATOM
 
     def _cast(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
         """Rounded to ``dtype``, as float32; integers by way of float32, since the interpreter takes their bits for a bfloat16."""
@@ -200,6 +154,18 @@ class ExpressionPrinter:
         if nest.axes_of(tile):
             return self._at(tile, order, _ATOM) + "".join(f".to({d})" for d in way) + ".to(tl.float32)"
         return f"tl.cast({self.text(tile, order)}, {way[0]})" + "".join(f".to({d})" for d in way[1:]) + ".to(tl.float32)"
+
+    def _to_integer(self, tile: Tile, dtype: str, order: tuple[Axis, ...]) -> str:
+        """Return ``tile`` as integers in the range of ``dtype``; as truth values for bool."""
+        if dtype == "bool":
+            return self._truth(tile, order)
+        least, most = INTEGERS[dtype]
+        if is_integer(tile):
+            helper, value = "to_range", f"tl.cast({self.text(tile, order)}, tl.int64)"
+        else:
+            helper, value = "to_int64" if dtype == "int64" else "to_int32", self._number(tile, order)
+        self.helpers.add(helper)
+        return f"{helper}({value}{'' if helper == 'to_int64' else f', {least}, {most}'})"
 
     def _at(self, tile: Tile, order: tuple[Axis, ...], strength: int) -> str:
         text, own = self._print(tile, order)
@@ -215,9 +181,26 @@ class ExpressionPrinter:
         text = self.text(tile, order)
         return (
             f"{self._at(tile, order, _MULTIPLY)} * 1.0"
-            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv")
+            if is_integer(tile) and fn not in ("maximum", "minimum", "abs", "//", "%", "min", "max", "cdiv", "place", "largest_key", "wide")
             else text
         )
+
+    def _bits(self, tile: Tile, order: tuple[Axis, ...], wide: bool = False) -> str:
+        """Return an operand of an operator on bits: in 32 bits at least, as arithmetic on the result may not fit into 8."""
+        if wide:
+            return f"tl.cast({self.text(tile, order)}, tl.int64)"
+        if isinstance(tile, Local) and tile.name in self.loads:
+            self.helpers.add("in_32_bits")
+            return f"in_32_bits({self.text(tile, order)})"
+        return self._at(tile, order, _ATOM)
+
+    def _number(self, tile: Tile, order: tuple[Axis, ...]) -> str:
+        """Return an argument of a function as a tensor of float32."""
+        if isinstance(tile, Const):
+            return f"tl.full([], {_constant(tile.value)[0]}, tl.float32)"
+        if is_boolean(tile) or is_integer(tile):
+            return f"{self._at(tile, order, _ATOM)}.to(tl.float32)" if nest.axes_of(tile) else f"tl.cast({self.text(tile, order)}, tl.float32)"
+        return self.text(tile, order)
 
     def _guard(self, guard: Guard, order: tuple[Axis, ...]) -> tuple[str, int]:
         inside = " & ".join(self.arrange(f"{a.name}_ok", () if a.scalar else (a,), order) for a in guard.axes)
@@ -229,12 +212,28 @@ class ExpressionPrinter:
         for axis in tile.axes:
             at = inner.index(axis)
             inner = inner[:at] + inner[at + 1 :]
-            if tile.kind == "sum" or not tile.keeps_nan:
+            if tile.kind in ("prod", "key"):
+                self.helpers |= {"product_of_two"} if tile.kind == "prod" else set()
+                text = f"tl.reduce({text}, {at}, product_of_two)" if tile.kind == "prod" else f"tl.max({text}, {at})"
+            elif tile.kind == "sum" or not tile.keeps_nan:
                 text = f"tl.{tile.kind}({text}, {at})"
             else:
                 self.helpers.add(f"nan_{tile.kind}")
                 text = f"tl.reduce({text}, {at}, nan_{tile.kind})"
         return self.arrange(text, inner, order)
+
+    def _scan(self, tile: TileScan, order: tuple[Axis, ...]) -> str:
+        inner = preferred_dim_order(tile)
+        dim = inner.index(tile.axis)
+        shape = ", ".join(map(self.step_of, inner))
+        args = [self.text(a, inner) if nest.axes_of(a) == set(inner) else f"tl.broadcast_to({self.text(a, inner)}, [{shape}])" for a in tile.args]
+        if tile.kind in ("sum", "prod"):
+            return self.arrange(f"tl.cum{tile.kind}({args[0]}, {dim})", inner, order)
+        if tile.kind == "recur":
+            self.helpers.add("linear_recurrence")
+            return self.arrange(f"tl.associative_scan(({', '.join(args)}), {dim}, linear_recurrence)[1]", inner, order)
+        self.helpers.add(f"nan_{tile.kind}")
+        return self.arrange(f"tl.associative_scan({args[0]}, {dim}, nan_{tile.kind})", inner, order)
 
     def arrange(self, text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:
         """Return ``text`` with dimensions ``have`` shaped to broadcast against ``order``."""
@@ -265,6 +264,8 @@ class ExpressionPrinter:
         dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
             return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
+        if is_integer(tile):  # the interpreter takes the bits of integers for those of a bfloat16
+            dtype = f"tl.float32).to({dtype}"
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
 
     def _needs_no_conversion(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
@@ -277,6 +278,19 @@ class ExpressionPrinter:
             return f"{buffer}_ptr.dtype.element_ty"
         self.types[kind] = None
         return self.operands.constant(kind)
+
+
+def _wide_beside(tile: Tile, other: Tile, fn: str) -> Tile:
+    """Return an operand of integer arithmetic in 64 bits, where it is made of bits in fewer and the result may not fit."""
+    if not (isinstance(tile, Op) and tile.fn in (*BITS, "~")):
+        return tile
+    few = tile.fn == "&" and any(isinstance(a, Const) and 0 <= a.value < 2**16 for a in tile.args)
+    return tile if few and fn != "*" and isinstance(other, Const) and abs(other.value) < 2**16 else Op("wide", (tile,))
+
+
+def _in_64_bits(tile: Tile) -> Tile:
+    """Return an index as 64 bits, so that arithmetic on it does not wrap around."""
+    return Op("wide", (tile,)) if isinstance(tile, (Position, Scalar, Size, Start, Step)) else tile
 
 
 def arrange(text: str, have: tuple[Axis, ...], order: tuple[Axis, ...]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -357,8 +358,10 @@ class _KernelPrinter:
 
     def _accumulator(self, name: str, axes: tuple[Axis, ...], start: float, depth: int) -> None:
         shape = ", ".join(self.tile(a) for a in axes)
-        value = "0.0" if start == 0 else f'float("{"-" if start < 0 else ""}inf")'
-        if axes:
+        value = "0.0" if start == 0 else repr(start) if math.isfinite(start) else f'float("{"-" if start < 0 else ""}inf")'
+        if isinstance(start, int):
+            value = f"tl.full([{shape}], {value}, tl.int64)"
+        elif axes:
             value = f"tl.zeros([{shape}], tl.float32)" if start == 0 else f"tl.full([{shape}], {value}, tl.float32)"
         self.line(depth, f"{name} = {value}")
 

@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
+from ....lang.expr import SLOW
 from ...ir import nest
 from ...ir.layout import preferred_dim_order
 from ...ir.nest import (
@@ -40,7 +41,7 @@ from ...ir.nest import (
 from ...ir.value_type import value_type
 from ...lower.schedule_options import KernelOptions
 
-_COSTLY = frozenset({"exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh", "/", "where"})
+_COSTLY = frozenset({*SLOW, "/", "where"})
 
 
 def eliminate_common_subexpressions(kernel: Kernel, options: KernelOptions) -> Kernel:
@@ -97,5 +98,5 @@ def _reuse(body: tuple[Statement, ...], known: dict[Tile, Local]) -> tuple[State
 
 
 def _is_worth_sharing(node: Tile, moving: set[str]) -> bool:
-    costly = isinstance(node, Guard) or (isinstance(node, Op) and node.fn in _COSTLY) or isinstance(node, (TileReduce, TileDot))
+    costly = isinstance(node, Guard) or (isinstance(node, Op) and node.fn in _COSTLY) or isinstance(node, (TileReduce, TileDot, nest.TileScan))
     return costly and not any(isinstance(n, Local) and n.name in moving for n in node.walk())

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from ....lang.expr import FUNCTIONS
 from ...ir import nest
 from ...ir.nest import (
     Accumulator,
@@ -142,7 +143,7 @@ def _is_never(tile: Tile, value: float, lets: dict[str, Tile]) -> bool:
             return _is_never(a, value, lets) and _is_never(b, -value, lets)
         case Op("neg", (a,)):
             return _is_never(a, -value, lets)
-        case Op("sigmoid" | "tanh" | "erf", _):
+        case Op(fn, _) if fn in FUNCTIONS and FUNCTIONS[fn].is_finite:
             return True
         case Op("exp" | "exp2" | "abs" | "sqrt", _):
             return value < 0
@@ -155,7 +156,7 @@ def _value_of_op(fn: str, args: list[float | None]) -> float | None:
             return -a
         case ("exp" | "exp2", [a]) if a == -math.inf:
             return 0.0
-        case ("sqrt" | "abs" | "tanh" | "erf" | "floor", [a]) if a == 0:
+        case (_, [a]) if a == 0 and fn in FUNCTIONS and FUNCTIONS[fn].keeps_zero:
             return 0.0
         case ("*", [a, b]) if a == 0 and b == 0:
             return 0.0

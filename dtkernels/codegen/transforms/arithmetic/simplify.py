@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 
 from ...ir.nest import Accumulator, Assign, Const, Guard, Let, Load, Local, Loop, Op, Statement, Store, Tile, TileDot, TileReduce
+from ...lower.reduction_terms import LEAST_KEY
 
 TRUE, FALSE = Const(True), Const(False)
 
@@ -58,7 +59,7 @@ def _evaluate(tile: Tile) -> Tile:
     match tile:
         case Guard(Const(value), _, neutral) if value == neutral:
             return tile.arg
-        case TileReduce(kind, Const(value), _) if kind != "sum" or value == 0:
+        case TileReduce(kind, Const(value), _) if kind not in ("sum", "prod") or value == (0 if kind == "sum" else 1):
             return tile.arg
         case TileDot(a, b, _) if _is_constant(a, 0) or _is_constant(b, 0):
             return Const(0.0)
@@ -93,6 +94,10 @@ def _simplify_op(tile: Op, fn: str, args: tuple[Tile, ...]) -> Tile:
             return Const(0.0)
         case ("*", (a, b)) if _is_constant(a, 0) or _is_constant(b, 0):
             return Const(0.0)
+        case ("*", (a, b)) if _is_constant(b, 1):
+            return a
+        case ("largest_key", (a, Const(value))) if value == LEAST_KEY:
+            return a
         case ("*", (a, Const(value))) if _is_constant(a, -math.inf) and value > 0:
             return a
         case ("*", (a, Op("exp", (d,)))) if _is_zero_shift(d):

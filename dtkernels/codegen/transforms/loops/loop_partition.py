@@ -11,6 +11,9 @@ After::
     for l in 0 .. l_partial step T:      acc <- acc + e
     for l in l_partial .. l_end step T:  acc <- acc + guard(where(l <= m, e, 0), l)
 
+What is compared with the label may be data, as long as it is known before the loop: of ``lo[m] <= l and l < hi[m]`` the loop runs from the
+smallest ``lo`` of the block's rows to the largest ``hi``, and needs no mask from the largest ``lo`` to the smallest ``hi``.
+
 A tile is skipped only where ``simplify.is_noop`` proves that it changes nothing. A loop without a condition is peeled into whole tiles
 and a last partial one if its extent guards a matrix product, since the guard would cost time in every step.
 """
@@ -87,6 +90,7 @@ class _LoopPartition:
         self.loop, self.outside, self.names = loop, outside, names
         self.axis = loop.axis
         self.begin, self.end = loop.begin or Const(0), loop.end or Size(loop.axis.label)
+        self.changing = {s.name for s in statements(loop.body) if isinstance(s, (Let, nest.Assign, nest.Accumulator))}
         self.conditions = tuple(self._conditions())
         self.bounds: list[Let] = []
 
@@ -140,7 +144,7 @@ class _LoopPartition:
     def _bounds_the_loop(self, form: Affine) -> bool:
         others = form.axes - {self.axis}
         inner = {s.axis for s in statements(self.loop.body) if isinstance(s, Index)} - {self.axis}
-        return form.terms.get(Position(self.axis)) in (1, -1) and not others & inner
+        return form.terms.get(Position(self.axis)) in (1, -1) and not others & inner and not form.names & self.changing
 
     def _guards_a_product(self) -> bool:
         nodes = [n for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign)) for n in s.value.walk()]

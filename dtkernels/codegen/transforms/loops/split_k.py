@@ -49,14 +49,14 @@ from ...ir.nest import (  # fmt: skip
     Workspace,
     statements,
 )
+from ...lower.reduction_terms import TILE_KINDS
 from ...lower.reductions import rescale
 from ...lower.schedule_options import KernelOptions, Split
 from ..dce import eliminate_dead_code, tiles_of
 from ..memory.load_sinking import sink_loads
 from .split_k_merge import block_merge, merge_warps, parts_at_once
 
-#: operator that combines two parts -> reduction over the elements of one tile
-REDUCTIONS = {"+": "sum", "maximum": "max", "minimum": "min", "largest": "max"}
+DTYPES = {"largest_key": "int64"}  #: of workspaces, by the operator that combines their parts; float32 for others
 
 
 class UniformInBlock(DTError):
@@ -211,11 +211,11 @@ class _Splitter:
     def _store(self, a: Accumulator, whole: Accumulator, fixed: tuple[Axis, ...]) -> Store:
         """Store the partial result of ``a``, reduced over the loop's own tile; ``whole`` has the axes that remain."""
         name = a.name if a.name.startswith(self.name) else f"{self.name}_{a.name}"
-        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes))
+        space = Workspace(f"{name}_part", self.part.label, self.split.parts, tuple(x.label for x in fixed + whole.axes), DTYPES.get(a.combine, "float32"))
         self.workspaces[a.name] = space
         over = tuple(x for x in a.axes if x not in whole.axes)
         value: Tile = Local(a.name, a.axes)
-        value = TileReduce(REDUCTIONS[a.combine], value, over, keeps_nan=a.combine != "largest") if over else value
+        value = TileReduce(TILE_KINDS[a.combine], value, over, keeps_nan=a.combine != "largest") if over else value
         return Store(space.name, _index(self.part, fixed, whole), value, whole.axes)
 
     # -- the merge --------------------------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ class _Splitter:
             value: Tile = own[a.name]
             for move in a.moves:
                 value = Op("*", (value, factors[move]))
-            values[a.name] = TileReduce(REDUCTIONS[a.combine], value, (self.piece,), keeps_nan=a.combine != "largest")
+            values[a.name] = TileReduce(TILE_KINDS[a.combine], value, (self.piece,), keeps_nan=a.combine != "largest")
         lets = [Let(whole[n].name, values[n], axes[n]) for n in running]
         lets += [Let(f.name, rescale(own[n], whole[n], times), f.axes) for (n, times), f in factors.items()]
         return (*lets, *(Let(whole[n].name, v, axes[n]) for n, v in values.items() if n not in running))
@@ -295,7 +295,7 @@ def _with_sums(body: tuple[Statement, ...], merged: dict[str, Accumulator], piec
     def change(tile: Tile) -> Tile:
         if isinstance(tile, Local) and tile.name in merged:
             a = merged[tile.name]
-            return TileReduce(REDUCTIONS[a.combine], Local(a.name, a.axes), (piece,), keeps_nan=a.combine != "largest")
+            return TileReduce(TILE_KINDS[a.combine], Local(a.name, a.axes), (piece,), keeps_nan=a.combine != "largest")
         return tile
 
     return nest.map_values(body, lambda value: value.transform(change))

@@ -1,0 +1,220 @@
+"""The Triton form of every function: an expression, and the text of what it calls that Triton lacks or has not everywhere.
+
+What is called runs in the interpreter too, and on every target: no libdevice, no inline assembly but where ``on_gpu`` says so.
+"""
+
+from __future__ import annotations
+
+import re
+
+from . import exp2_emulation
+
+#: function -> its Triton expression
+CALLS = {
+    "exp": "tl.exp({0})", "exp2": "tl.exp2({0})", "log": "tl.log({0})", "log2": "tl.log2({0})", "sqrt": "tl.sqrt({0})",
+    "rsqrt": "tl.rsqrt({0})", "abs": "tl.abs({0})", "erf": "tl.erf({0})", "floor": "tl.floor({0})", "sigmoid": "tl.sigmoid({0})",
+    "tanh": "tanh({0})", "where": "tl.where({0}, {1}, {2})", "//": "floor_divide({0}, {1})", "%": "floor_modulo({0}, {1})",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "largest": "tl.maximum({0}, {1})",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "min": "min({0}, {1})", "max": "max({0}, {1})", "cdiv": "tl.cdiv({0}, {1})",
+    "floor_to_int": "floor_to_int({0})", "ceil_to_int": "ceil_to_int({0})",
+    "random": "random_uniform({0}, {1}, {2}, {3}, {4}, {5})", "normal": "random_normal({0}, {1}, {2}, {3}, {4}, {5})",
+    "key": "order_key({0}, {1})", "place": "place_of_key({0})", "largest_key": "tl.maximum({0}, {1})", "wide": "tl.cast({0}, tl.int64)",
+    "sin": "tl.sin({0})", "cos": "tl.cos({0})", "ceil": "tl.ceil({0})", "pow": "float_power({0}, {1})",
+    "log1p": "log_of_1_plus({0})", "expm1": "exp_minus_1({0})", "round": "round_half_even({0})", "trunc": "round_toward_zero({0})",
+    "sign": "sign_of({0})", "isnan": "is_nan({0})", "isinf": "is_infinite({0})", "isfinite": "is_finite({0})",
+}  # fmt: skip
+
+#: helpers a kernel may need: name -> text
+HELPERS = {
+    "tanh": """
+@triton.jit
+def tanh(x):
+    # odd polynomial near 0, where 1 - 2 / (exp(2x) + 1) would lose all digits; coefficients: Cephes tanhf
+    z = x * x
+    near = x + x * z * (((((-5.70498872745e-3 * z + 2.06390887954e-2) * z - 5.37397155531e-2) * z + 1.33314422036e-1) * z) - 3.33332819422e-1)
+    size = tl.abs(x)
+    far = 1.0 - 2.0 / (tl.exp(2.0 * size) + 1.0)
+    return tl.where(size < 0.625, near, tl.where(x < 0, -far, far))
+""",  # noqa: E501 (emitted text is as wide as it is)
+    "hardware_tanh": """
+@triton.jit
+def hardware_tanh(x, on_gpu: tl.constexpr):
+    # relative error 2**-11
+    if on_gpu:
+        return tl.inline_asm_elementwise("tanh.approx.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    else:
+        return tanh(x)
+""",
+    "floor_divide": """
+@triton.jit
+def floor_divide(a, b):
+    # Triton's // rounds toward zero
+    return (a - (a % b + b) % b) // b
+""",
+    "floor_modulo": """
+@triton.jit
+def floor_modulo(a, b):
+    # Triton's % takes the sign of a
+    return (a % b + b) % b
+""",
+    "floor_to_int": """
+@triton.jit
+def floor_to_int(x):
+    return tl.floor(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+""",
+    "ceil_to_int": """
+@triton.jit
+def ceil_to_int(x):
+    return tl.ceil(tl.minimum(tl.maximum(x, -1e9), 1e9)).to(tl.int32)
+""",
+    "nan_max": """
+@triton.jit
+def nan_max(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "nan_min": """
+@triton.jit
+def nan_min(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "product_of_two": """
+@triton.jit
+def product_of_two(a, b):
+    return a * b
+""",
+    "random_words": """
+@triton.jit
+def random_words(seed, a, b, c, d, wide: tl.constexpr):
+    # Philox 4x32-10 (Salmon et al., 2011). The counter is two integers of 64 bits, or four of 32
+    a, b, c, d = tl.cast(a, tl.int64), tl.cast(b, tl.int64), tl.cast(c, tl.int64), tl.cast(d, tl.int64)
+    none = (a - a) + (b - b) + (c - c) + (d - d)
+    c0, c1 = a + none, ((a + none) >> 32 if wide else b + none)
+    c2, c3 = (b + none if wide else c + none), ((b + none) >> 32 if wide else d + none)
+    low = 4294967295
+    return tl.philox(seed, (c0 & low).to(tl.uint32), (c1 & low).to(tl.uint32), (c2 & low).to(tl.uint32), (c3 & low).to(tl.uint32))
+""",
+    "random_uniform": """
+@triton.jit
+def random_uniform(seed, a, b, c, d, wide: tl.constexpr):
+    w0, w1, w2, w3 = random_words(seed, a, b, c, d, wide)
+    return (w0 >> 8).to(tl.float32) * 5.9604644775390625e-08
+""",
+    "random_normal": """
+@triton.jit
+def random_normal(seed, a, b, c, d, wide: tl.constexpr):
+    # Box and Muller (1958)
+    w0, w1, w2, w3 = random_words(seed, a, b, c, d, wide)
+    u, v = ((w0 >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08, (w1 >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return tl.sqrt(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
+""",
+    "in_32_bits": """
+@triton.jit
+def in_32_bits(x):
+    return x.to(tl.int32) if x.dtype.primitive_bitwidth < 32 else x
+""",
+    "to_range": """
+@triton.jit
+def to_range(x, least: tl.constexpr, most: tl.constexpr):
+    return tl.minimum(tl.maximum(x, least), most)
+""",
+    "to_int32": """
+@triton.jit
+def to_int32(x, least: tl.constexpr, most: tl.constexpr):
+    # toward zero, the nearest where there is none, 0 of a NaN; 2147483520 is the largest float32 below 2**31
+    near = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), least * 1.0), min(most * 1.0, 2147483520.0)).to(tl.int32)
+    return tl.where(x >= most, most, near)
+""",
+    "to_int64": """
+@triton.jit
+def to_int64(x):
+    # 9223371487098961920 is the largest float32 below 2**63
+    near = tl.minimum(tl.maximum(tl.where(x != x, 0.0, x), -9223372036854775808.0), 9223371487098961920.0).to(tl.int64)
+    return tl.where(x >= 9223372036854775808.0, 9223372036854775807, near)
+""",
+    "order_key": """
+@triton.jit
+def order_key(x, place):
+    # a NaN is largest; the bits of a negative float32 are in the other order
+    bits = tl.where(x == 0, 0.0, x).to(tl.int32, bitcast=True)
+    order = tl.where(x != x, 2147483647, bits ^ ((bits >> 31) & 2147483647))
+    return order.to(tl.int64) * 4294967296 + (4294967295 - tl.cast(place, tl.int64))
+""",
+    "place_of_key": """
+@triton.jit
+def place_of_key(key):
+    return 4294967295 - (key & 4294967295)
+""",
+    "float_power": """
+@triton.jit
+def float_power(a, b):
+    # relative error: a few 2**-23 * (1 + abs(b * log2(a))); special cases as in C
+    size = tl.where(tl.abs(a) == 1.0, 1.0, tl.exp2(b * tl.log2(tl.abs(a))))
+    half = b * 0.5
+    signed = tl.where(tl.floor(half) != half, -size, size)
+    negative = tl.where(tl.floor(b) == b, signed, tl.where(a > float("-inf"), float("nan"), size))
+    return tl.where(b == 0, 1.0, tl.where(a == 1, 1.0, tl.where(a < 0, negative, size)))
+""",
+    "log_of_1_plus": """
+@triton.jit
+def log_of_1_plus(x):
+    # the rounding of 1 + x is made up for by the quotient: Goldberg (1991), theorem 4
+    u = 1.0 + x
+    near = tl.log(u) * x / (u - 1.0)
+    return tl.where(u == 1.0, x, tl.where(tl.abs(u) == float("inf"), tl.log(u), near))
+""",
+    "exp_minus_1": """
+@triton.jit
+def exp_minus_1(x):
+    # the rounding of exp(x) is made up for by the quotient: Higham, Accuracy and Stability (2002), section 1.14.1
+    u = tl.exp(x)
+    near = (u - 1.0) * x / tl.log(u)
+    return tl.where(u == 1.0, x, tl.where(u < 1e-7, -1.0, tl.where(u > 1e30, u, near)))
+""",
+    "round_half_even": """
+@triton.jit
+def round_half_even(x):
+    # float32 has no fraction from 2**23 on
+    size = tl.abs(x)
+    near = (size + 8388608.0) - 8388608.0
+    return tl.where(size < 8388608.0, tl.where(x < 0, -near, near), x)
+""",
+    "round_toward_zero": """
+@triton.jit
+def round_toward_zero(x):
+    return tl.where(x < 0, tl.ceil(x), tl.floor(x))
+""",
+    "sign_of": """
+@triton.jit
+def sign_of(x):
+    return tl.where(x > 0, 1.0, tl.where(x < 0, -1.0, 0.0))
+""",
+    "is_nan": """
+@triton.jit
+def is_nan(x):
+    return x != x
+""",
+    "is_infinite": """
+@triton.jit
+def is_infinite(x):
+    return tl.abs(x) == float("inf")
+""",
+    "is_finite": """
+@triton.jit
+def is_finite(x):
+    return tl.abs(x) < float("inf")
+""",
+    "linear_recurrence": """
+@triton.jit
+def linear_recurrence(a, b, c, d):
+    # two steps of h -> a * h + b as one
+    return a * c, b * c + d
+""",
+    **exp2_emulation.HELPERS,
+}
+
+#: function -> the helper that its expression calls
+HELPER_OF = {fn: name for fn, text in CALLS.items() if (name := re.match(r"[\w.]+", text)[0]) in HELPERS}  # type: ignore[index]
+#: functions whose arguments are tensors of float32: a number among them is written as one
+ON_NUMBERS = frozenset({"sin", "cos", "ceil", "pow", "log1p", "expm1", "round", "trunc", "sign", "isnan", "isinf", "isfinite"})

@@ -1,0 +1,122 @@
+"""Lower scans: at once over a whole extent, or in tiles, with what the last tile left carried into the next.
+
+The loop over the label is one of the kernel's own, and runs in order. A reversed scan counts the same loop from the end: its label stands for
+``len(t) - 1 - t`` everywhere in the kernel.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm, Definition
+from ...lang.errors import DTError
+from ..ir import nest
+from ..ir.nest import Accumulator, Assign, Axis, Op, Position, Size, Start, Step, Tile, TileReduce, TileScan
+from ..ir.value_type import value_type
+from .reduction_terms import broadcast_over, guarded
+from .scope import Scope
+
+if TYPE_CHECKING:
+    from .lowering import _Lowering
+
+FIRST = {"sum": 0.0, "prod": 1.0, "max": -math.inf, "min": math.inf, "recur": 0.0}  #: before the first element
+_COMBINE = {"sum": "+", "prod": "*", "max": "maximum", "min": "minimum"}
+
+
+def scans_of(algorithm: Algorithm, funcs: tuple[str, ...]) -> list[Definition]:
+    """Return those of ``funcs`` that are scans."""
+    return [algorithm[f] for f in funcs if f in algorithm and isinstance(algorithm[f].expr, ex.Scan)]
+
+
+def reversed_labels(algorithm: Algorithm, funcs: tuple[str, ...]) -> frozenset[str]:
+    """Return the labels that the scans of a kernel run along from the end. Raises DTError where another runs from the start."""
+    found: dict[str, bool] = {}
+    for d in scans_of(algorithm, funcs):
+        label, reverse = d.expr.label, d.expr.reverse  # type: ignore[attr-defined]
+        if found.setdefault(label, reverse) != reverse:
+            raise DTError("the scans of a kernel run one way along a label", found=f"{d.name}, the other way along {label}",
+                          allowed=f"{d.name} in a kernel of its own", at=d.pos)  # fmt: skip
+    return frozenset(label for label, reverse in found.items() if reverse)
+
+
+def position(axis: Axis, reverse: bool) -> Tile:
+    """Return the index along ``axis``: its position, or that counted from the end."""
+    return Op("-", (Op("-", (Size(axis.label), nest.Const(1))), Position(axis))) if reverse else Position(axis)
+
+
+def axis_of(index: Tile) -> Axis | None:
+    """Return the axis of an index that ``position`` made; None for any other."""
+    match index:
+        case Position(axis):
+            return axis
+        case Op("-", (Op("-", (Size(label), nest.Const(1))), Position(axis))) if axis.label == label:
+            return axis
+    return None
+
+
+def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: Scope) -> Tile:
+    """Return the tile of the scan ``d``; what is carried is emitted around the loop over its label."""
+    scan = d.expr
+    assert isinstance(scan, ex.Scan)
+    axis, index = axis_of(env[scan.label]), env[scan.label]
+    if axis is None:
+        raise DTError("a scan is computed at each element in turn", found=f"{d.name} at {index}", allowed=f"{d.name} in a kernel of its own", at=d.pos)
+    neutral = (1.0, 0.0) if scan.kind == "recur" else (FIRST[scan.kind],)
+    terms = tuple(_term(lowering.tile(a, env, scope, {}), axis, n) for a, n in zip(scan.args, neutral))
+    if axis in lowering.whole.get(axis.label, ()):
+        return _scanned(scan.kind, terms, axis)
+    home, outer = _around(lowering, d, axis, env, scope)
+    every = frozenset().union(*map(nest.axes_of, terms)) - {axis}
+    order = nest.in_order(every, tuple(a for label in d.labels if (a := axis_of(env[label])) is not None))
+    name = outer.fresh(f"{d.name}_carry", outer)
+    outer.take(name)
+    outer.body.append(Accumulator(name, order, FIRST[scan.kind], str(d), _COMBINE.get(scan.kind, "+")))
+    carried = nest.Local(name, order)
+    value = _combined(scan.kind, carried, terms, axis)
+    here = lowering.let(d.name, value, home, str(d), (*order, axis))
+    home.body.append(Assign(name, order, here if axis.scalar else _last(here, axis)))
+    return here
+
+
+def _term(tile: Tile, axis: Axis, neutral: float) -> Tile:
+    """Return terms along ``axis``, in float32, neutral past its extent."""
+    tile = tile if value_type(tile) == "number" else Op("*", (tile, nest.Const(1.0)))
+    return guarded(broadcast_over(tile, (axis,), neutral), (axis,), neutral)
+
+
+def _scanned(kind: str, terms: tuple[Tile, ...], axis: Axis) -> Tile:
+    return terms[-1] if axis.scalar else TileScan(kind, terms, axis)
+
+
+def _combined(kind: str, carried: Tile, terms: tuple[Tile, ...], axis: Axis) -> Tile:
+    """Return the scan of one tile after what is carried into it."""
+    if kind != "recur":
+        return Op(_COMBINE[kind], (carried, _scanned(kind, terms, axis)))
+    a, b = terms
+    entered = Op("+", (Op("*", (a, carried)), b))
+    if axis.scalar:
+        return entered
+    return TileScan(kind, (a, Op("where", (Op("==", (Position(axis), Start(axis))), entered, b))), axis)
+
+
+def _last(tile: Tile, axis: Axis) -> Tile:
+    """Return the last element of ``tile`` along ``axis``; past the extent it repeats the one before."""
+    end = Op("-", (Op("+", (Start(axis), Step(axis))), nest.Const(1)))
+    return TileReduce("sum", Op("where", (Op("==", (Position(axis), end)), tile, nest.Const(0.0))), (axis,))
+
+
+def _around(lowering: _Lowering, d: Definition, axis: Axis, env: dict[str, Tile], scope: Scope) -> tuple[Scope, Scope]:
+    """Return the body of the loop over ``axis``, and the scope around the loop. Raises DTError where the loop is not in order."""
+    label = axis.label
+    at = next((p.pos for p in lowering.schedule.of(lowering.root, "block")), d.pos)
+    home = next((s for s in scope.chain() if axis in s.axes), None)
+    if label in lowering.blocks:
+        raise DTError("one program runs through a scan", found=f"{lowering.root} in blocks of {label}, along which {d.name} runs",
+                      allowed=f"tiles of {label}, {lowering.root}.tensorize({label}:64), and blocks of other labels", at=at)  # fmt: skip
+    if home is not scope or home.parent is None:
+        inner = [label for label in d.labels if label != axis.label]
+        raise DTError("the loop along a scan is inside all other loops", found=f"{d.name} along {label}, with a loop inside",
+                      allowed=f"reorder({', '.join([*inner, label])})", at=d.pos)  # fmt: skip
+    return home, home.parent
