@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..codegen.analysis.product_types import BYTES, InputTypes
 from ..codegen.pipeline import lower
@@ -19,13 +20,16 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
+from .cost.kernel_config import KernelConfig, joined
 from .fit_resources import fit_resources
+from .memory_limit import pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.gemm import NARROW, product_tiles
-from .rules.gemm_row_reduction import gemm_row_reduction_tiles, recomputes_product_rows, swept
-from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN, row_tiles
-from .rules.row_column_reduction import row_column_tiles
+from .rules.gemm_row_reduction import recomputes_product_rows, swept
+from .rules.product_sides import NARROW
+from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
+from .rules.registry import kernel_config
+from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
@@ -57,18 +61,25 @@ def schedules(
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
         compiled = tuple(Bare(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
-        if f.stores_redundantly(fused, tiles):
+        if f.stores_redundantly(fused, tiles) or f.may_never_store(fused):
             continue
         for root in roots:
             tiles[root] = f.warp_specialized_tiles(root, fused, tiles, compiled) or tiles[root]
-        schedule = Schedule(tuple(dict.fromkeys((*fused, *(p for found in tiles.values() for p in found), *compiled))))
-        for tried in (schedule, Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))):
+        schedule = stated(fused, tiles, compiled)
+        pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
+        pieces = pieces_within_limit(f.shape, roots, {root: f._members(root, fused) for root in roots})
+        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
             try:
                 lower(Program(algorithm, tried))
             except DTError:
                 continue
             yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
             break
+
+
+def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
+    """Return the schedule of kernels, given how they fuse."""
+    return Schedule((*fused, *(p for k in joined(kernels.values()) for p in k.statements()), *compiled))
 
 
 @dataclass
@@ -85,12 +96,22 @@ class _Fusion:
     def outputs(self) -> tuple[str, ...]:
         return self.shape.outputs
 
+    @cached_property
+    def scans(self) -> frozenset[str]:
+        """The Funcs that are scans."""
+        return frozenset(d.name for d in self.algorithm.definitions if isinstance(d.expr, ex.Scan))
+
     @property
     def sizes(self) -> dict[str, int]:
         return self.shape.sizes
 
     def placements(self):
         """Yield ways to fuse, best first: chains of reductions in one pass, in several passes, not at all."""
+        if self.scans:  # each in a kernel of its own, with what it is made from, or where its only reader runs along with it
+            yield self._fused(streaming=True)
+            yield self._fused(streaming=False)
+            yield ()
+            return
         first = self._fused(streaming=True, within=True, passing=True)
         for streaming in (True, False) if len(self.outputs) > 1 else ():
             fused = self._fused(streaming, within=True, passing=True, rows=True)
@@ -103,14 +124,12 @@ class _Fusion:
         yield self._fused(streaming=False)
         yield ()
 
-    def tiles(self, root: str, fused: tuple[Primitive, ...]) -> tuple[Primitive, ...]:
-        """Return the statements that tile one kernel: block, tensorize, map, num_warps and the like."""
+    def tiles(self, root: str, fused: tuple[Primitive, ...]) -> KernelConfig:
+        """Return the choices for one kernel."""
         if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
-        if any(self.shape.dots(m) for m in members):
-            return gemm_row_reduction_tiles(self.shape, root, members) or product_tiles(self.shape, root, members)
-        return row_column_tiles(self.shape, root, members) or row_tiles(self.shape, root, members)
+        return kernel_config(self.shape, root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""
@@ -124,19 +143,18 @@ class _Fusion:
             members += [f for f in dict.fromkeys(again) if f not in members]
         return members
 
-    def warp_specialized_tiles(self, root: str, fused: tuple, tiles: dict[str, tuple], compiled: tuple) -> tuple[Primitive, ...]:
-        """Return tiles for specialized warps if the GPU's backend accepts the resulting kernel, else none."""
+    def warp_specialized_tiles(self, root: str, fused: tuple, tiles: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> KernelConfig | None:
+        """Return tiles for specialized warps if the GPU's backend accepts the resulting kernel, else None."""
         found = warpgroup_tiles(self.shape, root, self._members(root, fused))
         if not found:
-            return ()
-        rest = (p for other, own in tiles.items() for p in (found if other == root else own))
+            return None
         try:
-            kernels = lower(Program(self.algorithm, Schedule((*fused, *rest, *compiled))))
+            kernels = lower(Program(self.algorithm, stated(fused, {**tiles, root: found}, compiled)))
         except DTError:
-            return ()
-        return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else ()
+            return None
+        return found if any(k.name == root and backend(k, self.shape.target)[0] == "gluon" for k in kernels) else None
 
-    def stores_redundantly(self, fused: tuple[Primitive, ...], tiles: dict[str, tuple[Primitive, ...]]) -> bool:
+    def stores_redundantly(self, fused: tuple[Primitive, ...], tiles: dict[str, KernelConfig]) -> bool:
         """Return whether programs compute and store an output product redundantly, at a cost above that of the kernel's own output.
 
         Programs that differ in a label that the product lacks compute the same product; together they write more of it than of
@@ -145,11 +163,14 @@ class _Fusion:
         written = {*self.outputs, *(p.func for p in fused if p.name == "store")}
         for func, (root, _) in Schedule(fused).fused().items():
             if func in written and self.shape.dots(func) and root in tiles:
-                blocks = Schedule(tiles[root]).sizes(root, "block")
-                times = math.prod(-(-self.sizes[x] // size) for x, size in blocks.items() if x not in self.algorithm[func].labels)
+                times = math.prod(-(-self.sizes[x] // size) for x, size in tiles[root].blocks if x not in self.algorithm[func].labels)
                 if times > 1 and times * self.shape.elements(func) > self.shape.elements(root):
                     return True
         return False
+
+    def may_never_store(self, fused: tuple[Primitive, ...]) -> bool:
+        """Return whether a Func is stored from inside loops of another, of which one may be empty: it would never be written."""
+        return 0 in self.sizes.values() and any(p.name == "store" for p in fused)
 
     def _own_kernels(self, fused: tuple[Primitive, ...]) -> int:
         """Count the outputs that are not fused."""
@@ -158,8 +179,7 @@ class _Fusion:
     def _writes_redundantly(self, fused: tuple[Primitive, ...]) -> bool:
         """Return whether several programs of another output's kernel write an output, each for a block of a label that it lacks."""
         for output, root in ((o, host(o, Schedule(fused).fused())) for o in self.outputs):
-            blocks = Schedule(self.tiles(root, fused)).sizes(root, "block")
-            if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in blocks.items()):
+            if any(label not in self.algorithm[output].labels and self.sizes[label] > size for label, size in self.tiles(root, fused).blocks):
                 return True
         return False
 
@@ -171,7 +191,7 @@ class _Fusion:
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        joined = fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = {} if self.scans else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
@@ -180,7 +200,11 @@ class _Fusion:
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
         for d in reversed(self.algorithm.definitions):
-            if d.name in self.outputs and d.name not in inner or d.name in {p.func for p in shared if p.cut}:
+            if d.name in self.scans and streaming and (user := scan_consumer(self.shape, d.name)) and hosts.get(user) == {user}:
+                hosts[d.name] = {user}
+                found.append(FuseAt(d.name, "fuse_at", (user, self.algorithm[d.name].expr.label)))  # type: ignore[attr-defined]
+                continue
+            if d.name in self.outputs and d.name not in inner or d.name in self.scans or d.name in {p.func for p in shared if p.cut}:
                 hosts.setdefault(d.name, {d.name})
                 continue
             users = [u.name for u in self.algorithm.definitions if any(a.tensor == d.name for a in ex.accesses(u.expr))]
@@ -189,6 +213,7 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
+            again = again and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
@@ -200,6 +225,11 @@ class _Fusion:
             elif place:
                 found.append(FuseAt(d.name, "fuse_at", self._share_reduction_pass(d.name, place, found, hosts)))
         return (*reversed(found), *self._stored_sums({p.func for p in found}))
+
+    def _scans_in(self, roots: set[str], found: list[Primitive]) -> bool:
+        """Return whether a kernel of ``roots`` is a scan, or has one fused into it."""
+        fused = {p.func for p in found if isinstance(p, FuseAt) and p.name == "fuse_at" and p.consumer in roots}
+        return bool(self.scans & (roots | fused))
 
     def _loads_sum_operands(self, output: str, root: str) -> bool:
         if self.shape.dots(output) or not self.shape.dots(root):

@@ -9,7 +9,7 @@ from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.analysis.product_types import BYTES, ElementBytes, InputTypes, typed_buffers, typed_inputs
 from ..codegen.analysis.resources import check_resources
 from ..codegen.ir.nest import Kernel, has_matrix_product
-from ..codegen.pipeline import lower
+from ..codegen.pipeline import lower, prelower
 from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..lang.algorithm import Algorithm
@@ -27,7 +27,7 @@ def fit_resources(program: Program, sizes: dict[str, int], itemsize: int | Input
     itemsizes = element_bytes(program.algorithm, program.outputs(), itemsize)  # type: ignore[arg-type]
 
     def has_room(func: str, tried: Program) -> bool:
-        return _can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if k.func == func), sizes, itemsizes, target) is None
+        return _can_be_lowered(tried) and first_too_large(tuple(k for k in lower(tried) if _stated(tried, k.func) == func), sizes, itemsizes, target) is None
 
     while (kernel := first_too_large(lower(program), sizes, itemsizes, target)) is not None:
         smaller = next((p for p in _smaller(program, kernel, sizes, has_room) if _can_be_lowered(p)), None)
@@ -62,6 +62,14 @@ def first_too_large(kernels: tuple[Kernel, ...], sizes: dict[str, int], itemsize
     return None
 
 
+def _stated(program: Program, func: str) -> str:
+    """Return the Func that statements of ``program`` name for the kernel of ``func``: a sum over pieces has those of its result."""
+    if func in program.algorithm:
+        return func
+    pieces = prelower(program).pieces
+    return dict(pieces.sums).get(func, func) if pieces else func
+
+
 def _can_be_lowered(program: Program) -> bool:
     try:
         lower(program)
@@ -78,6 +86,7 @@ def _smaller(program: Program, kernel: Kernel, sizes: dict[str, int], has_room: 
     where fewer do not help, as where accumulators lack registers: narrower tiles have room for them.
     """
     schedule = program.schedule
+    kernel = replace(kernel, func=_stated(program, kernel.func))
     loads = tuple(t for t in kernel.descriptors if t not in kernel.writes)
     if has_matrix_product(kernel.body) and 0 < len(loads) < len(kernel.descriptors):
         by_pointers = _with(program, Names(kernel.func, "descriptor", loads))

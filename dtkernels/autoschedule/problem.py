@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from ..algebra.operand_types import OperandTypes
 from ..codegen.analysis.product_types import BYTES, InputTypes
@@ -12,8 +13,8 @@ from ..codegen.powers_of_two import last_power_of_two
 from ..codegen.target import Target
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
-from ..lang.schedule import Grouped, Primitive, Sized
 from ..lang.schedule_checks import reduction_labels
+from .cost.kernel_config import KernelConfig, Sizes
 from .cost.outline import Known, Outline
 
 WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
@@ -53,6 +54,12 @@ class SchedulingProblem:
     def dots(self, func: str) -> list[ex.Dot]:
         """Return the matrix products in the definition of ``func``."""
         return [n for n in self.algorithm[func].expr.walk() if isinstance(n, ex.Dot)]
+
+    def has_products_alone(self, root: str, members: list[str]) -> bool:
+        """Return whether a kernel has products, and either one Func of them or none that is an operand of another."""
+        main = next((m for m in members if self.dots(m)), None)
+        inner = {label for m in members if m != main for d in self.dots(m) for label in ex.free_labels(d)}
+        return main is not None and (not inner or self.has_only_sibling_products(root, members))
 
     def has_only_sibling_products(self, root: str, members: list[str]) -> bool:
         """Return whether all products of a kernel have the labels of ``root`` and none is an operand of another."""
@@ -114,7 +121,7 @@ class SchedulingProblem:
         """Return whether rows of these tensors, laid out one after the other, start at multiples of 16 bytes."""
         return all(self.row_stride(t) * self.itemsize % 16 == 0 for t in tensors)
 
-    def statements(
+    def config(
         self,
         root: str,
         block: dict[str, int],
@@ -123,25 +130,18 @@ class SchedulingProblem:
         stages: int,
         grouped: tuple[str, str, int] | None = None,
         share: int = 0,
-        extra: tuple[Primitive, ...] = (),
         parts: int = 0,
-    ) -> tuple[Primitive, ...]:
-        """Return the primitives of one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
-        wanted a multiprocessor, to which a long reduction is split if need be; ``parts``: into how many it is split instead."""
-        found = []
-        if block:
-            found.append(Primitive(root, "block", tuple(Sized(k, v) for k, v in block.items())))
-        if tile:
-            found.append(Primitive(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())))
+        **more: Any,
+    ) -> KernelConfig:
+        """Return the choices for one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
+        wanted a multiprocessor, to which a long reduction is split if need be; ``parts``: into how many it is split instead; ``more``:
+        other fields of ``KernelConfig``."""
         if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
             row, column, size = grouped
-            rest = tuple(label for label in block if label not in grouped)
             inner = self.unused_label(row)
-            found.append(Primitive(root, "map", (*rest, Grouped(row, inner, size), column, inner)))
-        split = self._split_parts(root, block, tile, share, parts)
-        if split:
-            found.append(Primitive(root, "split", split))
-        return (*found, *extra, Primitive(root, "num_warps", (warps,)), Primitive(root, "num_stages", (stages,)))
+            more["order"] = (*((label, "", 0) for label in block if label not in grouped), (row, inner, size), (column, "", 0), (inner, "", 0))
+        split = more.pop("split", ()) or self._split_parts(root, block, tile, share, parts)
+        return KernelConfig(root, tuple(block.items()), tuple(tile.items()), split=split, num_warps=warps, num_stages=stages, **more)
 
     def unused_label(self, label: str) -> str:
         """Return an unused name for the position inside a group of ``label``."""
@@ -154,7 +154,7 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
-    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> tuple[Sized, ...]:
+    def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> Sizes:
         """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""
         programs = self.programs(block)
         looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
@@ -163,10 +163,10 @@ class SchedulingProblem:
             return ()
         longest = max(looped, key=lambda k: self.sizes[k] // tile[k])
         if parts:
-            return (Sized(longest, parts),)
+            return ((longest, parts),)
         others = math.prod(-(-self.sizes[k] // tile[k]) for k in looped if k != longest)
         parts = min(wanted // max(programs, 1), self.sizes[longest] // tile[longest] // max(1, 4 // max(1, others)))
-        return (Sized(longest, whole_parts(parts)),) if parts >= 2 else ()
+        return ((longest, whole_parts(parts)),) if parts >= 2 else ()
 
 
 def whole_parts(parts: int) -> int:

@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from .kernel_config import read_kernels
+from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
 from .predicted_time import plan_time
 
 if TYPE_CHECKING:
-    from ...lang.schedule import Primitive
     from ..problem import SchedulingProblem
 
 
@@ -22,12 +21,9 @@ class CandidateTime:
         self.problem, self.root = problem, root
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
-        self.fused = tuple((m, reduced[-1] if reduced else "") for m in members if m != root)
+        self.fused = tuple(FusedFunc(m, root, reduced[-1] if reduced else "") for m in members if m != root)
 
-    def microseconds(self, primitives: Sequence[Primitive]) -> float:
-        """Return the predicted time of the kernel by these statements, with the copies that they ask for."""
-        configs = read_kernels(" ".join(map(str, primitives)))
-        config = replace(next(c for c in configs if c.func == self.root), fused=self.fused)
-        aligned = frozenset(c.func for c in configs if c.aligned)
-        plan = KernelPlan(config, self.known, aligned, frozenset(m for m, _ in self.fused))
+    def microseconds(self, config: KernelConfig) -> float:
+        """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
+        plan = KernelPlan(replace(config, fused=self.fused), self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
         return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)

@@ -16,6 +16,7 @@ class Rates(NamedTuple):
     alone: float = 1.0  #: products of a program that runs by itself
     rate: float = 7e6  #: operations of 16-bit products
     wide_rate: float = 0.4e6  #: operations of float32 products
+    ordinary_rate: float = 1.5e4  #: operations of products that are no two matrices: 86 measured ones lie between 4e3 and 2.7e4 where they are long
     few_rows: float = 20.0  #: rows of a tile that cost as much as the whole product, and columns
     few_columns: float = 15.0
     old_units: float = 1.3  #: products of tiles too small for a warp group

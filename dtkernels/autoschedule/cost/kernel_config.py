@@ -1,99 +1,286 @@
-"""Read what a schedule chooses for each kernel from its text, without parsing it as a program."""
+"""Represent what a schedule chooses, kernel by kernel; read it from the schedule's text and print it again.
+
+Reading needs no parser and no algorithm: a first call reads the rows of a table so.
+"""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
-_STATEMENT = re.compile(r"(\w+)\.(\w+)\(([^)]*)\)")
+if TYPE_CHECKING:
+    from ...lang.schedule import Primitive
+
 _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
+_STATEMENT = re.compile(r"(\w+)\.(\w+)\(([^)]*)\)")
 Sizes = tuple[tuple[str, int], ...]
+Pairs = tuple[tuple[str, str], ...]
+WARPS, STAGES = 4, 3  #: of a kernel without num_warps, num_stages
 
 
 @dataclass(frozen=True)
-class KernelConfig:
-    """What a schedule chooses for the kernel of ``func``. A tile of 0 holds a label whole."""
+class Choices:
+    """What a schedule states of one Func. A tile of 0 holds a label whole; None and empty: not stated."""
 
     func: str
     blocks: Sizes = ()
     tiles: Sizes = ()
+    order: tuple[tuple[str, str, int], ...] = ()  #: of ``map``: label, name inside a group and blocks of a group; the label, "", 0 where it has none
+    reordered: tuple[str, ...] = ()
     split: Sizes = ()
-    stages_of: Sizes = ()  #: pipeline depth of single loops
-    order: tuple[tuple[str, int], ...] = ()  #: the labels of ``map``, each with the blocks of a group, 0 where it is not grouped
     persistent: bool = False
     descriptors: tuple[str, ...] = ()
     staged: tuple[str, ...] = ()  #: tensors that are copied to aligned rows first
     aligned: bool = False  #: its rows are written aligned
-    specialized: str = ""  #: the label whose loop runs by specialised warps
-    tail: bool = False  #: the last wave runs in smaller blocks
-    approximate: bool = False
-    warps: int = 4
-    stages: int = 3
-    fused: tuple[tuple[str, str], ...] = ()  #: Funcs computed in this kernel, each with the label of its loop
-    stored: tuple[str, ...] = ()  #: Funcs that are written
-    parted: tuple[str, ...] = ()  #: Funcs of which each program writes a part of a sum
+    stages_of: Sizes = ()  #: pipeline depth of single loops
+    specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
+    unrolled: Sizes = ()
+    tail: Sizes = ()  #: smaller blocks of the last wave
+    chunked: Sizes = ()  #: the label of which memory holds a piece, and its size
+    evictions: Pairs = ()
+    approximations: Pairs = ()  #: function, and the share of its evaluations, "" for all
+    constants: tuple[str, ...] = ()  #: labels whose extent is a compile-time constant
+    cluster: int | None = None
+    maxnreg: int | None = None
+    num_warps: int | None = None
+    num_stages: int | None = None
+
+    @property
+    def warps(self) -> int:
+        return WARPS if self.num_warps is None else self.num_warps
+
+    @property
+    def stages(self) -> int:
+        return STAGES if self.num_stages is None else self.num_stages
+
+    def _stated(self) -> Iterator[tuple[str, Any]]:
+        """Yield primitives with the values of their fields, always in one order."""
+        for name, field in _FIELDS.items():
+            value = getattr(self, field)
+            if value is not None and value is not False and value != ():
+                yield name, value
 
 
-_NUMBERS = {"num_warps": "warps", "num_stages": "stages"}
-_NAMES = {"descriptor": "descriptors", "stage": "staged"}
-_SIZES = {"block": "blocks", "tensorize": "tiles", "split": "split", "stages": "stages_of"}
+@dataclass(frozen=True)
+class FusedFunc:
+    """A Func computed in the kernel of another."""
+
+    func: str
+    consumer: str
+    loop: str
+    stored: bool = False
+    parted: bool = False  #: each program makes a part of its sums; its own kernel adds them up
+    own: Choices | None = None  #: what is stated of it besides
+
+    def placed(self) -> str:
+        """Return the statement that fuses it."""
+        return f"{self.func}.{'parts_at' if self.parted else 'fuse_at'}({self.consumer}, {self.loop});"
+
+
+@dataclass(frozen=True)
+class KernelConfig(Choices):
+    """What a schedule chooses for the kernel of ``func`` and the Funcs fused into it.
+
+    ``aligns``: Funcs of other kernels whose rows this one wants aligned. ``joined`` moves them to those kernels, where text states them.
+    """
+
+    fused: tuple[FusedFunc, ...] = ()
+    aligns: tuple[str, ...] = ()
+
+    @cached_property
+    def members(self) -> Pairs:
+        """Return the fused Funcs, each with the label of its loop, ``consumer.label`` where that is not the kernel's own Func."""
+        return tuple([(f.func, f.loop if f.consumer == self.func else f"{f.consumer}.{f.loop}") for f in self.fused])
+
+    @cached_property
+    def written(self) -> frozenset[str]:
+        """Return the fused Funcs that the kernel writes, whole or in parts."""
+        return frozenset([f.func for f in self.fused if f.stored or f.parted])
+
+    @cached_property
+    def parted(self) -> frozenset[str]:
+        """Return the Funcs of which each program writes a part of a sum."""
+        return frozenset([f.func for f in self.fused if f.parted])
+
+    def all_of(self, field: str) -> dict[str, int]:
+        """Return label -> size of a field of sizes, stated of the kernel's Func or of one fused into it."""
+        return dict([pair for c in self.choices() for pair in getattr(c, field)])
+
+    def choices(self) -> tuple[Choices, ...]:
+        """Return what is stated of the kernel's Func, and of Funcs fused into it."""
+        return (self, *[f.own for f in self.fused if f.own])
+
+    def texts(self) -> tuple[str, ...]:
+        """Return the statements without those that fuse and store."""
+        own = [f"{c.func}.{name}({_PRINTED[name](value)});" for c in self.choices() for name, value in c._stated()]
+        return (*(f"{t}.align();" for t in self.aligns), *own)
+
+    def statements(self) -> tuple[Primitive, ...]:
+        """Return what ``texts`` prints, as primitives."""
+        from ...lang.schedule import Primitive
+
+        aligns = [Primitive(t, "align") for t in self.aligns]
+        return (*aligns, *(Primitive(c.func, name, _arguments(name, value)) for c in self.choices() for name, value in c._stated()))
+
+    def __str__(self) -> str:
+        return " ".join((*_fusion([self]), *self.texts()))
+
+
+@dataclass(frozen=True)
+class ScheduleConfig:
+    """The kernels of a schedule that it has statements on, and the Funcs that it compiles, each with that statement."""
+
+    kernels: tuple[KernelConfig, ...]
+    compiled: Pairs = ()
+
+    @cached_property
+    def outputs(self) -> frozenset[str]:
+        return frozenset([func for func, _ in self.compiled])
+
+    @cached_property
+    def stored_inside(self) -> frozenset[str]:
+        """Return the fused Funcs that are written, in loops of another."""
+        return frozenset([f for k in self.kernels for f, _ in k.members if f in k.written or f in self.outputs])
+
+    def __str__(self) -> str:
+        """Return the text: what is fused, then kernel by kernel, then what is compiled."""
+        lines = (" ".join(k.texts()) for k in self.kernels)
+        return "\n".join(filter(None, (*_fusion(self.kernels), *lines, *(f"{func}.{name}();" for func, name in self.compiled))))
+
+
+def _fusion(kernels: Iterable[KernelConfig]) -> Iterator[str]:
+    for f in (f for k in kernels for f in k.fused):
+        yield f.placed()
+        if f.stored:
+            yield f"{f.func}.store();"
+
+
+def joined(kernels: Iterable[KernelConfig]) -> tuple[KernelConfig, ...]:
+    """Return the kernels of one schedule, each aligned where another wants that."""
+    found = tuple(kernels)
+    wanted = {t for k in found for t in k.aligns}
+    return tuple(replace(k, aligned=k.aligned or k.func in wanted, aligns=tuple(t for t in k.aligns if all(t != o.func for o in found))) for k in found)
+
+
+def combined(*several: dict[str, Any]) -> dict[str, Any]:
+    """Return fields of ``KernelConfig`` that hold all that several hold, names in order."""
+    found: dict[str, Any] = {}
+    for more in several:
+        for field, value in more.items():
+            found[field] = tuple(dict.fromkeys((*found.get(field, ()), *value))) if isinstance(value, tuple) else value
+    return found
+
+
+def _sizes(sizes: Sizes) -> str:
+    return ", ".join([f"{label}:{size}" for label, size in sizes])
+
+
+def _order(order: tuple[tuple[str, str, int], ...]) -> str:
+    return ", ".join([f"{label}:{inner}/{size}" if inner else label for label, inner, size in order])
+
+
+def _pairs(pairs: Pairs) -> str:
+    return ", ".join([f"{name}:{choice}" if choice else name for name, choice in pairs])
+
+
+#: primitive -> field, in the order in which they are printed
+_FIELDS = {
+    "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "descriptor": "descriptors",
+    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "chunk": "chunked", "evict": "evictions",
+    "approximate": "approximations", "specialize": "constants", "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
+}  # fmt: skip
+_FORMS = (
+    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
+    (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "align")),
+)  # fmt: skip
+_PRINTED = {name: form for form, names in _FORMS for name in names}
+
+
+def _arguments(name: str, value: Any) -> tuple:
+    """Return the arguments of a primitive."""
+    from ...lang.schedule import Grouped, Named, Share, Sized
+
+    form = _PRINTED[name]
+    if form is _sizes:
+        return tuple(Sized(*pair) for pair in value)
+    if form is _order:
+        return tuple(Grouped(*step) if step[1] else step[0] for step in value)
+    if name == "evict":
+        return tuple(Named(*pair) for pair in value)
+    if name == "approximate":
+        return tuple(Share(function, *map(int, share.split("/"))) if share else function for function, share in value)
+    return (value,) if form is str else () if value is True else value
+
+
+def _read_value(name: str, inside: str, before: Any) -> Any:
+    """Return the value of a field after one more statement."""
+    form = _PRINTED[name]
+    if form is _sizes:
+        found = tuple([(label, int(size)) for label, size in _SIZED.findall(inside)])
+        return tuple((dict(before) | dict(found)).items()) if before else found
+    if form is str:
+        return int(inside)
+    if not inside:
+        return True
+    parts: list = [part.strip() for part in inside.split(",")]
+    if form is _order:
+        return tuple([_placed(part) for part in parts])
+    if form is _pairs:
+        parts = [(name, choice) for name, _, choice in (part.partition(":") for part in parts)]
+    return tuple(dict.fromkeys((*(before or ()), *parts)))
+
+
+def _placed(part: str) -> tuple[str, str, int]:
+    label, _, group = part.partition(":")
+    inner, _, size = group.partition("/")
+    return label.strip(), inner.strip(), int(size) if size else 0
 
 
 @lru_cache(maxsize=4096)
-def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:
-    """Return the kernels that a schedule has statements on, in their order in the text."""
+def read_schedule(schedule: str) -> ScheduleConfig:
+    """Return what the text of a schedule states, kernels with statements of their own in the order of the text, then others."""
     said: dict[str, dict] = {}
-    hosts: dict[str, tuple[str, str]] = {}
-    stored, parted = [], []
+    placed: dict[str, tuple[str, str, bool]] = {}
+    stored: set[str] = set()
+    compiled: dict[tuple[str, str], None] = {}
     for func, name, inside in _STATEMENT.findall(schedule):
         if name in ("fuse_at", "parts_at"):
             host, _, loop = inside.partition(",")
-            hosts[func] = host.strip(), loop.strip()
-            if name == "parts_at":
-                parted.append(func)
-            continue
-        if name in ("store", "compile", "compile_to_kernel"):
-            stored.append(func)
-        own = said.setdefault(func, {})
-        if name in _SIZES:
-            own[_SIZES[name]] = (*own.get(_SIZES[name], ()), *[(label, int(size)) for label, size in _SIZED.findall(inside)])
-        elif name in _NUMBERS:
-            own[_NUMBERS[name]] = int(inside)
-        elif name == "map":
-            own["order"] = tuple([_placed(part) for part in inside.split(",")])
-        elif name in ("descriptor", "stage"):
-            own[_NAMES[name]] = (*own.get(_NAMES[name], ()), *[part.strip() for part in inside.split(",")])
-        elif name == "align":
-            own["aligned"] = True
-        elif name == "specialize_warps":
-            own["specialized"] = inside.strip()
-        elif name in ("persistent", "tail", "approximate"):
-            own[name] = True
-    inner: dict[str, list[tuple[str, str]]] = {}
-    for func, (host, loop) in hosts.items():
-        root = host
-        for _ in hosts:
-            root = hosts[root][0] if root in hosts else root
-        inner.setdefault(root, []).append((func, loop if host == root else f"{host}.{loop}"))
-        for name, sizes in said.pop(func, {}).items():  # a loop's tile may be said of a fused Func
-            if name in ("tiles", "stages_of", "split"):
-                own = said.setdefault(root, {})
-                own[name] = (*own.get(name, ()), *sizes)
-    for root in inner:
+            placed[func] = host.strip(), loop.strip(), name == "parts_at"
+        elif name == "store":
+            stored.add(func)
+        elif name in _FIELDS:
+            own, field = said.setdefault(func, {}), _FIELDS[name]
+            own[field] = _read_value(name, inside, own.get(field))
+        elif name in ("compile", "compile_to_kernel"):
+            compiled[func, name] = None
+    inner: dict[str, list[FusedFunc]] = {}
+    for func, (consumer, loop, parted) in placed.items():
+        root = consumer
+        for _ in placed:  # statements may go round in a circle
+            root = placed[root][0] if root in placed else root
+        besides = None if parted else said.pop(func, None)
+        inner.setdefault(root, []).append(FusedFunc(func, consumer, loop, func in stored, parted, Choices(func, **besides) if besides else None))
+    for root in (*inner, *(func for func, _ in compiled if func not in placed)):
         said.setdefault(root, {})
-    kept, parts = (*stored, *parted), tuple(parted)
-    return tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), stored=kept, parted=parts, **own) for func, own in said.items()])
+    return ScheduleConfig(tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), **own) for func, own in said.items()]), tuple(compiled))
 
 
-def _placed(part: str) -> tuple[str, int]:
-    label, _, group = part.strip().partition(":")
-    inner, _, size = group.partition("/")
-    return label, int(size) if size else 0
+def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:
+    """Return the kernels that a schedule has statements on, in their order in the text."""
+    return read_schedule(schedule).kernels
+
+
+def kernel_text(kernels: Iterable[KernelConfig], compiled: Iterable[str] = ()) -> str:
+    """Return the text of a schedule of these kernels that compiles these Funcs."""
+    return str(ScheduleConfig(joined(kernels), tuple((func, "compile") for func in compiled)))
 
 
 @lru_cache(maxsize=4096)
 def tiled_labels(schedule: str) -> tuple[frozenset[str], tuple[str, ...]]:
     """Return (labels with tiles of more than one element or held whole, labels held whole)."""
-    sized = [found for k in read_kernels(schedule) for found in (*k.blocks, *k.tiles)]
+    sized = [found for k in read_kernels(schedule) for c in k.choices() for found in (*c.blocks, *c.tiles)]
     return frozenset(label for label, size in sized if size != 1), tuple(dict.fromkeys(label for label, size in sized if size == 0))

@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...codegen.powers_of_two import next_power_of_two
-from .kernel_config import KernelConfig, read_kernels
-from .outline import FuncOutline, Known, Read
+from .kernel_config import KernelConfig, read_schedule
+from .outline import FuncOutline, Known, Product, Read
 
 if TYPE_CHECKING:
     from ...codegen.target import Target
@@ -33,7 +33,8 @@ class Work(NamedTuple):
     short: float  #: the same, of fewer bytes
     memory: float  #: bytes of the whole kernel from and to memory
     written: float  #: bytes stored
-    multiplied: float  #: operations on the matrix units, of whole tiles
+    multiplied: float  #: operations of products, of whole tiles
+    ordinary: bool  #: whether one of them does not fit the matrix units
     rows: int  #: of the smallest product's tile, 0 where there is no product
     columns: int
     products: int
@@ -66,9 +67,9 @@ class KernelPlan:
     def __init__(self, config: KernelConfig, known: Known, aligned: frozenset[str], fused: frozenset[str] = frozenset()):
         self.config, self.known, self.aligned = config, known, aligned | frozenset(config.staged)
         own = known.funcs.get(config.func) or known.outline.funcs[-1]
-        self.blocks, self.tiles, self.split = dict(config.blocks), dict(config.tiles), dict(config.split)
+        self.blocks, self.tiles, self.split = dict(config.blocks), config.all_of("tiles"), config.all_of("split")
         self.members: list[tuple[FuncOutline, str]] = [(own, "")]
-        self.members += [(known.funcs[f], loop) for f, loop in config.fused if f in known.funcs]
+        self.members += [(known.funcs[f], loop) for f, loop in config.members if f in known.funcs]
         self.root = own
         for func, _ in self.members:  # what is fused elsewhere and not written is computed here once more
             again = [r.tensor for r in func.reads if r.tensor in fused and all(r.tensor != m.name for m, _ in self.members)]
@@ -80,24 +81,24 @@ class KernelPlan:
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
-        self.writes = [f for f, _ in self.members if f is own or f.name in config.stored or f.name in known.outputs]
+        self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks)
+        self.scattered = frozenset(x for x, by in apart if by % self.blocks[x])  #: labels whose blocks reach over groups
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
 
     def _order(self) -> tuple[tuple[str, int, bool], ...]:
         """Return the steps of the grid, slowest first: (label, group, whether it counts groups)."""
-        groups = {label: g for label, g in self.config.order if g}
+        groups = {inner: (label, g) for label, inner, g in self.config.order if g}
         found = []
-        for label, group in self.config.order:
+        for label, _, group in self.config.order:
             if group:
                 found.append((label, group, True))
             elif label in self.blocks:
                 found.append((label, 0, False))
-            else:
-                of = next((x for x in groups if label.startswith(x)), None)
-                if of is not None:
-                    found.append((of, groups[of], False))
+            elif label in groups:
+                found.append((*groups[label], False))
         return tuple([*((x, 0, False) for x in self.blocks if all(x != f[0] for f in found)), *found])
 
     def _outside(self, func: FuncOutline, loop: str) -> tuple[str, ...]:
@@ -157,11 +158,13 @@ def _nests(func: FuncOutline) -> tuple[tuple[str, ...], ...]:
 @lru_cache(maxsize=4096)
 def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     """Return the plan of each kernel of a schedule."""
-    configs = read_kernels(schedule)
-    aligned = frozenset([c.func for c in configs if c.aligned])
-    kernels = configs if "" in known.funcs else [c for c in configs if c.func in known.funcs]
-    fused = frozenset([f for c in configs for f, _ in c.fused if f in known.funcs and f not in c.stored and f not in known.outputs])
-    return tuple([_plan(c, known, aligned, fused) for c in kernels])
+    read = read_schedule(schedule)
+    written = {f for k in read.kernels for f in k.written} | read.outputs
+    sums = {f for k in read.kernels for f in k.parted}
+    aligned = frozenset([k.func for k in read.kernels if k.aligned])
+    kernels = [k for k in read.kernels if "" in known.funcs or (k.func in known.funcs and k.func not in sums)]
+    fused = frozenset([f for k in read.kernels for f, _ in k.members if f in known.funcs and f not in written and f not in known.outputs])
+    return tuple([_plan(k, known, aligned, fused) for k in kernels])
 
 
 _plan = lru_cache(maxsize=4096)(KernelPlan)  # schedules share kernels
@@ -252,6 +255,7 @@ class _Count:
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = self._multiplied()
+        ordinary = any(self._is_ordinary(p) for p, _, _ in plan.products)
         held, spilled = self._resident(rows, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
@@ -265,13 +269,14 @@ class _Count:
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
         heavy, light = self._arithmetic()
-        return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, rows, columns, len(plan.products), heavy, light,
+        return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
 
     def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
         """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
         amount = asked = tile = float(each)
-        for x, divisor in read.labels:
+        for x, by in read.labels:
+            divisor = 1 if x in self.plan.scattered else by
             amount *= max(1.0, self.of(self.extent, x) / divisor)
             asked *= max(1.0, self.of(self.filled, x) / divisor)
             tile *= max(1.0, self.of(self.loaded, x) / divisor)
@@ -360,6 +365,12 @@ class _Count:
                 own, other = other, own  # the product comes out transposed
             rows, columns = min(rows or own, own), min(columns or other, other)
         return total, rows, columns
+
+    def _is_ordinary(self, product: Product) -> bool:
+        """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""
+        both = {*product.labels} - {*product.rows, *product.columns, *product.reduced} | {x for x in product.rows if x in self.plan.scattered}
+        sides = [[n for x in side if (n := self.step.get(x, 1)) > 1] for side in (product.rows, product.columns, product.reduced)]
+        return any(self.step.get(x, 1) > 1 for x in both) or any(len(side) != 1 or side[0] < UNITS for side in sides)
 
     def _comes_later(self, label: str, other: str) -> bool:
         """Return whether the kernel's results have ``label`` to the right of ``other``."""

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from ...lang.algorithm import Algorithm
 
 Index = tuple[tuple[str, int], ...]  #: labels of an access, each with the number that divides it
-HEAVY = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "erf", "sigmoid", "tanh")  #: functions of the special function unit
 
 
 class Read(NamedTuple):
@@ -127,7 +126,7 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
         elif isinstance(node, ex.Access):
             reads[_read(node)] = None
         elif isinstance(node, ex.Call):
-            heavy, light = (heavy + 1, light) if node.fn in HEAVY else (heavy, light + 1)
+            heavy, light = (heavy + 1, light) if node.fn in ex.SLOW else (heavy, light + 1)
         elif isinstance(node, ex.Binary):
             light += 1
             heavy += node.op == "/"

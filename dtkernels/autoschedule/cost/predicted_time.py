@@ -79,8 +79,12 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     loading = (work.moved + work.written) / c.l2_rate + _requests(work, c) / c.request_rate
     if not work.rows:
         return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
-    multiplying = work.multiplied / (c.wide_rate if work.itemsize > 2 else c.rate) * _shape(work, config, c)
+    multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)
     return (_either(multiplying, loading, c.inner) + computing * c.beside) * (1 + c.spills * (work.spilled - 1))
+
+
+def _rate(work: Work, c: Rates) -> float:
+    return c.ordinary_rate if work.ordinary else c.wide_rate if work.itemsize > 2 else c.rate
 
 
 def _requests(work: Work, c: Rates) -> float:
@@ -92,7 +96,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return how much longer than at best the matrix units take for tiles of this shape."""
     rows, columns, groups = max(work.rows, work.columns), min(work.rows, work.columns), config.warps / GROUP
     shape = 1.0 + c.few_rows / max(rows, 16) + c.few_columns / max(columns, 8)
-    if work.itemsize > 2:
+    if work.itemsize > 2 or work.ordinary:
         return shape
     if groups < 1:
         shape *= c.few_warps
@@ -110,11 +114,10 @@ def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     if work.rows:
         stages = 1 if work.narrow else config.stages
     else:
-        stages = max([s for _, s in config.stages_of], default=1)
+        stages = max(config.all_of("stages_of").values(), default=1)
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
     found += _requests(work, c) / (c.warp_rate * config.warps)
     if work.rows:  # products of one iteration that follow on one another
-        rate = c.wide_rate if work.itemsize > 2 else c.rate
-        found += work.multiplied / rate * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
+        found += work.multiplied / _rate(work, c) * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)
     return found

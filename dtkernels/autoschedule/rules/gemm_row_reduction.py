@@ -10,8 +10,8 @@ from collections.abc import Iterable
 
 from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig, Sizes
 from ..problem import WHOLE_SIDE, SchedulingProblem
 
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
@@ -38,22 +38,22 @@ def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
 
 
-def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """Return all statements of a kernel that computes one product and reduces its rows; none for other kernels."""
+def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
+    """Return the choices for a kernel that computes one product and reduces its rows; None for other kernels."""
     products = [m for m in members if shape.dots(m)]
     if len(products) != 1 or len(shape.dots(products[0])) != 1:
-        return ()
+        return None
     (main,), (dot,) = products, shape.dots(products[0])
     over = {label for m in members for label in swept(shape, m, main)}
     labels = shape.algorithm[root].labels
     if len(over) != 1 or main == root:
-        return ()
+        return None
     (row,) = over
     across = dot.left if row in ex.free_labels(dot.right) else dot.right
     rows = [label for label in labels if label in ex.free_labels(across) and label != row]
     held = shape.sizes[row] <= WHOLE_SIDE
     if row in ex.free_labels(across) or not rows or row in labels and not held:
-        return ()
+        return None
     itemsize = 2 if shape.itemsize == 2 else 4
     width = max(16, next_power_of_two(shape.sizes[row])) if held else STEP[itemsize]
     block = {label: 1 for label in labels if label != row}
@@ -70,14 +70,14 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
         depth, stages = 128, 5  # as a narrow product's: each streams alone
     tile = {**block, row: 0 if held else width, **{k: 1 for k in dot.labels}, longest: min(depth, max(16, next_power_of_two(shape.sizes[longest])))}
     warps = 8 if block[rows[-1]] * width >= 128 * 128 else 4
-    return shape.statements(root, block, tile, warps, stages, extra=() if held else _split(shape, root, block, row, width))
+    return shape.config(root, block, tile, warps, stages, split=() if held else _split(shape, block, row, width))
 
 
-def _split(shape: SchedulingProblem, root: str, block: dict[str, int], row: str, width: int) -> tuple[Primitive, ...]:
+def _split(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> Sizes:
     """Split the row reduction over programs if blocks of rows alone leave multiprocessors idle."""
     wanted = (1 if width == WIDE[1] else 2) * shape.target.multiprocessors // shape.programs(block)
     parts = min(last_power_of_two(wanted), _max_parts(shape, row, width))
-    return (Sizes(root, "split", (Sized(row, parts),)),) if parts >= 2 else ()
+    return ((row, parts),) if parts >= 2 else ()
 
 
 def _fills_gpu(shape: SchedulingProblem, block: dict[str, int], row: str, width: int) -> bool:

@@ -6,7 +6,6 @@ import math
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Grouped, Map, Primitive
 from ...lang.schedule_checks import reduction_labels
 from ..problem import SchedulingProblem
 
@@ -14,7 +13,7 @@ KEPT = 0.75  #: of the L2: what may be read again from it while a group of block
 NEAR = 4  #: times as many blocks as there are may come at other sizes: up to this the order says how many go together
 
 
-def causal_program_order(shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], row: str) -> tuple[Primitive, ...]:
+def causal_program_order(shape: SchedulingProblem, root: str, members: list[str], block: dict[str, int], row: str) -> tuple[tuple[str, str, int], ...]:
     """Order blocks by row over all heads, the longest rows first, so that blocks of equal length run at the same time.
 
     Blocks of other rows read the same keys again. On an H200 (L2 of 50 MB) the order gains 8 to 30% where the heads together read up
@@ -24,20 +23,20 @@ def causal_program_order(shape: SchedulingProblem, root: str, members: list[str]
     each = sum(_bytes(shape, root, access, rest) for access in _shared(shape, members, row))
     fit = int(KEPT * shape.target.l2_bytes) // each if each else 0
     outside: list[str] = []
-    order: list[str | Grouped] = [row]
+    order: list[tuple[str, str, int]] = [(row, "", 0)]
     for i, label in enumerate(reversed(rest), 1):
         blocks = -(-shape.sizes[label] // block[label])
         if fit >= (NEAR * blocks if i == len(rest) else blocks):
-            order.insert(1, label)
+            order.insert(1, (label, "", 0))
             fit //= blocks
         elif fit > 1:
             inside = shape.unused_label(label)
-            order = [Grouped(label, inside, next_power_of_two(fit + 1) // 2), row, inside, *order[1:]]
+            order = [(label, inside, next_power_of_two(fit + 1) // 2), (row, "", 0), (inside, "", 0), *order[1:]]
             fit = 0
         else:
             outside.insert(0, label)
             fit = 0
-    return (Map(root, "map", (*outside, *order)),) if len(outside) < len(rest) else ()
+    return (*((label, "", 0) for label in outside), *order) if len(outside) < len(rest) else ()
 
 
 def _shared(shape: SchedulingProblem, members: list[str], row: str) -> list[ex.Access]:

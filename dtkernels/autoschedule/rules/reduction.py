@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ...lang.schedule import APPROXIMATIONS, Approximate, Bare, Evict, Named, Primitive, Sized, Sizes
+from ...lang.schedule import APPROXIMATIONS
 from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
 
 ROW_LIMIT = 32768  #: longest row held in registers, in elements
@@ -20,8 +22,8 @@ HELD, FULL = 4, 4  #: block of a label that an input lacks, and programs a multi
 LONG_STEP = 16384  #: elements at once of a row that is longer
 
 
-def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """block, tensorize, num_warps and the like of a kernel that moves memory; the figures were measured on an H200."""
+def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig:
+    """Return the choices for a kernel that moves memory; the figures were measured on an H200."""
     labels = shape.algorithm[root].labels
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
     if pair := _pairwise_labels(shape, root, members):
@@ -58,15 +60,15 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[
         block |= _broadcast_reuse_block(shape, block, members)
     block = {label: block[label] for label in labels if label in block}
     tile |= block
-    extra = _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else ()
+    more = _prefetching(shape, block, tile, members) if reduced and width == ROW_LIMIT else {}
     if passing:
-        extra = (Sizes(root, "stages", (Sized(reduced[0], 3),)),)
+        more = {"stages_of": ((reduced[0], 3),)}
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again:
-        extra = (*extra, Evict(root, "evict", tuple(Named(t, "reread") for t in again)))
+        more["evictions"] = tuple((t, "reread") for t in again)
     most = min(32, 1024 // shape.target.warp_size)
-    warps = 8 if passing else most if extra and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
-    return shape.statements(root, block, tile, warps, 3, share=2 if passing else 8, extra=(*extra, *approximations(shape, root, members)))
+    warps = 8 if passing else most if more and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
@@ -118,13 +120,13 @@ def _pairwise_labels(shape: SchedulingProblem, root: str, members: list[str]) ->
     return max(apart, key=lambda pair: labels.index(pair[1]), default=())
 
 
-def _pairwise_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+def _pairwise_tiles(shape: SchedulingProblem, root: str, pair: tuple[str, ...], members: list[str]) -> KernelConfig:
     """Block both labels, with a few terms at a time: each loaded row serves the whole block of the other side."""
     own = reduction_labels(shape.algorithm, root)
     longest = max(own, key=lambda label: shape.sizes[label])
     block = {label: min(PAIR[pair.index(label)], next_power_of_two(shape.sizes[label])) if label in pair else 1 for label in shape.algorithm[root].labels}
     tile = {**block, **{k: min(PAIR_TERMS, next_power_of_two(shape.sizes[k])) if k == longest else 1 for k in own}}
-    return shape.statements(root, block, tile, 4, 3, share=2, extra=approximations(shape, root, members))
+    return shape.config(root, block, tile, 4, 3, share=2, approximations=approximations(shape, members))
 
 
 def _transposed_labels(shape: SchedulingProblem, root: str, members: list[str], read: list[ex.Access]) -> tuple[str, ...]:
@@ -147,7 +149,7 @@ def _transposed_labels(shape: SchedulingProblem, root: str, members: list[str], 
     return tuple(dict.fromkeys(label for label in found if shape.sizes[label] > 1)) if len(set(found)) > 1 else ()
 
 
-def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], members: list[str]) -> tuple[Primitive, ...]:
+def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...], members: list[str]) -> KernelConfig:
     """Block all of these labels, so that each tensor is read or written along its contiguous one; long ones take what short ones leave."""
     labels, reduced = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     side = min(SIDE, LINE // shape.itemsize) if len(sides) == 2 else SECTOR
@@ -160,7 +162,7 @@ def _transpose_tiles(shape: SchedulingProblem, root: str, sides: tuple[str, ...]
     while not reduced and shape.programs(block) < shape.target.multiprocessors and max(block.values()) > SECTOR:
         widest = max(block, key=lambda label: block[label])
         block[widest] = tile[widest] = block[widest] // 2
-    return shape.statements(root, block, tile, 4, 3, share=8, extra=approximations(shape, root, members))
+    return shape.config(root, block, tile, 4, 3, share=8, approximations=approximations(shape, members))
 
 
 def _columns(size: int) -> int:
@@ -178,19 +180,18 @@ def _elements(shape: SchedulingProblem, reduced: list[str], width: int, written:
     return 2048 if width <= 2048 else 4096
 
 
-def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int], members: list[str]) -> tuple[Primitive, ...]:
+def _prefetching(shape: SchedulingProblem, block: dict[str, int], tile: dict[str, int], members: list[str]) -> dict[str, Any]:
     """Make programs persistent and prefetch their next rows, where one row fills a multiprocessor and shared memory holds two more."""
     read = {a.tensor for m in members for a in ex.accesses(shape.algorithm[m].expr) if any(tile.get(n) == 0 for n in ex.free_labels(a))}
     read &= set(shape.algorithm.inputs)
     label = next((label for label, size in block.items() if size == 1 and shape.sizes[label] >= 4 * shape.target.multiprocessors), None)
     fits = 2 * len(read) * ROW_LIMIT * shape.itemsize <= shape.target.shared_bytes
     if label is None or not fits or shape.target.backend != "cuda" or shape.programs(block) != shape.sizes[label]:
-        return ()
-    root = next(m for m in members if label in shape.algorithm[m].labels)
-    return Bare(root, "persistent"), Sizes(root, "stages", (Sized(label, 3),))
+        return {}
+    return {"persistent": True, "stages_of": ((label, 3),)}
 
 
-def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
+def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     """Return the GPU's own instructions where results of 16 bits hide their error.
 
     Not where a constant cancels most of the value, as in 1 + tanh(x).
@@ -201,8 +202,7 @@ def approximations(shape: SchedulingProblem, root: str, members: list[str]) -> t
         sides = (n.left, n.right)
         used -= {s.fn for s in sides if isinstance(s, ex.Call) and any(isinstance(other, ex.Const) for other in sides)}
     known = shape.itemsize == 2 and shape.target.backend == "cuda" and isinstance(shape.target.arch, int) and shape.target.arch >= 75
-    found = tuple(f for f in APPROXIMATIONS if f in used)
-    return (Approximate(root, "approximate", found),) if known and found else ()
+    return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 
 
 def _stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import Primitive, Sized, Sizes
 from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig, Sizes
 from ..problem import SchedulingProblem, whole_parts
 from .reduction import approximations
 
@@ -21,15 +21,15 @@ STAGES = 3
 SCRATCH = 4096  #: bytes of shared memory for reductions over warps and for numbers of a row
 
 
-def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """tensorize, split, stages, num_warps of a kernel whose ``root`` is summed down columns, where members are summed along
-    rows of it; none where that is not so, or where rows are too long to be held."""
+def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
+    """Return the choices for a kernel whose ``root`` is summed down columns, where members are summed along
+    rows of it; None where that is not so, or where rows are too long to be held."""
     labels, down = shape.algorithm[root].labels, reduction_labels(shape.algorithm, root)
     sums = [m for m in members if set(reduction_labels(shape.algorithm, m)) & set(labels)]
     along = {label for m in sums for label in reduction_labels(shape.algorithm, m)}
     plain = not any(shape.dots(m) for m in members)
     if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - set(down) for m in sums):
-        return ()
+        return None
     width = 1
     for label in along:
         width *= next_power_of_two(shape.sizes[label])
@@ -38,20 +38,20 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     threads = {warps: warps * shape.target.warp_size for warps in (8, 16)}
     warps = next((w for w, n in threads.items() if held * rows * width <= ROOM * n), 0)
     if not warps:
-        return ()
+        return None
     ahead = (shape.target.shared_bytes - SCRATCH) // (read * rows * width * shape.itemsize)  # steps that shared memory holds
     block = {label: 1 for label in labels if label not in along}
     tile = {**dict.fromkeys(down, 1), down[-1]: rows, **block, **dict.fromkeys((label for label in labels if label in along), 0)}
-    loop = (Sizes(root, "stages", (Sized(down[-1], min(STAGES, ahead + 1)),)),) if ahead else ()
-    shared = _split_rows(shape, root, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
-    return shape.statements(root, block, tile, warps, 3, extra=(*shared, *loop, *approximations(shape, root, members)))
+    loop = ((down[-1], min(STAGES, ahead + 1)),) if ahead else ()
+    shared = _split_rows(shape, {label: tile[label] for label in down}, shape.programs(block), 16 // warps)
+    return shape.config(root, block, tile, warps, 3, split=shared, stages_of=loop, approximations=approximations(shape, members))
 
 
-def _split_rows(shape: SchedulingProblem, root: str, steps: dict[str, int], programs: int, share: int) -> tuple[Primitive, ...]:
+def _split_rows(shape: SchedulingProblem, steps: dict[str, int], programs: int, share: int) -> Sizes:
     """Split the rows over as many programs as run at once, ``share`` per multiprocessor, each with several steps to pipeline."""
     longest = max(steps, key=lambda label: shape.sizes[label] // steps[label])
     parts = min(shape.target.multiprocessors * share // max(programs, 1), shape.sizes[longest] // steps[longest] // 4)
-    return (Sizes(root, "split", (Sized(longest, whole_parts(parts)),)),) if parts > 1 else ()
+    return ((longest, whole_parts(parts)),) if parts > 1 else ()
 
 
 def _row_sized_values(shape: SchedulingProblem, members: list[str], along: set[str], down: tuple[str, ...]) -> tuple[int, int]:

@@ -17,8 +17,9 @@ from dataclasses import dataclass
 
 from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import FuseAt, Number, Primitive, Sized, Sizes
+from ...lang.schedule import FuseAt
 from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig
 from ..problem import WHOLE_CHAIN, SchedulingProblem
 
 STREAMED = 1 << 23  #: elements of the large operand from which on the bytes count and not the launches
@@ -53,16 +54,15 @@ def shared_passes(shape: SchedulingProblem) -> tuple[SharedPass, ...]:
     return tuple(found)
 
 
-def shared_pass_tiles(shape: SchedulingProblem, root: str) -> tuple[Primitive, ...]:
-    """Return the tiles of a kernel of ``shared_passes``, or of one that adds its parts up; none for other kernels."""
+def shared_pass_tiles(shape: SchedulingProblem, root: str) -> KernelConfig | None:
+    """Return the choices for a kernel of ``shared_passes``, or for one that adds its parts up; None for other kernels."""
     for p in shared_passes(shape):
         if root == p.host:
             return _parts_tiles(shape, p) if p.cut else _stream_tiles(shape, p)
         if root == p.func and p.cut:
             own = tuple(label for label in shape.algorithm[root].labels if label != p.narrow)
-            block, tile = tuple(Sized(x, 16) for x in own), (*(Sized(x, 16) for x in own), Sized(p.narrow, 0))
-            return Sizes(root, "block", block), Sizes(root, "tensorize", tile), *_launch(root, 4, 1)
-    return ()
+            return shape.config(root, dict.fromkeys(own, 16), {**dict.fromkeys(own, 16), p.narrow: 0}, 4, 1)
+    return None
 
 
 def _only_product(shape: SchedulingProblem, func: str) -> ex.Dot | None:
@@ -104,27 +104,19 @@ def _shared_pass(shape: SchedulingProblem, func: str, host: str) -> SharedPass |
     return None
 
 
-def _stream_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
+def _stream_tiles(shape: SchedulingProblem, p: SharedPass) -> KernelConfig:
     """Give a program 128 columns of all rows, or of a part of them; as many programs as there are multiprocessors."""
     return _tiles(shape, p, 128, 64, 4)
 
 
-def _parts_tiles(shape: SchedulingProblem, p: SharedPass) -> tuple[Primitive, ...]:
+def _parts_tiles(shape: SchedulingProblem, p: SharedPass) -> KernelConfig:
     """Give a program 256 columns: the part sums of each block are written and read again."""
     return _tiles(shape, p, 256, 128 if next_power_of_two(shape.sizes[p.narrow]) <= 32 else 64, 3)
 
 
-def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, stages: int) -> tuple[Primitive, ...]:
+def _tiles(shape: SchedulingProblem, p: SharedPass, columns: int, rows: int, stages: int) -> KernelConfig:
     blocks = -(-shape.sizes[p.wide] // columns)
     parts = min(shape.target.multiprocessors // blocks, shape.sizes[p.loop] // rows // 4)
     tile = {x: 0 if x == p.narrow else columns for x in shape.algorithm[p.host].labels} | {p.loop: rows}
-    found = [
-        Sizes(p.host, "block", (Sized(p.wide, columns),)),
-        Sizes(p.host, "tensorize", tuple(Sized(x, n) for x, n in tile.items())),
-    ]
-    found += [Sizes(p.host, "split", (Sized(p.loop, last_power_of_two(parts)),))] if parts >= 2 else []
-    return *found, *_launch(p.host, 8, stages)
-
-
-def _launch(root: str, warps: int, stages: int) -> tuple[Primitive, ...]:
-    return Number(root, "num_warps", (warps,)), Number(root, "num_stages", (stages,))
+    split = ((p.loop, last_power_of_two(parts)),) if parts >= 2 else ()
+    return shape.config(p.host, {p.wide: columns}, tile, 8, stages, split=split)

@@ -8,68 +8,64 @@ from __future__ import annotations
 
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
-from ...lang.schedule import SHARES, Approximate, Bare, Names, Number, Primitive, Share, Sized, Sizes, SpecializeWarps
+from ...lang.expr import SLOW
+from ...lang.schedule import SHARES
 from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig, Pairs
 from ..problem import SchedulingProblem
 
 ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
-_LONG = ("tanh", "erf", "sigmoid", "log", "log2")
+_LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
-def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[Primitive, ...]:
-    """Return all primitives of one kernel of chained products, or none where the form does not suit. Whether it fits the backend says."""
+def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
+    """Return the choices for one kernel of chained products, or None where the form does not suit. Whether it fits the backend says."""
     algorithm, sizes = shape.algorithm, shape.sizes
     labels, looped = algorithm[root].labels, reduction_labels(algorithm, root)
     dots = [d for m in members for d in shape.dots(m)]
     if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
-        return ()
+        return None
     if any(shape.operand_bytes(d) != 2 for d in dots):
-        return ()
+        return None
     (loop,) = looped
     own = [d for d in shape.dots(root) if loop in d.labels]
     rows = _rows(shape, root, own[0], labels) if own else None
     wide = [label for label in labels[-1:] if label != rows]
     if rows is None or not wide or next_power_of_two(sizes[wide[0]]) not in COLUMNS or sizes[rows] <= 64:
-        return ()
+        return None
     whole = {
         label for m in members for label in (*algorithm[m].labels, *reduction_labels(algorithm, m)) if label not in (*labels[:-1], loop)
     }
     if any(next_power_of_two(sizes[label]) not in COLUMNS for label in whole):
-        return ()
+        return None
     read = {side.tensor for d in dots for side in (d.left, d.right) if isinstance(side, ex.Access) and side.tensor in algorithm.inputs}
     written = [m for m in members if m in shape.outputs and algorithm[m].labels[-1:] != (rows,)]
     written += [] if root in written else [root]
     if not shape.aligned(read | set(written)):
-        return ()
+        return None
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
     if 2 * shape.programs(block) < shape.target.multiprocessors:
-        return ()
+        return None
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
-        return ()  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
+        return None  # measured, attention of 64 columns: at 1024 keys 103 us against 93 by Triton's text, at 4096 1167 against 1169, causal 651 against 690
     step = _step_size(shape, dots, members, {rows, loop}, widest)
     tile = {**block, **dict.fromkeys(sorted(whole), 0), loop: step}
     deep = 2 if widest > 128 or widest > 64 and step == 128 else 3
     written = written if widest <= 128 and shape.result_bytes() == 2 else []  # else no room to gather what is stored
-    return (
-        Sizes(root, "block", tuple(Sized(k, v) for k, v in block.items())),
-        Sizes(root, "tensorize", tuple(Sized(k, v) for k, v in tile.items())),
-        Names(root, "descriptor", (*sorted(read), *written)),
-        Bare(root, "persistent"),
-        SpecializeWarps(root, "specialize_warps", (loop,)),
-        Sizes(root, "stages", (Sized(loop, deep),)),
-        *_exponentials(shape, members, widest),
-        Number(root, "num_warps", (8,)),
-    )
+    return KernelConfig(
+        root, tuple(block.items()), tuple(tile.items()), descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
+        approximations=_exponentials(shape, members, widest), num_warps=8,
+    )  # fmt: skip
 
 
-def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> tuple[Primitive, ...]:
+def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> Pairs:
     """Emulate an eighth of the exponentials where products of 64 columns take as long as these: measured 1 to 3% faster."""
     powers = any(isinstance(n, ex.Call) and n.fn == "exp" for m in members for n in shape.algorithm[m].expr.walk())
-    return (Approximate(members[0], "approximate", (Share("exp", *SHARES[0]),)),) if powers and widest <= 64 else ()
+    return (("exp", "/".join(map(str, SHARES[0]))),) if powers and widest <= 64 else ()
 
 
 def _rows(shape: SchedulingProblem, root: str, dot: ex.Dot, labels: tuple[str, ...]) -> str | None:

@@ -1,0 +1,64 @@
+"""Keep large Funcs between kernels in pieces, so that memory holds no more of them than a limit."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+
+from ..codegen.analysis.dtype_propagation import operands_only
+from ..codegen.powers_of_two import last_power_of_two
+from ..lang import expr as ex
+from ..lang.schedule import Primitive, Sized, Sizes
+from ..lang.schedule_checks import reduction_labels
+from .problem import SchedulingProblem
+
+LIMIT = 256  #: MiB of what kernels leave for each other, where products make or read it; DTKERNELS_MEMORY_LIMIT is another number
+SMALL = 16  #: what takes less than this part of the limit is kept whole
+SHORTEST = 128  #: elements of a piece, at least: with fewer, products do not fill the GPU
+
+
+def memory_limit() -> int:
+    """Return the limit in bytes; 0 for none."""
+    given = os.environ.get("DTKERNELS_MEMORY_LIMIT", "")
+    return (int(given) if given.isascii() and given.isdigit() else LIMIT) << 20
+
+
+def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], members: dict[str, list[str]]) -> Iterator[tuple[Primitive, ...]]:
+    """Yield ``chunk`` statements that bring what kernels leave for each other within the limit, best first; none if it is.
+
+    The best label is that along which sums over it take the least memory: they are held in float32 until the last piece. For the
+    logits of a last layer that is the vocabulary: the gradient of the weight is finished piece by piece.
+    """
+    limit = memory_limit()
+    between = [r for r in roots if r not in shape.outputs and SMALL * _bytes(shape, r) > limit and _meets_products(shape, r, roots, members)]
+    large = between if sum(_bytes(shape, r) for r in between) > limit else []
+    if not limit or not large:
+        return
+    shared = [label for label in shape.algorithm[large[0]].labels if all(label in shape.algorithm[r].labels for r in large)]
+    for label in sorted(shared, key=lambda x: _summed_bytes(shape, x, roots)):
+        sums = _summed_bytes(shape, label, roots)
+        room = limit - sums if 2 * sums <= limit else limit
+        each = sum(_bytes(shape, r) for r in large) // shape.sizes[label]
+        size = max(SHORTEST, last_power_of_two(max(1, room // each)))
+        if size < shape.sizes[label]:
+            yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
+
+
+def _bytes(shape: SchedulingProblem, func: str) -> int:
+    narrow = func in operands_only(shape.algorithm)
+    return shape.elements(func) * (min(shape.itemsize, 4) if narrow else 4)
+
+
+def _meets_products(shape: SchedulingProblem, func: str, roots: tuple[str, ...], members: dict[str, list[str]]) -> bool:
+    """Return whether a product makes ``func``, or is in a kernel that reads it: its time then hides that of a launch for each piece."""
+    if any(shape.dots(m) for m in members[func]):
+        return True
+    readers = [r for r in roots if any(a.tensor == func for m in members[r] for a in ex.accesses(shape.algorithm[m].expr))]
+    return any(shape.dots(m) for r in readers for m in members[r])
+
+
+def _summed_bytes(shape: SchedulingProblem, label: str, roots: tuple[str, ...]) -> int:
+    """Return the bytes in float32 of the sums over ``label``."""
+    sums = [f for f in {*roots, *shape.outputs} if label in reduction_labels(shape.algorithm, f)]
+    return sum(4 * math.prod(shape.sizes.get(x, 1) for x in shape.algorithm[f].labels) for f in sums)

@@ -1,0 +1,246 @@
+"""Tile kernels with a product of a product, such as attention: back-to-back products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ...codegen.powers_of_two import next_power_of_two
+from ...lang import expr as ex
+from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig, combined
+from ..problem import CUT_SIDE, ROWS, WHOLE_CHAIN, WHOLE_SIDE, SchedulingProblem
+from .product_sides import MERGED, loaded_ahead, main_product, sides
+from .program_order import causal_program_order
+
+LONG = 8  #: steps of a loop from which on a copy of what it reads in each costs little beside it
+
+
+def chain_configs(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield the usual choices for a kernel in which a product is an operand of another."""
+    chain = Chain.of(shape, root, members)
+    if chain is not None:
+        yield chain.usual()
+
+
+@dataclass
+class Chain:
+    """A product of a product: rows in blocks, the intermediate in tiles or whole, everything else whole if it is narrow."""
+
+    shape: SchedulingProblem
+    root: str
+    members: list[str]
+    rows: list[str]
+    columns: list[str]
+
+    @staticmethod
+    def of(shape: SchedulingProblem, root: str, members: list[str]) -> Chain | None:
+        """Return the chain that a kernel computes, None if it computes none."""
+        if not any(map(shape.dots, members)) or shape.has_products_alone(root, members):
+            return None
+        main, dot = main_product(shape, members)
+        rows, columns = sides(shape, root, dot)
+        inner = set().union(*(ex.free_labels(d) for m in members if m != main for d in shape.dots(m)))
+        if columns and set(columns) <= inner and not inner & set(rows):  # blocks are of what both products have, whichever side that is
+            rows, columns = columns, rows
+        return Chain(shape, root, members, rows, columns)
+
+    def usual(self) -> KernelConfig:
+        """Return the choices that sizes decide."""
+        shape, algorithm, root = self.shape, self.shape.algorithm, self.root
+        sizes, itemsize = shape.sizes, shape.itemsize
+        labels = algorithm[root].labels
+        wide = max((next_power_of_two(sizes[c]) for c in self.columns), default=1)
+        tile: dict[str, int] = {}
+        block: dict[str, int] = {}
+        packed = self.packed_groups()
+        bm, step, warps, stages = self._measured_tile_sizes(wide, max((tile for _, tile in packed.values()), default=0))
+        short = self._rows_underfill_gpu(bm)
+        few = short and self._has_narrow_product()
+        blocks = {label: bm if label in self.rows[-1:] else CUT_SIDE if label in self.columns else 1 for label in labels if few or label not in self.columns}
+        idle = shape.programs(blocks) < 2 * shape.target.multiprocessors
+        bm = 16 if short and idle and (itemsize == 4 or not few) else bm  # without tensor cores a small tile takes no longer
+        loose = {} if few else self._loose()
+        warps, stages = (warps, 2) if few else (8, 3) if loose else (warps, stages)
+        for label in labels:
+            if label in packed:
+                block[label], tile[label] = packed[label]
+            elif label in self.rows[-1:]:
+                block[label] = tile[label] = min(bm, max(16, next_power_of_two(sizes[label])))
+            elif label in self.columns and sizes[label] <= (CUT_SIDE if few else WHOLE_SIDE):
+                tile[label] = 0
+            elif label in self.columns[-1:]:
+                tile[label] = CUT_SIDE if few else 256 // itemsize
+                block |= {label: CUT_SIDE} if few else {}
+            else:
+                block[label] = tile[label] = 1
+        held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
+        tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
+        tile |= self._reduction_tiles(tile, held, step)
+        loads = loose or self._through_descriptors(few) or (self._descriptors_inside(tile) if self._has_narrow_product() else {})
+        more = combined(loads, self._rows(tile))
+        return shape.config(root, block, tile, warps, stages, share=1 if packed else 2, reordered=self._order(), order=self.program_order(block, bool(packed)), **more)
+
+    def _rows(self, tile: dict[str, int]) -> dict[str, Any]:
+        """Copies with aligned rows of the numbers, one a row of an operand, that a loop reads in tiles.
+
+        Where their rows start anywhere each is loaded by itself, by every thread that needs it, in every step: on an H200 attention's
+        backward of 4001 rows took 1.2 to 1.6 times as long. A copy takes as long as a step or two of a long loop.
+        """
+        found = self._lower_rank_operands() if self.shape.itemsize == 2 and self._accumulator_count() > 1 else {}
+        odd = tuple(t for t, k in found.items() if self.shape.sizes[k] % 16 and tile.get(k, 0) and self.shape.sizes[k] // tile[k] >= LONG)
+        return {"staged": odd} if odd else {}
+
+    def _lower_rank_operands(self) -> dict[str, str]:
+        """Tensor read from memory that has fewer dimensions than others -> the label that its rows and the loop share."""
+        algorithm, outputs = self.shape.algorithm, self.shape.outputs
+        read = dict.fromkeys(a.tensor for m in self.members for a in ex.accesses(algorithm[m].expr) if a.tensor not in (*self.members, *outputs))
+        labels = {t: algorithm[t].labels if t in algorithm else algorithm.plain_labels(t) for t in read}
+        most = max(map(len, labels.values()), default=0)
+        looped = reduction_labels(algorithm, self.root)
+        return {t: str(own[-1]) for t, own in labels.items() if own and None not in own and len(own) < most and own[-1] in looped}
+
+    def _descriptors_inside(self, tile: dict[str, int]) -> dict[str, Any]:
+        """Descriptors of operands of the products that are computed inside, in loops that would wait for them."""
+        found: dict[str, Any] = {}
+        for m in self.members[1:]:
+            longest = max((self.shape.sizes[k] // tile[k] for k in reduction_labels(self.shape.algorithm, m) if tile.get(k)), default=0)
+            for dot in self.shape.dots(m):
+                found = combined(found, loaded_ahead(self.shape, self.members, dot, longest))
+        return found
+
+    def _rows_underfill_gpu(self, bm: int) -> bool:
+        """Return whether blocks of rows alone idle multiprocessors, and the inner product is short enough to recompute for blocks of columns."""
+        shape = self.shape
+        inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
+        blocks = shape.programs({x: bm if x in self.rows[-1:] else 1 for x in shape.algorithm[self.root].labels if x not in self.columns})
+        return bool(inner) and 2 * blocks <= shape.target.multiprocessors and max(inner) <= WHOLE_CHAIN
+
+    def _loose(self) -> dict[str, Any]:
+        """Load small operands through descriptors, from aligned copies, where rows of the large one are not aligned.
+
+        The kernel then waits only for the large operand, which it cannot load ahead.
+        """
+        shape, found = self.shape, self._operands()
+        if not found or shape.aligned({found[0]}):
+            return {}
+        small = tuple(t for t in found[1:] if 8 * shape.elements(t) <= shape.elements(found[0]))
+        copied = tuple(t for t in small if not shape.aligned({t}))
+        return {"staged": copied, "descriptors": small} if small else {}
+
+    def _through_descriptors(self, few: bool) -> dict[str, Any]:
+        """Everything by descriptors where the intermediate is wide: addresses of pointers would take its registers."""
+        found = (*self._operands(), self.root)
+        carried = max((self.shape.sizes[k] for k in reduction_labels(self.shape.algorithm, self.root)), default=0)
+        wide = not few and len(found) > 2 and next_power_of_two(carried) >= 64 and self.shape.aligned(set(found))
+        return {"descriptors": found} if wide else {}
+
+    def _operands(self) -> tuple[str, ...]:
+        """Return inputs of the products of a narrow chain of long loops, the largest first; none where they are read otherwise."""
+        shape = self.shape
+        sides = [s for m in self.members for dot in shape.dots(m) for s in (dot.left, dot.right)]
+        names = dict.fromkeys(s.tensor for s in sides if isinstance(s, ex.Access) and s.tensor not in self.members)
+        inner = [shape.sizes[k] for m in self.members[1:] for k in reduction_labels(shape.algorithm, m)]
+        if not self._has_narrow_product() or shape.itemsize != 2 or not shape.target.has_tma or max(inner, default=0) < 128 * MERGED:
+            return ()
+        return tuple(sorted(names, key=shape.elements, reverse=True)) if names.keys() <= {*shape.algorithm.inputs} else ()
+
+    def _order(self) -> tuple[str, ...]:
+        """Of several labels that are reduced together the longest goes innermost: its loop is the one that is pipelined."""
+        own = reduction_labels(self.shape.algorithm, self.root)
+        longest_last = tuple(sorted(own, key=lambda label: self.shape.sizes[label]))
+        return longest_last if len(own) > 1 and longest_last != own else ()
+
+    def program_order(self, block: dict[str, int], packed: bool) -> tuple[tuple[str, str, int], ...]:
+        if packed or len(block) < 2 or not self.rows or self.rows[-1] not in block or not self._has_mask():
+            return ()
+        return causal_program_order(self.shape, self.root, self.members, block, self.rows[-1])
+
+    def _measured_tile_sizes(self, wide: int, packed: int) -> tuple[int, int, int, int]:
+        """Return (rows, elements of the intermediate, warps, stages): as much as registers hold; measured on an H200 for 64, 128 and 256 columns.
+
+        Under a mask tiles are smaller, since on its edge they are work for nothing. ``packed``: rows of the tile of a packed group, 0 without.
+        """
+        itemsize, products = self.shape.itemsize, self._products()
+        if self._has_narrow_product():
+            return 64, 256 // itemsize, 4, 4
+        if packed:
+            step = max(32, 2048 // packed) if wide <= 128 and itemsize == 2 else 32  # as many scores for any group
+            return 16, step, 4, self.stages(packed, step, wide, 3)
+        if itemsize == 4:
+            return 64, 16 if wide >= 128 else 32, 8 if wide >= 128 else 4, self.stages(64, 32, wide, 2)
+        if wide <= 64 or wide <= 128 and products == 2:
+            rows, step, warps, stages = 64, 64, 4, 3
+        elif wide > 128:
+            rows, step, warps, stages = (128, 64, 8, 2) if products == 2 else (128, 32, 8, 3) if self._accumulator_count() == 1 else (64, 64, 8, 2)
+        elif self._accumulator_count() == 1:
+            rows, step, warps, stages = 128, 64, 8, 3
+        else:
+            rows, step, warps, stages = (64, 64, 4, 2) if self._has_mask() and not self._is_large_and_unaligned() else (128, 64, 8, 3)
+        return rows, step, warps, self.stages(rows * (2 if products > 2 else 1), step, wide, stages)
+
+    def _is_large_and_unaligned(self) -> bool:
+        """Return whether the loop reads copies with aligned rows, and there are blocks of 128 rows for two waves of programs."""
+        blocks = self.shape.programs({label: 128 if label in self.rows[-1:] else 1 for label in self.shape.algorithm[self.root].labels if label not in self.columns})
+        return bool(self._rows({k: 64 for k in reduction_labels(self.shape.algorithm, self.root)})) and blocks >= 2 * self.shape.target.multiprocessors
+
+    def stages(self, rows: int, step: int, wide: int, stages: int) -> int:
+        """Return as many of ``stages`` as shared memory holds."""
+        while stages > 1 and (rows + 2 * stages * step) * wide * self.shape.itemsize > self.shape.target.shared_bytes:
+            stages -= 1
+        return stages
+
+    def _has_narrow_product(self) -> bool:
+        return any(self.shape.holds_chain(m, self.root) for m in self.members[1:])
+
+    def _products(self) -> int:
+        return sum(len(self.shape.dots(m)) for m in self.members)
+
+    def _accumulator_count(self) -> int:
+        """Count the accumulators that a program holds at once."""
+        return 1 + sum(1 for m in self.members[1:] if m in self.shape.outputs and self.shape.dots(m))
+
+    def is_plain_pair(self) -> bool:
+        """Return whether the chain is two products with one accumulator that reads the other's result in wide tiles."""
+        return self._products() == 2 and self._accumulator_count() == 1 and not self._has_narrow_product()
+
+    def _has_mask(self) -> bool:
+        """Return whether a comparison of a row with the intermediate's label masks the loop."""
+        inner = set(reduction_labels(self.shape.algorithm, self.root))
+        nodes = [
+            n for m in self.members for n in self.shape.algorithm[m].expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS
+        ]
+        return any(ex.free_labels(n) & inner and ex.free_labels(n) & set(self.rows) for n in nodes)
+
+    def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int) -> dict[str, int]:
+        """Return the tiles of the labels that are reduced."""
+        shape = self.shape
+        found: dict[str, int] = {}
+        sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
+        for m in self.members:
+            own = reduction_labels(shape.algorithm, m)
+            for k in own:
+                if len(own) > 1 and k != max(own, key=lambda label: shape.sizes[label]):
+                    found[k] = min(ROWS, max(16, next_power_of_two(shape.sizes[k]))) if m == self.root and not shape.dots(m) and k in sides else 1
+                elif k in held:
+                    found[k] = 0
+                elif k not in tile and k not in found:
+                    narrow = shape.sizes[k] <= WHOLE_SIDE and m != self.root and k not in reduction_labels(shape.algorithm, self.root)
+                    found[k] = 0 if narrow else min(max(16, next_power_of_two(shape.sizes[k])), step)
+        return found
+
+    def packed_groups(self) -> dict[str, tuple[int, int]]:
+        """Return (block, tile) of a label whose elements in one group share the other side of the product, where rows are fewer than those.
+
+        Decoding is such: one query, and heads that share keys. A tile then holds the group, so that what it shares is read once.
+        """
+        algorithm, sizes = self.shape.algorithm, self.shape.sizes
+        labels = algorithm[self.root].labels
+        for dot in (d for m in self.members for d in self.shape.dots(m)):
+            for index in (i for a in ex.accesses(dot.right) for i in a.index):
+                match index:
+                    case ex.Binary("/", ex.Label(label), ex.Const(size)) if label in labels and 1 < size <= 64 and self.rows:
+                        if max(sizes[r] for r in self.rows) * 2 <= size:
+                            return {label: (int(size), max(16, next_power_of_two(int(size)))), **{r: (1, 1) for r in self.rows}}
+        return {}

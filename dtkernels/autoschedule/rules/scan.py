@@ -1,0 +1,67 @@
+"""Tile kernels that run along a label: one program holds or walks the whole of it. Not measured on a GPU yet."""
+
+from __future__ import annotations
+
+import math
+
+from ...codegen.powers_of_two import next_power_of_two
+from ...lang import expr as ex
+from ...lang.schedule_checks import reduction_labels
+from ..cost.kernel_config import KernelConfig
+from ..problem import SchedulingProblem
+from .reduction import approximations
+
+HELD, STEP = 4096, 2048  #: longest row scanned at once, and the tile of longer ones, in elements
+TALL = 16  #: elements at once along a label that does not lie contiguous
+ELEMENTS = 2048  #: of a tile
+FULL, SECTOR = 2, 16  #: programs a multiprocessor for which blocks are narrowed, and their narrowest
+NARROW = 256  #: most elements that each step of a scan sums for what reads it
+
+
+def scan_labels(shape: SchedulingProblem, members: list[str]) -> tuple[str, ...]:
+    """Return the labels that scans among ``members`` run along."""
+    found = (shape.algorithm[m].expr for m in members if m in shape.algorithm)
+    return tuple(dict.fromkeys(e.label for e in found if isinstance(e, ex.Scan)))
+
+
+def scan_consumer(shape: SchedulingProblem, func: str) -> str | None:
+    """Return the Func in whose kernel the scan ``func`` is computed as it is read, and so not stored: an output that alone reads it,
+    element by element along the scan, and sums over what it lacks, if that can be held.
+    """
+    a, own = shape.algorithm, shape.algorithm[func]
+    users = [d for d in a.definitions if any(x.tensor == func for x in ex.accesses(d.expr))]
+    if func in shape.outputs or len(users) != 1 or users[0].name not in shape.outputs:
+        return None
+    (user,) = users
+    reads = {x.index for x in ex.accesses(user.expr) if x.tensor == func}
+    rest = tuple(label for label in own.labels if label not in user.labels)
+    summed = reduction_labels(a, user.name)
+    narrow = math.prod(next_power_of_two(shape.sizes[label]) for label in rest) <= NARROW
+    plain = reads == {tuple(ex.Label(label) for label in own.labels)} and not shape.dots(user.name)
+    return user.name if plain and narrow and set(summed) == set(rest) and own.expr.label in user.labels else None  # type: ignore[attr-defined]
+
+
+def scan_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
+    """Return the choices for a kernel with a scan; None for any other. No label that a scan runs along is cut into blocks."""
+    along = scan_labels(shape, members)
+    labels = shape.algorithm[root].labels
+    if not along or along[-1] not in labels:
+        return None
+    last, t = labels[-1], along[-1]
+    length = next_power_of_two(shape.sizes[t])
+    tile = {label: 1 for label in along}
+    tile[t] = (0 if length <= HELD else STEP) if t == last else min(TALL, length)
+    summed = [r for m in members for r in reduction_labels(shape.algorithm, m) if r not in labels]
+    if summed:  # each step sums a tile that is held whole: one element along t, as many as there is room for along the others
+        tile |= {t: 1, **dict.fromkeys(summed, 0)}
+    width = math.prod(next_power_of_two(shape.sizes[r]) for r in summed) if summed else min(length, HELD) if tile[t] == 0 else tile[t]
+    room = max(1, ELEMENTS // width)
+    block: dict[str, int] = {}
+    for label in reversed([label for label in labels if label not in along]):
+        block[label] = min(next_power_of_two(shape.sizes[label]), room, 128)
+        room //= block[label]
+    block = {label: block[label] for label in labels if label in block}
+    while block and shape.programs(block) < FULL * shape.target.multiprocessors and max(block.values()) > SECTOR:
+        widest = max(block, key=lambda label: block[label])
+        block[widest] //= 2
+    return shape.config(root, block, {**tile, **block}, 4, 3, approximations=approximations(shape, members))
