@@ -25,9 +25,6 @@ sys.path[:0] = [str(ROOT / "tools")]
 
 from common.cli_types import Parser  # noqa: E402
 from sampling.distance_ranking import reach  # noqa: E402
-from tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
-from tuning.records.problems import CallKind, variants_of  # noqa: E402
-from tuning.search.candidates import KernelCandidate  # noqa: E402
 
 from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
 from dtkernels.autoschedule.cost.kernel_work import plans  # noqa: E402
@@ -37,6 +34,9 @@ from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
 from dtkernels.runtime.select.evidence import ITEMSIZE, predictions  # noqa: E402
 from dtkernels.runtime.select.row_ranking import distance, whole_labels  # noqa: E402
 from dtkernels.runtime.tables.table import Row  # noqa: E402
+from dtkernels.tuning.records.measurement_store import MeasurementMatrix, read_matrices  # noqa: E402
+from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402
+from dtkernels.tuning.search.candidates import KernelCandidate  # noqa: E402
 
 STORED = ROOT / "schedule_tables" / "nvidia_h200" / "measurements.safetensors"
 GOOD = 1.1  #: a row's schedule takes at most this over the best of its size

@@ -17,8 +17,6 @@ from typing import NamedTuple
 
 import numpy as np
 from choice_regret import STORED, kernels
-from tuning.records.measurement_store import read_matrices
-from tuning.records.problems import CallKind, variants_of
 
 from dtkernels.autoschedule.cost.coefficients import PRODUCTS, ROWS, Rates
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
@@ -26,9 +24,11 @@ from dtkernels.autoschedule.cost.kernel_work import Work, plans
 from dtkernels.autoschedule.cost.predicted_time import kernel_time
 from dtkernels.codegen.target import TARGETS
 from dtkernels.runtime.select.evidence import ITEMSIZE
+from dtkernels.tuning.records.measurement_store import read_matrices
+from dtkernels.tuning.records.problems import CallKind, variants_of
 
 OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside")
-KEPT = ("live",)  #: it decides how many programs run at once, which is counted once
+KEPT = ("live", "ordinary_rate")  #: the first decides how many programs run at once, which is counted once; of the second there are few times
 #: rates that may not leave these ranges; others may change by a factor of 20
 BOUNDS = {
     "sharp": (1.3, 6), "rounds": (1.5, 8), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),

@@ -79,13 +79,13 @@ class Trials:
 
     def __init__(self, options: argparse.Namespace):
         from sampling.regret import problem_of
-        from tuning.records.problems import variants_of
-        from tuning.search.candidates import cut
-        from tuning.workers.benchmark_worker import make_gpu_worker
-        from tuning.workers.compile_worker import make_cpu_worker
-        from tuning.workers.worker_pool import WorkerPool
 
         from dtkernels.codegen.target import target
+        from dtkernels.tuning.records.problems import variants_of
+        from dtkernels.tuning.search.candidates import cut
+        from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker
+        from dtkernels.tuning.workers.compile_worker import make_cpu_worker
+        from dtkernels.tuning.workers.worker_pool import WorkerPool
 
         self.options, self.problem_of, self.variants_of, self.cut = options, problem_of, variants_of, cut
         self.gpus = WorkerPool(1, make_gpu_worker, *())

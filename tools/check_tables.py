@@ -28,8 +28,6 @@ if __name__ == "__main__":
     needs("check_tables", "torch", "triton", "numpy")
 
 from common.cli_types import Parser, at_least, folder_to_read  # noqa: E402
-from common.deterministic_build import same_addresses  # noqa: E402
-from tuning.records.measurement_store import read_matrices  # noqa: E402
 
 from dtkernels.codegen.emit.module import emit  # noqa: E402
 from dtkernels.codegen.target import target  # noqa: E402
@@ -39,11 +37,14 @@ from dtkernels.runtime.aot_build import BuildError, build_row, rows_with_any_bui
 from dtkernels.runtime.launch.wrapper_recorder import host_text  # noqa: E402
 from dtkernels.runtime.select.schedule_selection import scheduled, target_for  # noqa: E402
 from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
-from dtkernels.runtime.tables.kernel_store import KernelStore, StoredKernel, StoreError, digest  # noqa: E402
-from dtkernels.runtime.tables.table import Row, TableError, read_gpu, read_rows, rows_text  # noqa: E402
+from dtkernels.runtime.tables.kernel_store import KernelStore, KernelStores, StoredKernel, StoreError, digest  # noqa: E402
+from dtkernels.runtime.tables.table import Row, TableError, arch_folder, read_gpu, read_rows, rows_text  # noqa: E402
+from dtkernels.tuning.build_kernels import same_arch, stores_of  # noqa: E402
+from dtkernels.tuning.deterministic_build import same_addresses  # noqa: E402
+from dtkernels.tuning.records.measurement_store import read_matrices  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
-LARGEST = 30 << 20  #: bytes of all tables and kernels together
+LARGEST = 40 << 20  #: bytes of all tables and kernels together
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -116,7 +117,7 @@ def stray_files(tables: Path) -> Iterator[str]:
                 yield str(error)
         elif path.suffix != ".safetensors":
             yield f"{path}: is no part of a table"
-        elif not path.with_suffix(".yaml").exists():
+        elif not path.with_suffix(".yaml").exists() and not any(same_arch(p.parent, path.parent.name) for p in tables.glob(f"*/{path.stem}.yaml")):
             yield f"{path}: kernels without a table"
 
 
@@ -137,18 +138,7 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
         return []
     if text != rows_text(rows):
         wrong.append(f"{path}: is not as tools/build.py writes it: order or spelling differ")
-    store = None
-    try:
-        store = KernelStore(path.with_suffix(".safetensors"))
-        if store.table != digest(text.encode()) or store.rows() != rows:
-            wrong.append(f"{path}: the copy of its rows beside its kernels is not of it; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
-    except FileNotFoundError:
-        if any(r.binaries for r in rows):
-            wrong.append(f"{path}: its kernels are missing; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
-    except (OSError, StoreError) as error:
-        wrong.append(str(error))
-    if store is not None and (spare := {*store.names()} - {n for r in rows for n in r.binaries}):
-        wrong.append(f"{store.path}: {len(spare)} kernels that no row names; run tools/build.py --gpu {path.parent.name} --ops {path.stem}")
+    store = stores_beside(path, to.arch, text, rows, wrong)
     found, widest = [], rows_with_any_build(rows)
     for i, row in enumerate(rows):
         seen.rows += 1
@@ -162,6 +152,38 @@ def check_table(path: Path, wrong: list[str], seen: Counts) -> list[Stored]:
                 found.append(Stored(row, entries, to.name, i in widest, title))
         wrong += [f"{title}: {what}" for what in problems]
     return found
+
+
+def stores_beside(path: Path, arch: int | str, text: str, rows: tuple[Row, ...], wrong: list[str]) -> KernelStores | None:
+    """Return the stores of a table, its own and that of its architecture; add what is wrong with them to ``wrong``."""
+    again, found = f"run tools/build.py --gpu {path.parent.name} --ops {path.stem}", []
+    for place in stores_of(path, arch):
+        try:
+            found.append(KernelStore(place))
+        except FileNotFoundError:
+            continue
+        except (OSError, StoreError) as error:
+            wrong.append(str(error))
+    if not found:
+        if any(r.binaries for r in rows):
+            wrong.append(f"{path}: its kernels are missing; {again}")
+        return None
+    copies = [s for s in found if s.table == digest(text.encode())]
+    try:
+        if not copies or copies[0].rows() != rows:
+            wrong.append(f"{path}: the copy of its rows beside its kernels is not of it; {again}")
+    except StoreError as error:
+        wrong.append(str(error))
+    named = {n for r in rows for n in r.binaries}
+    for other in path.parent.parent.glob(f"*/{path.name}"):
+        if found[-1].path.parent != path.parent and other != path and same_arch(other.parent, arch_folder(arch)):
+            named |= {n for r in read_rows(other.read_text(), str(other)) for n in r.binaries}
+    for s in found:
+        if spare := {*s.names()} - named:
+            wrong.append(f"{s.path}: {len(spare)} kernels that no row names; {again}")
+    if len(found) == 2 and (twice := {*found[0].names()} & {*found[1].names()}):
+        wrong.append(f"{found[0].path}: {len(twice)} kernels that {found[1].path} has too; {again}")
+    return KernelStores(found)
 
 
 def check_row(row: Row, op: str) -> Iterator[str]:
@@ -180,7 +202,7 @@ def check_row(row: Row, op: str) -> Iterator[str]:
         yield str(error)
 
 
-def entries_of(row: Row, store: KernelStore, problems: list[str]) -> Iterator[StoredKernel]:
+def entries_of(row: Row, store: KernelStores, problems: list[str]) -> Iterator[StoredKernel]:
     """Return the row's kernels that exist and are whole; add the problems of others to ``problems``."""
     for name in row.binaries:
         try:

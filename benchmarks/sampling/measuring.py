@@ -15,9 +15,9 @@ import torch
 import torch._dynamo
 import torch._functorch.config
 from common import timing, workloads
-from tuning.workers.worker_pool import Fatal, Finished, WorkerPool, line_of
 
 import dtkernels
+from dtkernels.tuning.workers.worker_pool import Fatal, Finished, WorkerPool, line_of
 
 from . import checking
 from .checking import Deviation

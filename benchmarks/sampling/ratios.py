@@ -99,7 +99,7 @@ def report(found: list[dict]) -> str:
 
 def regret_report(found: list[dict]) -> str:
     """Format the regret of each op and direction, and the best schedule found where it is over 1.1; "" without any."""
-    from tuning.search.portfolio import summary
+    from dtkernels.tuning.search.portfolio import summary
 
     cells: dict[tuple[str, str], list[float]] = {}
     for one in found:

@@ -8,20 +8,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from tuning.records.journal import Journal, Time
-from tuning.records.problems import TuningProblem, problems_of, variants_of
-from tuning.records.write_table import entrants, gpu_named
-from tuning.search.candidates import ScheduleCandidate, cut
-from tuning.search.playoffs import Playoffs
-from tuning.search.search import ScheduleSearch
-from tuning.search.search_state import SearchState
-from tuning.search.warm_start import WarmStart
-from tuning.workers.benchmark_worker import make_gpu_worker
-from tuning.workers.compile_worker import make_cpu_worker
-from tuning.workers.worker_pool import WorkerPool
-
 from dtkernels.lang.tuning_space import Shapes
 from dtkernels.runtime.select.schedule_selection import target_for
+from dtkernels.tuning.records.journal import Journal, Time
+from dtkernels.tuning.records.problems import TuningProblem, problems_of, variants_of
+from dtkernels.tuning.records.write_table import entrants, gpu_named
+from dtkernels.tuning.search.candidates import ScheduleCandidate, cut
+from dtkernels.tuning.search.playoffs import Playoffs
+from dtkernels.tuning.search.search import ScheduleSearch
+from dtkernels.tuning.search.search_state import SearchState
+from dtkernels.tuning.search.warm_start import WarmStart
+from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker
+from dtkernels.tuning.workers.compile_worker import make_cpu_worker
+from dtkernels.tuning.workers.worker_pool import WorkerPool
 
 from .measuring import ask
 

@@ -4,33 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-DTYPES = ("bf16", "fp16", "fp32")
+from dtkernels.tuning.cli_types import DTYPES, Parser, at_least, said, some_of, within
 
-
-class Parser(argparse.ArgumentParser):
-    """Parse the options of a tool. An error is one line on stderr, without the usage, and exit status 2."""
-
-    def __init__(self, tool: str, doc: str | None):
-        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.tool = tool
-
-    def error(self, message: str):
-        """Exit with one line."""
-        self.exit(2, f"{self.tool}: {' '.join(message.split())}; see --help\n")
-
-
-def said(error: Exception) -> str:
-    """Format an error in one line, with its file first if it has one."""
-    if isinstance(error, OSError) and error.strerror:
-        return f"{error.filename}: {error.strerror}" if error.filename is not None else error.strerror
-    return " ".join(str(error).split())[:300]
-
+__all__ = ["DTYPES", "Parser", "at_least", "device", "file_to_write", "folder_to_read", "read_figures", "read_text", "said", "several", "share", "some_of", "within"]
 
 def read_text(path: Path) -> str:
     """Read the text of a file. Raises OSError, and ValueError if it is not UTF-8."""
@@ -64,31 +45,6 @@ def read_figures(path: Path, about: Iterable[str] = ()) -> dict:
 _FIGURE: dict[str, type | tuple[type, ...]] = {"op": str, "shape": str, "dtype": str, "who": str, "microseconds": (int, float, type(None))}
 
 
-def some_of(allowed: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Accept names separated by commas, at least one, all from ``allowed``."""
-    known = tuple(allowed)
-
-    def names(text: str) -> tuple[str, ...]:
-        found = tuple(dict.fromkeys(text.split(",")))
-        for name in found:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"unknown {name!r}; allowed: {', '.join(known)}")
-        return found
-
-    return names
-
-
-def at_least(least: int) -> Callable[[str], int]:
-    """Accept a whole number of at least ``least``."""
-
-    def count(text: str) -> int:
-        if not text.isascii() or not text.removeprefix("-").isdigit() or len(text) > 12 or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no whole number from {least} on")
-        return int(text)
-
-    return count
-
-
 def several(kind: Callable[[str], object]) -> Callable[[str], tuple]:
     """Accept values of one kind separated by commas."""
     return lambda text: tuple(kind(part) for part in text.split(","))
@@ -97,21 +53,6 @@ def several(kind: Callable[[str], object]) -> Callable[[str], tuple]:
 def share(text: str) -> float:
     """Accept a number from 0 to below 1."""
     return 0.0 if text in ("0", "0.0") else within(0, 0.999999)(text)
-
-
-def within(low: float, high: float = math.inf) -> Callable[[str], float]:
-    """Accept a finite number above ``low``, up to ``high``."""
-
-    def number(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value) or not low < value <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number above {low:g}{'' if high == math.inf else f', up to {high:g}'}")
-        return value
-
-    return number
 
 
 def file_to_write(text: str) -> Path:

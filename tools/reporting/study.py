@@ -10,16 +10,16 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
-from tuning.records.journal import HALF
-from tuning.records.measurement_store import read_matrices
-from tuning.records.problems import CallKind, TuningProblem, variants_of
-from tuning.search.candidates import cut
-from tuning.search.portfolio import Regret, dispatched, summary
 
 from dtkernels.lang import expr as ex
 from dtkernels.lang.errors import DTError
 from dtkernels.runtime.aot_build import meta_tensors
 from dtkernels.runtime.tables.table import Row, read_rows
+from dtkernels.tuning.records.journal import HALF
+from dtkernels.tuning.records.measurement_store import read_matrices
+from dtkernels.tuning.records.problems import CallKind, TuningProblem, variants_of
+from dtkernels.tuning.search.candidates import cut
+from dtkernels.tuning.search.portfolio import Regret, dispatched, summary
 
 from .benchmark_runs import Benchmarks, read_runs
 

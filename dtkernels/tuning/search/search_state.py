@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from dtkernels.lang.errors import DTError
-
+from ...lang.errors import DTError
 from ..records.journal import Journal, Time
 from ..records.problems import CallKind, TuningProblem, size_distance
 from ..workers.compile_worker import Seeds
 from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut
 
 NEAR = 3.0  #: problems further apart than this, in log2 of sizes, do not learn from one another
+BELIEF, FADING = 0.03, 0.7  #: promised gains that the model is believed without having kept any; how earlier ones count at each proposal
 LAGGING = 1.35  #: ways to fuse that take this many times as long as the best are given up
 
 
@@ -25,16 +26,29 @@ class Cell:
     times: dict[KernelCandidate, Time] = field(default_factory=dict)
     waiting: set[KernelCandidate] = field(default_factory=set)
     level: int = 0
-    last: float = float("inf")  #: the best time when mutations were last requested
-    stale: int = 0  #: rounds without progress
-    expanding: bool = False
+    seeds: list[KernelCandidate] = field(default_factory=list)  #: candidates of the rules and the families, best predictions first
+    proposing: bool = False
+    gain: float = float("inf")  #: that is expected of the best candidate that was not measured, as a part of the time
+    promised: float = 0.0  #: gains that the model expected of the proposals so far, and those that came of them
+    kept: float = 0.0
+    before: float = float("inf")  #: the best time before the last proposal
+    quiet: int = 0  #: proposals in a row that promised no gain above the noise
     over: bool = False
-    reserve: list[KernelCandidate] = field(default_factory=list)  #: candidates of the families, not requested yet
 
     def best(self, count: int = 1) -> list[KernelCandidate]:
         """Return the fastest candidates, fastest first."""
         good = sorted((t.score, i, p) for i, (p, t) in enumerate(self.times.items()) if not t.failure)
         return [p for _, _, p in good[:count]]
+
+    def expects(self, gain: float) -> float:
+        """Return the gain of a new proposal: what the model expects, scaled by how the last proposals kept what it promised."""
+        now = self.fastest()
+        if now < self.before < float("inf"):
+            self.kept += min(math.log(self.before / now), self.gain)
+        self.gain = gain * min(1.0, (self.kept + BELIEF) / (self.promised + BELIEF))
+        if now < float("inf"):
+            self.promised, self.kept, self.before = FADING * (self.promised + gain), FADING * self.kept, now
+        return self.gain
 
     def fastest(self) -> float:
         """Return the best time so far."""
@@ -108,6 +122,12 @@ class SearchState:
         stored = (line.split(".")[0] for c in self.cuts[group].values() for line in c.fused.splitlines() if line.endswith(".store();"))
         found = dict.fromkeys((*variant.outputs, *(r for c in self.cuts[group].values() for r in c.roots), *stored))
         return tuple(d.name for d in variant.algorithm.definitions if d.name in found)
+
+    def outputs(self, group: CallKind) -> tuple[str, ...]:
+        """Return the outputs of the variant that a group tunes."""
+        from ..records.problems import variants_of
+
+        return variants_of(group)[1].outputs
 
     def near(self, work: TuningProblem) -> list[TuningProblem]:
         """Return the other problems of the group, nearest first."""

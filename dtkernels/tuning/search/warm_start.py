@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
-from dtkernels.runtime.select.row_ranking import candidates
-from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Row, RowKey, TableError, read_rows
-
+from ...runtime.select.row_ranking import candidates
+from ...runtime.signature.spec_hash import spec_hash
+from ...runtime.tables.table import Row, RowKey, TableError, read_rows
 from ..records.problems import TuningProblem, operator_of, row_of, time_model
 
 NEAREST = 3  #: different schedules of the rows nearest to a size, its own row included

@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 
-from dtkernels.runtime.build.specialization import fits, narrowest
-from dtkernels.runtime.build.triton_compile import plain_constant
-from dtkernels.runtime.launch.cuda_driver import DriverError, driver, launch_config
-from dtkernels.runtime.launch.wrapper_recorder import RecordedLaunch, record
-from dtkernels.runtime.tables.kernel_store import StoredKernel
-
+from ...runtime.build.specialization import fits, narrowest
+from ...runtime.build.triton_compile import plain_constant
+from ...runtime.launch.cuda_driver import DriverError, driver, launch_config
+from ...runtime.launch.wrapper_recorder import RecordedLaunch, record
+from ...runtime.tables.kernel_store import StoredKernel
 from ..records import inputs_and_reference
 from ..records.journal import Time
 from ..records.problems import TuningProblem
@@ -103,7 +102,7 @@ class Timer:
         """Return the microseconds of one run with a cold cache."""
         return self.cold(run, 1)
 
-    def cold(self, run: Callable[[], None], count: int) -> float:
+    def cold(self, run: Callable[[], object], count: int) -> float:
         """Return the median of ``count`` runs, each with a cold cache."""
         pairs = []
         for _ in range(count):
@@ -192,6 +191,15 @@ class GpuWorker:
         for i in places:
             times[i] = Time(statistics.median(c for c, _ in samples[i]), statistics.median(w for _, w in samples[i]))
         return times
+
+    def peer(self, work: TuningProblem, name: str) -> Time:
+        """Time the op's reference in the dtype of the call: in eager torch, or compiled by torch.compile."""
+        run = inputs_and_reference.peer(work, f"cuda:{self.device}", compiled=name == "compile")
+        for _ in range(AGAIN):
+            run()
+        torch.cuda.synchronize()
+        cold = self.timer.cold(run, 11)
+        return Time(cold, cold)
 
     def about(self) -> dict:
         """Describe this machine."""

@@ -1,4 +1,4 @@
-"""Simulate a GPU worker for ``--dry-run`` and tests: the estimate, slightly different for each candidate."""
+"""Simulate a GPU worker for ``--dry-run`` and tests: predicted times, slightly different for each candidate."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import os
 import time
 from pathlib import Path
 
-from dtkernels.codegen.target import Target
-
-from ..records import inputs_and_reference
+from ...autoschedule.cost.coefficients import rates_of
+from ...codegen.target import Target
 from ..records.journal import Time
 from ..records.problems import TuningProblem, variants_of
-from ..search.candidates import ScheduleCandidate, kernels_of, part_counts
-from ..search.cost import cost
-from .compile_worker import Artefact, Refused
+from ..records.roofline import roofline
+from ..search.candidates import KernelCandidate, ScheduleCandidate
+from .compile_worker import Artefact, Refused, predicted_kernel
+
+SPREAD = 0.05  #: how much the times of candidates differ from what the model predicts, at most
 
 
 class SimulatedGpu:
@@ -29,24 +30,27 @@ class SimulatedGpu:
         return getattr(self, kind)(*rest)
 
     def measure(self, work: TuningProblem, funcs: tuple[str, ...], key: object, artefact: Artefact | None, best: float, candidate: tuple[ScheduleCandidate, str | None]) -> Time:
-        """Return the estimate of a candidate."""
+        """Return the predicted time of a candidate."""
         whole, root = candidate
-        _, variant = variants_of(work.group)
-        extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
-        kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
-        copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
-        found = cost(kernels, extents, copies | inputs_and_reference.itemsizes(work), self.to)
-        text = work.text() + "".join(p.text() for p in whole.plans if root in (None, p.root))
-        factor = 1 + int(hashlib.sha256(text.encode()).hexdigest()[:4], 16) / 65536
-        return Time(found.seconds * 1e6 * factor, found.seconds * 1e6 * factor)
+        text = whole.schedule(variants_of(work.group)[1].outputs)
+        time = sum(predicted_kernel(work, text, r, self.to, rates_of(self.to.arch)) * self.factor(work, p) for r, p in zip(whole.roots, whole.plans) if root in (None, r))
+        return Time(time, time)
+
+    def factor(self, work: TuningProblem, plan: KernelCandidate) -> float:
+        """Return what a kernel takes over what is predicted."""
+        return 1 + SPREAD * int(hashlib.sha256(f"{work.text()}{plan.text()}".encode()).hexdigest()[:4], 16) / 65536
 
     def race(self, work: TuningProblem, funcs: tuple[str, ...], entrants: tuple, rounds: int) -> list[Time]:
-        """Return the estimates of whole schedules: the sums over their kernels."""
+        """Return the times of whole schedules: the sums over their kernels."""
         found = []
         for key, artefact, (whole, _) in entrants:
             times = [self.measure(work, funcs, key, artefact, 0.0, (whole, root)) for root in whole.roots]
             found.append(Time(sum(t.cold for t in times), sum(t.warm for t in times)))
         return found
+
+    def peer(self, work: TuningProblem, name: str) -> Time:
+        """Return twice the roofline for any peer."""
+        return Time(2 * roofline(work, self.to), 2 * roofline(work, self.to))
 
     def about(self) -> dict:
         """Describe the simulated GPU."""

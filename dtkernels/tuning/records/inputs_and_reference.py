@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
-from dtkernels.codegen.analysis.dtype_propagation import operands_only
-from dtkernels.lang import expr as ex
-from dtkernels.lang.algorithm import Algorithm
-from dtkernels.runtime.aot_build import meta_tensors
-from dtkernels.runtime.bind.operator import Variant
-from dtkernels.runtime.reference.evaluator import evaluate
-
+from ...codegen.analysis.dtype_propagation import operands_only
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ...runtime.aot_build import meta_tensors
+from ...runtime.bind.operator import Variant
+from ...runtime.reference.evaluator import evaluate
 from .problems import CallKind, TuningProblem, variants_of
 
 EXACT = 2**27  #: elements of the largest intermediate up to which the reference is computed in float64
@@ -91,6 +91,20 @@ def make(work: TuningProblem, roots: tuple[str, ...], device: str) -> InputsAndR
     right = reference(variant.algorithm, tensors, scalars, roots, work.extents)
     size = sum(t.numel() * t.element_size() for t in (*tensors.values(), *right.values()))
     return InputsAndReference((*tensors.values(), *scalars.values()), right, size)
+
+
+def peer(work: TuningProblem, device: str, compiled: bool) -> Callable[[], object]:
+    """Return a run of the op's reference on random inputs in the dtype of the call, in eager torch or under torch.compile."""
+    _, variant = variants_of(work.group)
+    algorithm, outputs = variant.algorithm, variant.outputs
+    values = make(work, (), device).values
+    tensors = dict(zip(algorithm.inputs, values))
+    scalars = dict(zip(algorithm.scalars, values[len(algorithm.inputs) :]))
+
+    def run() -> object:
+        return evaluate(algorithm, tensors, scalars, outputs)
+
+    return torch.compile(run) if compiled else run
 
 
 def _reach(name: str, algorithm: Algorithm, meta: dict[str, torch.Tensor]) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from dtkernels.runtime.tables.table import write_whole
+from ...runtime.tables.table import write_whole
 
 
 @dataclass

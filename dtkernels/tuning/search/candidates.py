@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dtkernels.codegen.ir.nest import Kernel
-from dtkernels.codegen.pipeline import lower, lower_one, prelower
-from dtkernels.lang.algorithm import Algorithm
-from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
-from dtkernels.lang.schedule_checks import check_schedule
-
+from ...codegen.ir.nest import Kernel
+from ...codegen.pipeline import lower, lower_one, prelower
+from ...lang.algorithm import Algorithm
+from ...lang.parser import parse_schedule
+from ...lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
+from ...lang.schedule_checks import check_schedule
 from ..records.journal import HALF
 
 

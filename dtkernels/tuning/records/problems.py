@@ -12,19 +12,18 @@ from pathlib import Path
 
 import torch
 
-from dtkernels.algebra.rules.constant_folding import bind_parameters
-from dtkernels.codegen.analysis.product_types import BYTES
-from dtkernels.codegen.emit.module import value_inputs
-from dtkernels.codegen.target import target
-from dtkernels.lang import expr as ex
-from dtkernels.lang.tuning_space import Shapes
-from dtkernels.ops.registry import register, registered, shipped, shipped_names
-from dtkernels.runtime.aot_build import factors_of_products, known_labels, meta_tensors
-from dtkernels.runtime.bind.operator import Operator, Variant
-from dtkernels.runtime.select.evidence import TimeModel
-from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Row, saved_words
-
+from ...algebra.rules.constant_folding import bind_parameters
+from ...codegen.analysis.product_types import BYTES
+from ...codegen.emit.module import value_inputs
+from ...codegen.target import target
+from ...lang import expr as ex
+from ...lang.tuning_space import Shapes
+from ...ops.registry import register, registered, shipped, shipped_names
+from ...runtime.aot_build import factors_of_products, known_labels, meta_tensors
+from ...runtime.bind.operator import Operator, Variant
+from ...runtime.select.evidence import TimeModel
+from ...runtime.signature.spec_hash import spec_hash
+from ...runtime.tables.table import Row, saved_words
 from .journal import HALF
 
 SPEC_FILES = (".yaml", ".yml")

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dtkernels.codegen.powers_of_two import next_power_of_two
-from dtkernels.runtime.select.row_ranking import candidates, whole_labels
-from dtkernels.runtime.tables.table import Row
-
+from ...codegen.powers_of_two import next_power_of_two
+from ...runtime.select.row_ranking import candidates, whole_labels
+from ...runtime.tables.table import Row
 from ..records.problems import CallKind, TuningProblem, row_of, time_model
 from .candidates import KernelCandidate, ScheduleCandidate
 from .search_state import Cell, SearchState

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from dataclasses import dataclass, field, replace
@@ -10,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from dtkernels.codegen.target import TARGETS
-from dtkernels.lang.errors import DTError
-from dtkernels.runtime.select.schedule_selection import gpu_of
-from dtkernels.runtime.signature.spec_hash import spec_hash
-from dtkernels.runtime.tables.table import Gpu, Row, write_gpu, write_rows
-
+from ...codegen.target import TARGETS
+from ...lang.errors import DTError
+from ...runtime.select.schedule_selection import gpu_of
+from ...runtime.signature.spec_hash import spec_hash
+from ...runtime.tables.table import Gpu, Row, write_gpu, write_rows
 from ..search.candidates import ScheduleCandidate, cut
 from ..search.portfolio import Regret, choose, dispatched, kinds, summary
 from ..search.search_state import SearchState
@@ -87,15 +87,33 @@ def corrected_by_races(known: SearchState, times: dict[tuple[str, str], Time], c
     return found
 
 
+def pruned(rows: dict[TuningProblem, Row]) -> list[Row]:
+    """Leave out rows at whose sizes a call is given a row of the same schedule and alignment anyway; rows of one group."""
+    kept = dict(rows)
+    for work, row in rows.items():
+        rest = {w: r for w, r in kept.items() if w != work}
+        if _stands_for(dispatched(list(rest.values()), work), row):
+            kept = rest
+    for work, row in rows.items():  # those that went later may have been the evidence for one that went before
+        if work not in kept and not _stands_for(dispatched(list(kept.values()), work), row):
+            kept[work] = row
+    return list(kept.values())
+
+
+def _stands_for(taken: Row | None, row: Row) -> bool:
+    """Return whether a call at the sizes of ``row`` gets the same kernels by ``taken``."""
+    return taken is not None and taken.schedule == row.schedule and all(math.gcd(n, 16) == math.gcd(taken.sizes[x], 16) for x, n in row.sizes.items())
+
+
 def rows_of(known: SearchState, times: dict[tuple[str, str], Time], choice: dict[TuningProblem, ScheduleCandidate], by: dict, measured: bool) -> list[Row]:
-    """Return the rows of one group."""
-    rows = []
+    """Return the rows of one group, without those that no call needs."""
+    rows = {}
     for w, made in choice.items():
         found = times.get((w.text(), made.text()))
         time = found.cold if found is not None and not found.failure else known.total(w, made.fused)
         micro = round(time, 2) if measured and 0 < time < float("inf") else None
-        rows.append(replace(_row(w, made), microseconds=micro, measured=measured, by=by))
-    return rows
+        rows[w] = replace(_row(w, made), microseconds=micro, measured=measured, by=by)
+    return pruned(rows)
 
 
 def _row(work: TuningProblem, made: ScheduleCandidate) -> Row:

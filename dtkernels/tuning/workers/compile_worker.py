@@ -1,31 +1,35 @@
-"""Run CPU workers: make seeds, generate mutations, compile. One handler, so that any worker can do any of these."""
+"""Run CPU workers: make seeds, propose candidates, refit the cost model, compile. One handler, so that any worker can do any of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import random
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
-from common import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
-
-from dtkernels.autoschedule.default_schedule import schedules
-from dtkernels.codegen.emit.gluon.kernel import INFIX
-from dtkernels.codegen.emit.module import emit
-from dtkernels.codegen.target import Target
-from dtkernels.lang.errors import DTError
-from dtkernels.runtime.build.source_cache import load_module
-from dtkernels.runtime.build.specialization import narrowest
-from dtkernels.runtime.build.triton_compile import compile_kernel, plain_types, record_launches, stored_kernel_of
-from dtkernels.runtime.launch.wrapper_recorder import host_text
-from dtkernels.runtime.select.schedule_selection import scheduled
-from dtkernels.runtime.tables.kernel_store import StoredKernel, digest
-
+from ...autoschedule.cost.coefficients import rates_of
+from ...autoschedule.default_schedule import schedules
+from ...codegen.analysis.resources import check_resources
+from ...codegen.emit.gluon.kernel import INFIX
+from ...codegen.emit.module import emit
+from ...codegen.target import Target
+from ...lang.errors import DTError
+from ...runtime.build.source_cache import load_module
+from ...runtime.build.specialization import narrowest
+from ...runtime.build.triton_compile import compile_kernel, plain_types, record_launches, stored_kernel_of
+from ...runtime.launch.wrapper_recorder import host_text
+from ...runtime.select.schedule_selection import scheduled
+from ...runtime.tables.kernel_store import StoredKernel, digest
+from .. import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
 from ..records import inputs_and_reference
-from ..records.problems import CallKind, TuningProblem, operator_of, variants_of
+from ..records.problems import CallKind, TuningProblem, operator_of, time_model, variants_of
 from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of
-from ..search.cost import cost
-from ..search.mutations import Surroundings, neighbours, split_sums
+from ..search.model import Fitted, Residuals, Sample, kernel_plans, predicted, refitted
+from ..search.space import Surroundings, drawn, split_sums
 
-WORSE = 3.0  #: mutations estimated to be this many times slower than their parent are dropped
+WORSE = 3.0  #: ways to fuse, and random candidates, that are predicted to be this many times slower are dropped
+DRAWS, MUTATIONS, GENERATIONS, ANYWHERE = 64, 48, 3, 14  #: of a proposal; steps of a draw from the whole space
+LOOKED = 6  #: candidates that are lowered to see whether they fit, for each that is proposed
 
 
 class Refused(Exception):
@@ -49,9 +53,17 @@ class Seeds:
 
     default: ScheduleCandidate
     cuts: dict[str, ScheduleCandidate] = field(default_factory=dict)  #: by what is fused
-    plans: dict[KernelCandidate, float | None] = field(default_factory=dict)  #: None for one that does not fit
+    plans: dict[KernelCandidate, float | None] = field(default_factory=dict)  #: predicted microseconds; None for one that does not fit
     earlier: list[ScheduleCandidate] = field(default_factory=list)  #: schedules of a table's rows
     illegal: list[str] = field(default_factory=list)  #: those that are not legal here
+
+
+@dataclass
+class Proposal:
+    """Candidates to measure next, the most promising first, and the gain that the model expects of the best, as a part of the time."""
+
+    plans: list[KernelCandidate]
+    gain: float
 
 
 class CpuWorker:
@@ -128,29 +140,69 @@ class CpuWorker:
         own, best = list(costs.values()), [first.plans[p] for p in first.default.plans]
         return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
 
-    def expand(self, work: TuningProblem, whole: ScheduleCandidate, plans: tuple[KernelCandidate, ...], tried: frozenset[KernelCandidate], most: int) -> list[tuple[float, KernelCandidate]]:
-        """Return mutations of ``plans`` that fit and were not ``tried``, the most promising first."""
-        _, variant = variants_of(work.group)
-        found: dict[KernelCandidate, float] = {}
-        for plan in plans:
-            around = Surroundings.of(variant.algorithm, plan, work.extents, self.to.has_tma)
-            own = self._cost(work, whole.with_plan(plan), plan.root)
-            for new in neighbours(plan, around):
-                if new not in tried and new not in found:
-                    estimate = self._cost(work, whole.with_plan(new), new.root)
-                    if estimate is not None and (own is None or estimate < WORSE * own):
-                        found[new] = estimate
-        return sorted(((c, p) for p, c in found.items()), key=lambda item: item[0])[:most]
+    def propose(self, work: TuningProblem, whole: ScheduleCandidate, root: str, times: dict[KernelCandidate, float | None],
+                seeds: Sequence[KernelCandidate], rates: Fitted | None, anew: bool, count: int) -> Proposal:  # fmt: skip
+        """Return the ``count`` candidates of which the model expects most, one of them drawn at random.
+
+        They are chosen among the rules' and families' ``seeds``, draws from the whole space, and mutations of the best, evolved for a
+        few generations by predicted time (as Ansor does, Zheng et al. 2020). ``times``: of the measured ones, None where one failed.
+        ``anew``: start without the best ones, for a restart.
+        """
+        rng = random.Random(f"{work.text()} {root} {len(times)} {anew}")
+        known = {p: t for p, t in times.items() if t is not None}
+        best = sorted(known, key=known.__getitem__)[:3]
+        from_here = [p for p in (*(() if anew and seeds else best), *seeds)] or [p for p in whole.plans if p.root == root]
+        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma) for p in from_here[:1]}
+        near = next(iter(around.values()))
+        pool = dict.fromkeys((*seeds, *(drawn(rng.choice(from_here), near, rng.randint(2, ANYWHERE), rng) for _ in range(DRAWS))))
+        at_random = [p for p in pool if p not in times and p not in seeds]
+        for _ in range(GENERATIONS):
+            ranked = sorted(pool, key=lambda p: self._predicted(work, whole, p, rates))
+            parents = [*([] if anew else best), *ranked[:16]]
+            pool |= dict.fromkeys(drawn(rng.choice(parents), near, rng.randint(1, 3), rng) for _ in range(MUTATIONS))
+        left = [p for p in pool if p not in times]
+        residuals = Residuals(list(known), [self._predicted(work, whole, p, rates) for p in known], list(known.values()))
+        gains = residuals.gains(left, [self._predicted(work, whole, p, rates) for p in left])
+        order = sorted(range(len(left)), key=lambda i: -gains[i])
+        found: list[tuple[float, KernelCandidate]] = []
+        for i in order[: LOOKED * count]:
+            if len(found) < count - 1 and self._fits(work, whole.with_plan(left[i]), root):
+                found.append((float(gains[i]), left[i]))
+        limit = WORSE * min((self._predicted(work, whole, p, rates) for p in (*best, *(p for _, p in found))), default=float("inf"))
+        other = (p for p in at_random[: LOOKED * count] if self._predicted(work, whole, p, rates) <= limit and all(p != q for _, q in found))
+        one = next((p for p in other if self._fits(work, whole.with_plan(p), root)), None)
+        return Proposal([*(p for _, p in found), *([one] if one else [])], max((g for g, _ in found), default=0.0))
+
+    def refit(self, measured: Sequence[tuple[TuningProblem, str, str, float, float]]) -> Fitted:
+        """Return the rates of the cost model fitted to kernels: (problem, schedule, root, microseconds, best of its size)."""
+        found = []
+        for work, schedule, root, time, best in measured:
+            own = kernel_plans(schedule, root, time_model(work.group).known)
+            if len(own) == 1:
+                found.append(Sample(own[0], work.sizes, work.group.itemsize, time, best))
+        return refitted(found, self.to)
 
     def _cost(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> float | None:
+        """Return the predicted microseconds of one kernel; None if it does not fit."""
+        plan = next(p for p in whole.plans if p.root == root)
+        return self._predicted(work, whole, plan, None) if self._fits(work, whole, root) else None
+
+    def _predicted(self, work: TuningProblem, whole: ScheduleCandidate, plan: KernelCandidate, rates: Fitted | None) -> float:
+        text = whole.with_plan(plan).schedule(variants_of(work.group)[1].outputs)
+        return predicted_kernel(work, text, plan.root, self.to, rates or rates_of(self.to.arch))
+
+    def _fits(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> bool:
+        """Return whether the kernel of ``root`` is legal and the GPU has room for it."""
         _, variant = variants_of(work.group)
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
             copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
             extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
-            return cost(kernels, extents, copies | inputs_and_reference.itemsizes(work), self.to).seconds
+            for kernel in kernels:
+                check_resources(kernel, extents, copies | inputs_and_reference.itemsizes(work), self.to)
         except (DTError, AssertionError, KeyError):
-            return None
+            return False
+        return True
 
     def compile(self, group: CallKind, whole: ScheduleCandidate, root: str | None, works: tuple[TuningProblem, ...]) -> Artefact:
         """Compile the kernels of ``root``, or of all of ``whole``, as calls of ``works`` launch them. Raises Refused."""
@@ -186,6 +238,12 @@ class CpuWorker:
                 if key not in seen:
                     seen.add(key)
                     yield launch, build
+
+
+@lru_cache(maxsize=1 << 16)
+def predicted_kernel(work: TuningProblem, schedule: str, root: str, to: Target, rates: Fitted) -> float:
+    """Return the microseconds of the kernel of ``root`` by the cost model."""
+    return predicted(kernel_plans(schedule, root, time_model(work.group).known), work.extents, work.group.itemsize, to, rates)
 
 
 def family_texts(group: CallKind) -> Iterator[str]:

@@ -1,16 +1,23 @@
-"""Mutate a kernel candidate by one step: a tile of twice or half the size, more warps, another order of blocks, and so on."""
+"""Span the space of one kernel's schedules: its dimensions, the values of each, and draws from all of it.
+
+A step sets one dimension to any of its other values: a tile, the warps, the parts of a split, the order of the blocks. Few steps give
+a mutation, many a draw from anywhere in the space.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any
 
-from dtkernels.autoschedule.rules.reduction import reread
-from dtkernels.codegen.powers_of_two import next_power_of_two
-from dtkernels.lang import expr as ex
-from dtkernels.lang.algorithm import Algorithm
-from dtkernels.lang.parser import parse_schedule
-from dtkernels.lang.schedule import (
+from ...autoschedule.rules.reduction import reread
+from ...codegen.powers_of_two import next_power_of_two
+from ...lang import expr as ex
+from ...lang.algorithm import Algorithm
+from ...lang.parser import parse_schedule
+from ...lang.schedule import (
     SHARES,
     Approximate,
     Argument,
@@ -27,10 +34,10 @@ from dtkernels.lang.schedule import (
     Sizes,
     SpecializeWarps,
 )
-
 from .candidates import KernelCandidate
 
-MOST_WARPS, MOST_STAGES, SHORTEST_LOOP = 32, 6, 1024
+MOST_WARPS, MOST_STAGES, SHORTEST_LOOP, LARGEST_TILE = 32, 6, 1024, 256
+PARTS = (2, 3, 4, 6, 8, 12, 16, 32, 64, 128)  #: of a split
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,7 @@ class Tiling:
     rest: tuple[Primitive, ...] = ()
 
     @staticmethod
+    @lru_cache(maxsize=16384)
     def of(plan: KernelCandidate) -> Tiling:
         """Parse a candidate."""
         schedule: Schedule = parse_schedule(plan.tiles)
@@ -141,133 +149,104 @@ def split_sums(plan: KernelCandidate) -> set[str]:
     return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
 
 
+def drawn(plan: KernelCandidate, around: Surroundings, steps: int, rng: random.Random) -> KernelCandidate:
+    """Return a candidate some random steps away from ``plan``; it may be illegal."""
+    t = Tiling.of(plan)
+    for _ in range(steps):
+        found = dimensions(t, around)
+        t = replace(t, **rng.choice(rng.choice(found))) if found else t
+    return KernelCandidate(plan.fused, plan.root, t.text())
+
+
 def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandidate]:
-    """Return candidates one step away, the usual steps first, each once; not all of them are legal."""
-    tiling = Tiling.of(plan)
-    found: dict[str, KernelCandidate] = {}
-    for step in (_tiles, _launch, _pairs, _splits, _program_orders, _descriptors, _single, _last_wave, _shared_exponentials, _eviction_hints):
-        for new in step(tiling, around):
-            if new.text() != tiling.text():
-                found.setdefault(new.text(), KernelCandidate(plan.fused, plan.root, new.text()))
-    return list(found.values())
+    """Return every candidate that differs in one dimension, each once; not all of them are legal."""
+    t = Tiling.of(plan)
+    texts = dict.fromkeys(replace(t, **change).text() for values in dimensions(t, around) for change in values)
+    return [KernelCandidate(plan.fused, plan.root, text) for text in texts if text != t.text()]
 
 
-Step = Callable[[Tiling, Surroundings], Iterator[Tiling]]
+def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
+    """Return, for each dimension of the space around ``t``, what each of its values changes."""
+    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _eviction_hints)
+    return [values for dimension in every for values in dimension(t, around) if values]
 
 
-def _resized(t: Tiling, around: Surroundings, label: str, up: bool) -> Tiling | None:
-    """Return the tile of ``label`` one size up or down, with its block if the two are equal."""
-    now, size = t.tile.get(label, 1), around.sizes.get(label, 1)
-    smallest = 16 if around.product and now >= 16 else 1
-    if now == 0:
-        if up or around.product or size <= SHORTEST_LOOP:
-            return None
-        new = next_power_of_two(size) // 2
-    else:
-        new = now * 2 if up else now // 2
-        if new < smallest or up and now >= next_power_of_two(size):
-            return None
+Dimensions = Iterator[list[dict[str, Any]]]  #: what each value of each dimension of a kind changes
+
+
+def _tiles(t: Tiling, around: Surroundings) -> Dimensions:
+    for label, now in t.tile.items():
+        size = around.sizes.get(label, 1)
+        if now == 0 and (around.product or size <= SHORTEST_LOOP):
+            continue
+        smallest, whole = 16 if around.product and now >= 16 else 1, next_power_of_two(size)
+        largest = min(whole, max(LARGEST_TILE, now)) if around.product else whole
+        yield [_resized(t, around, label, 1 << i) for i in range(smallest.bit_length() - 1, largest.bit_length())]
+
+
+def _resized(t: Tiling, around: Surroundings, label: str, new: int) -> dict[str, Any]:
+    """Return the change to a tile of ``new`` elements, and its block if the two were equal or the block would be smaller."""
+    now, size = t.tile[label], around.sizes.get(label, 1)
     if label in t.block:
-        if t.block[label] not in (now, next_power_of_two(size)) and not (up and new <= t.block[label]):
-            return None
-        return replace(t, tile={**t.tile, label: new}, block={**t.block, label: max(new, t.block[label]) if t.block[label] != now else new})
+        block = new if t.block[label] in (now, next_power_of_two(size)) else max(new, t.block[label])
+        return dict(tile={**t.tile, label: new}, block={**t.block, label: block})
     if new >= size and label not in around.algorithm[t.root].labels and not around.product:
         new = 0
-    return replace(t, tile={**t.tile, label: new})
+    return dict(tile={**t.tile, label: new})
 
 
-def _tiles(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    for label in t.tile:
-        for up in (True, False):
-            if (new := _resized(t, around, label, up)) is not None:
-                yield new
-
-
-def _launch(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    for warps in (t.warps * 2, t.warps // 2):
-        if 1 <= warps <= (16 if around.product else MOST_WARPS):
-            yield replace(t, warps=warps)
+def _launch(t: Tiling, around: Surroundings) -> Dimensions:
+    most = 16 if around.product else MOST_WARPS
+    yield [dict(warps=1 << i) for i in range(most.bit_length())]
     if around.product or around.looped(t):
-        for stages in (t.stages + 1, t.stages - 1):
-            if 1 <= stages <= MOST_STAGES:
-                yield replace(t, stages=stages)
+        yield [dict(stages=n) for n in range(1, MOST_STAGES + 1)]
 
 
-def _pairs(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
-    """Combine steps that only help together: a larger tile with more warps, a deeper one with fewer stages, one side for the other."""
-    own = [label for label in t.tile if label in t.block]
-    for label in own:
-        if (up := _resized(t, around, label, True)) is not None and t.warps < 16:
-            yield replace(up, warps=t.warps * 2)
-        if (down := _resized(t, around, label, False)) is not None and t.warps > 1:
-            yield replace(down, warps=t.warps // 2)
-    for a in own:
-        for b in own:
-            if a != b and (up := _resized(t, around, a, True)) and (both := _resized(up, around, b, False)):
-                yield both
-    for label in t.tile:
-        if label not in t.block and around.product:
-            if (up := _resized(t, around, label, True)) is not None and t.stages > 2:
-                yield replace(up, stages=t.stages - 1)
-            if (down := _resized(t, around, label, False)) is not None and t.stages < MOST_STAGES:
-                yield replace(down, stages=t.stages + 1)
-
-
-def _splits(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _splits(t: Tiling, around: Surroundings) -> Dimensions:
     """Vary the number of programs that share a reduction (split-K)."""
     for label in around.looped(t) or list(t.split):
-        now = t.split.get(label, 1)
-        for parts in (now * 2, now * 4, now // 2):
-            rest = {k: v for k, v in t.split.items() if k != label}
-            if parts == 1 and now > 1:
-                yield replace(t, split=rest)
-            elif 2 <= parts <= 128 and parts * t.tile.get(label, 1) * 2 <= around.sizes.get(label, 1):
-                yield replace(t, split={**rest, label: parts})
+        rest = {k: v for k, v in t.split.items() if k != label}
+        most = around.sizes.get(label, 1) // (2 * max(1, t.tile.get(label, 1)))
+        yield [dict(split=rest), *(dict(split={**rest, label: n}) for n in PARTS if n <= most)]
 
 
-def _program_orders(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _program_orders(t: Tiling, around: Surroundings) -> Dimensions:
     """Vary the order of the blocks, and whether programs are persistent."""
     groups = [a for a in t.order if isinstance(a, Grouped)]
-    for size in (4, 8, 16):
-        if groups and groups[0].size != size:
-            yield replace(t, order=tuple(replace(a, size=size) if a == groups[0] else a for a in t.order))
-    if not groups and around.product and len(t.block) >= 2:
+    if groups:
+        yield [dict(order=tuple(replace(a, size=size) if a == groups[0] else a for a in t.order)) for size in (4, 8, 16)]
+    elif around.product and len(t.block) >= 2:
         row, column = _row_and_column_labels(t, around)
         if row and column:
             rest = tuple(label for label in t.block if label not in (row, column))
-            taken = {*around.algorithm.labels}
-            inner = next(n for i in range(1, 99) if (n := f"{row}{i}") not in taken)
-            yield replace(t, order=(*rest, Grouped(row, inner, 8), column, inner))
-    yield replace(t, persistent=not t.persistent)
-    if not around.product:
-        yield from _prefetching(t, around)
-    for label, size in t.block.items():
-        if t.tile.get(label) == 1 and not around.product:
-            if size < 64 and around.sizes.get(label, 1) >= 2 * size:
-                yield replace(t, block={**t.block, label: size * 2})
-            if size > 1:
-                yield replace(t, block={**t.block, label: size // 2})
+            inner = next(n for i in range(1, 99) if (n := f"{row}{i}") not in around.algorithm.labels)
+            yield [dict(order=(*rest, Grouped(row, inner, size), column, inner)) for size in (4, 8, 16)]
+    yield [dict(persistent=not t.persistent)]
 
 
-def _prefetching(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _rows(t: Tiling, around: Surroundings) -> Dimensions:
+    """Vary the rows that a program takes one after another."""
+    for label in t.block if not around.product else ():
+        if t.tile.get(label) == 1:
+            yield [dict(block={**t.block, label: 1 << i}) for i in range(7) if 1 << i <= around.sizes.get(label, 1)]
+
+
+def _prefetching(t: Tiling, around: Surroundings) -> Dimensions:
     """Make programs persistent and prefetch their next blocks, with this number of stages."""
-    now = [p for p in t.rest if p.name == "stages"]
     others = tuple(p for p in t.rest if p.name != "stages")
-    if now:
-        yield replace(t, rest=others)
     label = next((label for label, size in t.block.items() if size == t.tile.get(label) and around.sizes.get(label, 1) >= 256), None)
-    if label is not None:
-        for stages in (2, 3, 4):
-            yield replace(t, persistent=True, rest=(*others, Sizes(t.root, "stages", (Sized(label, stages),))))
+    if not around.product and (label is not None or len(others) < len(t.rest)):
+        ahead = (Sizes(t.root, "stages", (Sized(label, stages),)) for stages in (2, 3, 4) if label is not None)
+        yield [dict(rest=others), *(dict(persistent=True, rest=(*others, p)) for p in ahead)]
 
 
-def _shared_exponentials(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _shared_exponentials(t: Tiling, around: Surroundings) -> Dimensions:
     """Compute a share of the exponentials by multiply-adds, next to products that take as long."""
     now = [p for p in t.rest if p.func == t.root and isinstance(p, Approximate) and any(isinstance(a, Share) for a in p.functions)]
     if now:
-        yield replace(t, rest=tuple(p for p in t.rest if p not in now))
+        yield [dict(rest=tuple(p for p in t.rest if p not in now))]
     elif around.products > 1 and around.exponentials:
-        yield replace(t, rest=(*t.rest, Approximate(t.root, "approximate", (Share("exp", *SHARES[0]),))))
+        yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", (Share("exp", *SHARES[0]),))))]
 
 
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
@@ -276,21 +255,18 @@ def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None,
     return (large[-2], large[-1]) if len(large) >= 2 else (None, None)
 
 
-def _descriptors(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _descriptors(t: Tiling, around: Surroundings) -> Dimensions:
     """Use tensor descriptors, with and without warp specialization."""
     if not around.tma or not around.product:
         return
-    if t.descriptor:
-        yield replace(t, descriptor=(), specialized=())
-        loops = around.looped(t)
-        if not t.specialized and loops and t.warps == 4 and around.products == 1:
-            yield replace(t, specialized=(loops[-1],))
-    else:
-        yield replace(t, descriptor=around.tensors)
-        yield replace(t, descriptor=tuple(x for x in around.tensors if x != t.root))
+    ways = [(), around.tensors, tuple(x for x in around.tensors if x != t.root)]
+    found, loops = [dict(descriptor=way, specialized=()) for way in ways], around.looped(t)
+    if t.descriptor and loops and t.warps == 4 and around.products == 1:
+        found.append(dict(specialized=(loops[-1],)))
+    yield found
 
 
-def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _single(t: Tiling, around: Surroundings) -> Dimensions:
     """Use a descriptor for one operand whose rows are no multiple of 16 elements, which pointers load by single elements; from an
     aligned copy if a descriptor's rows would not be aligned.
     """
@@ -301,27 +277,27 @@ def _single(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
         if length % 16 == 0 or t.descriptor == (tensor,):
             continue
         if length % 8 == 0:
-            yield replace(t, descriptor=(tensor,), specialized=(), rest=others)
+            yield [dict(descriptor=(tensor,), specialized=(), rest=others)]
         elif tensor in algorithm.inputs:
-            yield replace(t, descriptor=(tensor,), specialized=(), rest=(*others, Names(t.root, "stage", (tensor,))))
+            yield [dict(descriptor=(tensor,), specialized=(), rest=(*others, Names(t.root, "stage", (tensor,))))]
 
 
-def _last_wave(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _last_wave(t: Tiling, around: Surroundings) -> Dimensions:
     """Cut the blocks of the last wave into quarters, in a separate kernel, or not."""
     others = tuple(p for p in t.rest if p.name != "tail")
     if len(others) < len(t.rest):
-        yield replace(t, rest=others)
+        yield [dict(rest=others)]
     elif t.persistent and t.descriptor and around.products == 1 and not t.split:
         row, column = _row_and_column_labels(t, around)
         if row and column and min(t.block[row], t.block[column]) >= 128:
             pieces = tuple(Sized(label, t.block[label] // 2) for label in (row, column))
-            yield replace(t, rest=(*others, Sizes(t.root, "tail", pieces)))
+            yield [dict(rest=(*others, Sizes(t.root, "tail", pieces)))]
 
 
-def _eviction_hints(t: Tiling, around: Surroundings) -> Iterator[Tiling]:
+def _eviction_hints(t: Tiling, around: Surroundings) -> Dimensions:
     """Keep rows that are read again in the caches until then, or not."""
     others = tuple(p for p in t.rest if p.name != "evict")
     if len(others) < len(t.rest):
-        yield replace(t, rest=others)
+        yield [dict(rest=others)]
     elif again := reread(around.algorithm, around.sizes, t.root, t.tile, around.members):
-        yield replace(t, rest=(*t.rest, Evict(t.root, "evict", tuple(Named(x, "reread") for x in again))))
+        yield [dict(rest=(*t.rest, Evict(t.root, "evict", tuple(Named(x, "reread") for x in again))))]

@@ -1,7 +1,8 @@
-"""Search every kernel at every size in rounds, keeping compilers and GPUs busy.
+"""Search every kernel at every size in rounds, keeping compilers and GPUs busy: propose, measure, refit the cost model, propose again.
 
-A round at a cell tries what is good nearby, and the most promising mutations of its best candidates. All cells advance together,
-so that the search may end at any time.
+A round at a cell measures what is good nearby, and of all that is proposed what the model expects most of. Where it expects no gain
+above the noise, it starts anew without the best ones; where it expects none then either, the cell is done. All cells advance
+together, so that the search may end at any time.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ from functools import cached_property
 
 from ..records.journal import Journal, Time
 from ..records.problems import CallKind, TuningProblem
-from ..workers.compile_worker import Artefact, Seeds
+from ..workers.compile_worker import Artefact, Proposal, Seeds
 from ..workers.worker_pool import FORGOTTEN, Finished, WorkerPool
 from .candidates import KernelCandidate, ScheduleCandidate
+from .model import Fitted
 from .search_state import Cell, SearchState
 from .warm_start import WarmStart
 
 SEED_LIMIT, COMPILE_LIMIT, MEASURE_LIMIT = 120.0, 60.0, 30.0  #: seconds for one task
-FIRST, ROUND, SUGGESTED, STALE = 4, 3, 3, 2  #: candidates of the first round, of a later round, from elsewhere; rounds without progress
+FIRST, ROUND, SUGGESTED = 4, 4, 3  #: candidates of the first round, of a later round, from elsewhere
+GAIN = 0.01  #: the noise of a time; a smaller gain is none
+QUIET = 2  #: proposals without a gain that end a cell, the second of which is a restart
+HOPELESS = 8  #: rounds without any time that end a cell
+REFIT, FITTED = 1.5, 12  #: growth of the measurements until the rates are fitted again; candidates of a cell that a fit takes
 
 
 @dataclass(frozen=True)
@@ -59,8 +65,12 @@ class ScheduleSearch:
         self.sent: dict[tuple[int, int], set] = {}  #: (GPU worker, its life) -> keys of the artefacts it has
         self.at: dict[int, TuningProblem] = {}  #: the last problem of each GPU worker
         self.measured = self.failed = 0
+        self.thinking = False  #: whether results lead to further proposals
         self.seeding: dict[CallKind, int] = {}  #: problems of a group whose schedules are not known yet
         self.rebuilt: set[tuple] = set()  #: (key, problem) compiled for that problem alone
+        self.rates: Fitted | None = None  #: of the cost model, fitted to what was measured
+        self.rounds: int | None = None  #: proposals after which a kernel is done, whatever is expected
+        self.fit_at = 16.0  #: measurements from which on they are fitted again
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -109,7 +119,7 @@ class ScheduleSearch:
         self.jobs_of.clear()
         for cell in self.known.cells.values():
             cell.waiting.clear()
-            cell.expanding = False
+            cell.proposing = False
         self.thinking = False
         end = time.monotonic() + self.limits["measure"]
         while self.gpus.busy() and time.monotonic() < end:
@@ -177,12 +187,10 @@ class ScheduleSearch:
                 print(f"tune: {rest[0].title()}: no schedules: {done.failure}")
             else:
                 self._seeded(rest[0], done.result)
-        elif kind == "expand":
-            cell: Cell = rest[-1]
-            cell.expanding = False
-            self._request(cell, [p for _, p in done.result or ()], (cell.level,))
-            if not cell.waiting:
-                cell.over = True
+        elif kind == "propose":
+            self._proposed(rest[-1], done.result or Proposal([], 0.0))
+        elif kind == "refit":
+            self.rates = done.result or self.rates
         else:
             job, awaited = rest
             waiting = self.jobs_of.pop(awaited, [])
@@ -235,6 +243,18 @@ class ScheduleSearch:
             cell.times[job.plan] = found
             if not cell.waiting and self.thinking:
                 self._advance(cell)
+        if self.thinking and self.measured >= self.fit_at:
+            self.fit_at = REFIT * self.measured
+            self._think((-1,), ("refit", self._fastest(), None))
+
+    def _fastest(self) -> list[tuple[TuningProblem, str, str, float, float]]:
+        """Return the fastest candidates of every cell, for a fit of the rates."""
+        found = []
+        for c in self.known.cells.values():
+            cut, best = self.known.cuts[c.work.group][c.fused], c.fastest()
+            for plan in c.best(FITTED):
+                found.append((c.work, cut.with_plan(plan).schedule(self.known.outputs(c.work.group)), c.root, c.times[plan].score, best))
+        return found
 
     # -- what to try ----------------------------------------------------------------------------------------------------
 
@@ -250,7 +270,7 @@ class ScheduleSearch:
             level = 1 if self.known.follows(work.group) else 0
             self._request(cell, first, (level,))
             self._request(cell, rest[:count], (level + 0.5,))  # a short budget serves every size first
-            cell.reserve = rest[count:]
+            cell.seeds = [*first, *rest]
             if not cell.waiting:
                 self._advance(cell)
 
@@ -277,24 +297,38 @@ class ScheduleSearch:
 
     def _advance(self, cell: Cell) -> None:
         """Start the next round of a cell without running tasks."""
-        if cell.over or cell.expanding or self.known.follows(cell.work.group):
+        if cell.over or cell.proposing or self.known.follows(cell.work.group):
             return
-        best = cell.fastest()
-        cell.stale = 0 if best < 0.99 * cell.last else cell.stale + 1
-        cell.last = min(best, cell.last)
         cell.level += 1
-        reserve = cell.reserve
-        suggested = self.known.suggestions(cell, SUGGESTED)
-        if best == float("inf") and not suggested and not reserve or cell.level > 1 and self.known.lagging(cell) or cell.stale > STALE and not suggested:
-            cell.over = True
+        self._request(cell, self.known.suggestions(cell, SUGGESTED), (cell.level,))
+        if cell.level > 1 and self.known.lagging(cell) or cell.level > HOPELESS and cell.fastest() == float("inf"):
+            cell.over = not cell.waiting
             return
-        self._request(cell, suggested + reserve[:1], (cell.level,))
-        cell.reserve = reserve[1:]
-        good = [p for p in cell.best(2) if cell.times[p].score <= 1.15 * best]
-        if good and cell.stale <= STALE:
-            cell.expanding = True
-            cut = self.known.cuts[cell.work.group][cell.fused]
-            tried = frozenset((*cell.times, *cell.waiting))
-            self._think((cell.level,), ("expand", cell.work, cut, tuple(good), tried, ROUND, cell))
-        elif not cell.waiting:
-            cell.over = True
+        cell.proposing = True
+        times = {p: None if t.failure else t.score for p, t in cell.times.items()}
+        tried = {*times, *cell.waiting}
+        seeds = [p for p in cell.seeds if p not in tried] or cell.seeds[:1]
+        cut = self.known.cuts[cell.work.group][cell.fused]
+        share = len(self.cpus.members) // max(1, sum(not c.over for c in self.known.cells.values()))  # where cells are few, none of the compilers idles
+        self._think((cell.level,), ("propose", cell.work, cut, cell.root, times, seeds, self.rates, cell.quiet > 0, max(ROUND, share), cell))
+
+    def _proposed(self, cell: Cell, found: Proposal) -> None:
+        """Measure a proposal, unless the model expects nothing of it and of the restart before it."""
+        cell.proposing = False
+        cell.quiet = cell.quiet + 1 if cell.expects(found.gain) < GAIN else 0
+        if self.rounds is not None and cell.level > self.rounds:
+            cell.quiet = QUIET
+        if cell.quiet < QUIET:
+            self._request(cell, found.plans, (cell.level,))
+        if not cell.waiting:
+            cell.over = cell.quiet >= QUIET or not found.plans
+            self._advance(cell)
+
+    def reason(self) -> str:
+        """Say in one line why the search ended."""
+        cells = [c for c in self.known.cells.values() if not self.known.follows(c.work.group) and not (c.level > 1 and self.known.lagging(c))]
+        open_ = [c for c in cells if not c.over]
+        if not open_ and not self.unseeded():
+            return f"the model expects no gain above {GAIN:.0%} at any size"
+        hopes = sorted(min(c.gain, 1.0) for c in open_) or [1.0]
+        return f"the time is up: of {len(cells)} kernels at their sizes, {len(open_)} are not done; the model still expects up to {hopes[-1]:.0%} of one, {hopes[len(hopes) // 2]:.0%} of half of them"
