@@ -26,6 +26,8 @@ Refused where the GPU has no room for the schedule; where tiles are whole extent
 _EXPLAIN = """Print the schedule that an op gets at a shape on a GPU, which need not be present: the row of the schedule table with its
 measured time, or why the default schedule is used; the next rows with theirs; and the launch of each kernel. DTKERNELS_TABLES names the tables.
 With --backward: the forward that saves for it, then the backward; by default with respect to what the table has rows for."""
+_TUNE = """Find faster schedules for this GPU and keep them in the user's folder, where calls take them before the package's. Prints each size's time
+before and after, builds the kernels, and writes a file to share: rows and measurements, no code. Needs a GPU."""
 _DOCTOR = """Check the installation, the schedule tables, the cache and every environment variable that is set (docs/configuration.md).
 Prints one line for each: OK, or WARN and what to do. Exit status 1 if something is unusable. A missing GPU or TRITON_INTERPRET only
 warns."""
@@ -208,6 +210,12 @@ def _doctor(args: argparse.Namespace) -> int:
     return int(any(fact.fault for fact in found))
 
 
+def _tune(args: argparse.Namespace) -> int:
+    from .tuning.user_table import tune_user_table
+
+    return tune_user_table(args.minutes, args.ops, [word for word in args.more if word != "--"])
+
+
 # -- arguments --------------------------------------------------------------------------------------------------------
 
 
@@ -234,6 +242,12 @@ def _parser() -> argparse.ArgumentParser:
     _program_arguments(one)
     one.add_argument("--build", action="store_true", help="compile the kernels and print the shared memory they use")
     one.set_defaults(run=_explain)
+
+    one = commands.add_parser("tune", help="find faster schedules for this GPU", description=_TUNE)
+    one.add_argument("--minutes", type=_minutes, default=10.0, metavar="N", help="time for everything but the kernels' build; default: 10")
+    one.add_argument("--ops", default="all", metavar="NAME,...", help="names and spec files; default: all of the package's")
+    one.add_argument("more", nargs=argparse.REMAINDER, metavar="-- OPTIONS", help="further options of tools/tune.py, behind --")
+    one.set_defaults(run=_tune)
 
     one = commands.add_parser("doctor", help="what is installed here, and known traps", description=_DOCTOR)
     one.set_defaults(run=_doctor)
@@ -270,6 +284,16 @@ def _dtype(text: str) -> str:
     if usual not in show.DTYPES or not all(other.partition("=")[2] for other in others):
         raise argparse.ArgumentTypeError(f"invalid choice: {text!r} (choose from {', '.join(show.DTYPES)}; bf16,A=fp32 where an input differs)")
     return text
+
+
+def _minutes(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not 0 < found < 1e5:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of minutes above 0")
+    return found
 
 
 def _known_gpu(name: str) -> str:

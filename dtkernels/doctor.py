@@ -55,21 +55,21 @@ def _facts() -> Iterator[tuple[bool, str]]:
         if util.find_spec(module) is None:
             yield False, f"{name} is not installed, but required"
     if not os.environ.get("DTKERNELS_TABLES"):  # otherwise checked with the environment
-        yield _tables()
+        yield from _tables()
     yield _cache()
     yield _ptxas()
     yield _compiler()
     yield from _traps()
 
 
-def _tables() -> tuple[bool, str]:
-    from .runtime.select.table_loader import tables_folder
+def _tables() -> Iterator[tuple[bool, str]]:
+    from .runtime.select.table_loader import tables_folders
 
-    try:
-        folder = tables_folder()
-        return True, f"schedule tables: {folder}: {environment.tables_in(folder)}"
-    except environment.Unusable as problem:
-        return False, f"schedule tables: {problem}"
+    for folder in tables_folders():
+        try:
+            yield True, f"schedule tables: {folder}: {environment.tables_in(folder)}"
+        except environment.Unusable as problem:
+            yield False, f"schedule tables: {problem}"
 
 
 def version(package: str) -> tuple[int, ...] | None:

@@ -37,9 +37,15 @@ class Variable:
 
 
 def _tables(value: str) -> str:
-    from .runtime.select.table_loader import tables_folder
+    from .runtime.select.table_loader import tables_folders
 
-    return tables_in(tables_folder())
+    return tables_in(tables_folders()[0])
+
+
+def _user(value: str) -> str:
+    from .runtime.folders import folder_named
+
+    return writable(folder_named(value), "python -m dtkernels tune writes nothing")
 
 
 def tables_in(folder: Path) -> str:
@@ -56,7 +62,8 @@ def tables_in(folder: Path) -> str:
         raise Unusable(f"{folder}: {alone}{instead}")
     if lacking := [name for name in ("yaml", "safetensors") if util.find_spec(name) is None]:
         raise Unusable(f"{folder}: cannot be read without {' and '.join(lacking)}")
-    wrong = [line for table in tables for line in faults_in(table)]
+    shared = sorted({p.parent for p in folder.glob("*/*.safetensors")} - {*tables})  # kernels by architecture
+    wrong = [line for table in (*tables, *shared) for line in faults_in(table)]
     if wrong:
         raise Unusable(wrong[0] + (f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""))
     return f"tables of {', '.join(table.name for table in tables)}"
@@ -64,6 +71,7 @@ def tables_in(folder: Path) -> str:
 
 def faults_in(table: Path) -> Iterator[str]:
     """Yield one line per faulty file of a table."""
+    from .runtime.select.table_loader import usable
     from .runtime.tables.kernel_store import KernelStore, StoreError
     from .runtime.tables.table import TableError, read_gpu, read_rows
 
@@ -78,8 +86,8 @@ def faults_in(table: Path) -> Iterator[str]:
                 read_gpu(table)
             elif path.suffix == ".yaml":
                 read_rows(path.read_bytes().decode(), str(path))
-            elif path.suffix == ".safetensors" and path.with_suffix(".yaml").exists():
-                KernelStore(path)
+            elif path.suffix == ".safetensors" and path.name != "measurements.safetensors" and not usable(KernelStore(path)):
+                yield f"{path}: neither the package nor this user built it; DTKERNELS_TRUST_TABLES=1 trusts it"
         except (OSError, UnicodeDecodeError, TableError, StoreError) as error:
             text = " ".join(str(error).split())
             yield text if str(path) in text else f"{path}: {text}"
@@ -173,7 +181,7 @@ def any_value(value: str) -> str:
 _SYSTEM, _TESTS = "Triton and the system", "the tests"
 _FOLDER, _SWITCH, _CACHE_HOME = "a folder", "1, true, yes, on or y; 0", "`~/.cache/dtkernels`"
 VARIABLES = (
-    Variable("DTKERNELS_TABLES", "a folder of tables", "the tables of the package", "Where schedules and prebuilt kernels are looked up. See [tables](tables.md).", _tables),
+    Variable("DTKERNELS_TABLES", "a folder of tables", "the user's tables, then the package's", "Where schedules and prebuilt kernels are looked up, there alone. See [tables](tables.md).", _tables),
     Variable("DTKERNELS_CACHE", _FOLDER, f"`$XDG_CACHE_HOME/dtkernels`, else {_CACHE_HOME}", "Where emitted source is written. A temporary folder where it cannot be written.", _cache),
     Variable("DTKERNELS_LOG", "debug, info, warning, error", "none",
              "Print what the logger `dtkernels` says to stderr. `info` has one line for each kernel that is compiled.",
@@ -182,6 +190,12 @@ VARIABLES = (
              one_of("own", "reference", default="a call raises")),
     Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that is read from a tensor, and raise with the index and its bound where one is out of range.",
              one_of("0", "1", default="a call may raise")),
+    Variable("DTKERNELS_MEMORY_LIMIT", "MiB; 0 for none", "256",
+             "What the kernels of a default schedule may leave in memory for each other where products make or read it; more is kept in pieces. Set it before Python starts.", number),
+    Variable("DTKERNELS_USER", _FOLDER, "`$XDG_DATA_HOME/dtkernels`, else `~/.local/share/dtkernels`",
+             "Where `python -m dtkernels tune` keeps this user's tables, and the key that seals their kernels.", _user),
+    Variable("DTKERNELS_TRUST_TABLES", "1, 0", "0", "Run the kernels of stores that neither the package nor this user built. See [limits](limits.md#trust).",
+             one_of("0", "1", default="such stores are refused")),
     Variable("TRITON_INTERPRET", _SWITCH, "0", "Run kernels in Triton's interpreter, on a CPU and slowly. Set it before Python starts.", boolean_value, _SYSTEM),
     Variable("TRITON_CACHE_DIR", _FOLDER, "`$TRITON_HOME/.triton/cache`", "Where Triton keeps what it compiled.", _triton_folder, _SYSTEM),
     Variable("TRITON_HOME", _FOLDER, "the home folder", "The folder that Triton's `.triton` lies in.", _triton_folder, _SYSTEM),
@@ -197,6 +211,8 @@ VARIABLES = (
     Variable("TRITON_DISABLE_LINE_INFO", _SWITCH, "0", "Leave line numbers out of machine code; `tools/build.py` and `tools/check_tables.py` set it.", boolean_value, _SYSTEM),
     Variable("CC", "a program, and its options", "`cc`, `gcc` or `clang`", "The C compiler that Triton compiles its launchers with.", compiler, _SYSTEM),
     Variable("XDG_CACHE_HOME", _FOLDER, "`~/.cache`", "The folder that the cache lies in, without `DTKERNELS_CACHE`.", _home, _SYSTEM),
+    Variable("XDG_DATA_HOME", _FOLDER, "`~/.local/share`", "The folder that the user's tables lie in, without `DTKERNELS_USER`.", any_value, _SYSTEM),
+    Variable("RAY_USAGE_STATS_ENABLED", "1, 0", "0", "Whether Ray reports its use, when the tuner starts it.", any_value, _SYSTEM),
     Variable("CUDA_VISIBLE_DEVICES", "numbers or names of GPUs", "all", "The GPUs that a process sees.", any_value, _SYSTEM),
     Variable("DTKERNELS_CASES", "a number", "the number of every run", "How many random programs the property test draws.", number, _TESTS),
     Variable("DTKERNELS_SEED", "a number", "the cases of every run", "Draw other random programs.", any_value, _TESTS),

@@ -45,7 +45,7 @@ def decisions(subject: Subject) -> tuple[str | None, list[Decision]]:
         call = Call(call.op, call.spec, "backward", call.params, subject.wanted, kept=gradient.products)
     decision, planned, choice = look_up(call, subject.algorithm, subject.outputs, subject.sizes, subject.dtype, subject.types(subject.algorithm), subject.target)
     subject.program = Program(subject.algorithm, planned.program.schedule)
-    return choice.table.gpu, [*found, decision]
+    return choice.table.title, [*found, decision]
 
 
 def _params(written: Written, given: dict[str, object]) -> tuple[tuple[str, int | bool], ...]:

@@ -30,7 +30,7 @@ from .build.triton_compile import (
 from .launch.wrapper_recorder import host_text
 from .reference.evaluator import extents
 from .select.schedule_selection import scheduled
-from .tables.kernel_store import KernelStore, StoredKernel, digest
+from .tables.kernel_store import KernelStore, KernelStores, StoredKernel, digest
 from .tables.table import Row
 
 
@@ -69,7 +69,7 @@ def variant_of(operator: Operator, row: Row) -> tuple[Variant, Variant]:
 
 def known_labels(algorithm: Algorithm) -> list[str]:
     """Return the labels with a known extent."""
-    return [label for label in algorithm.labels if algorithm.constant_extent(label) is not None or algorithm.extent_source(label)]
+    return [label for label in algorithm.labels if algorithm.plain_extent(label) is not None or algorithm.formulas_of(label)]
 
 
 def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -79,7 +79,7 @@ def meta_tensors(forward: Variant, variant: Variant, sizes: dict[str, int], dtyp
     values = {*value_inputs(a, list(a.inputs)), *(n.arg.tensor for n in nodes if isinstance(n, ex.Cast) and isinstance(n.arg, ex.Access))}
     saved: dict[str, torch.dtype] = {}
     for pair in forward.pairs():
-        saved |= {o: getattr(torch, ex.DTYPES[e.dtype]) for o in pair.forward.outputs if isinstance(e := pair.forward.algorithm[o].expr, ex.Cast)}
+        saved |= {o: getattr(torch, own) for o in pair.forward.outputs if (own := pair.forward.algorithm.own_dtype(o))}
     found, other = {}, {t: torch.int64 if t in a.integer_inputs() else torch.bool for t in a.inputs}
     for name in a.inputs:
         shape = tuple(sizes[label] if label in sizes else _indexed_extent(a, name, dim, sizes) for dim, label in enumerate(plain_labels(a, name)))
@@ -128,7 +128,7 @@ def rows_with_any_build(rows: Sequence[Row]) -> set[int]:
 class PreviousBuild:
     """Reuse the kernels of an earlier store: a kernel that would be compiled from the same IR is taken from there."""
 
-    def __init__(self, store: KernelStore | None = None):
+    def __init__(self, store: KernelStore | KernelStores | None = None):
         self.store = store
         self.found: dict[str, list[StoredKernel]] = {}
         for entry in (store.entry(name) for name in store.names()) if store else ():

@@ -10,7 +10,7 @@ from ..codegen.target import Target
 from .select.row_ranking import Candidate
 from .select.schedule_selection import Call, Choice, choose
 from .select.shape_buckets import PlannedKernel, ScheduleCache
-from .select.table_loader import table_names, tables_folder
+from .select.table_loader import table_names, tables_folders
 from .tables.table import Row, saved_words
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def look_up(
     ``algorithm`` is prepared. ``sizes`` has the extent of each of its labels. Raises DTError where no schedule fits.
     """
     fixed = frozenset(label for label in algorithm.labels if algorithm.constant_extent(label) is not None)
-    known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None}
+    known = {label: sizes[label] for label in algorithm.labels if label in fixed or algorithm.extent_source(label) is not None or algorithm.formulas_of(label)}
     outline, cache = Known(Outline.of(algorithm), outputs), ScheduleCache(lambda: algorithm, outputs, fixed)
     choice = cache.compete(choose(subject, dtype, known, target, outline), dtype, types, outline, target)
     planned = cache.plan(choice, types, target)
@@ -114,7 +114,7 @@ def look_up(
 def _alternatives_note(subject: Call, choice: Choice) -> str:
     """List the tables, or the kinds of rows, that exist instead."""
     if choice.table.gpu is None:
-        return f" (tables in {tables_folder()}: {', '.join(table_names()) or 'none'})"
+        return f" (tables in {', '.join(map(str, tables_folders()))}: {', '.join(table_names()) or 'none'})"
     if choice.considered:
         return ""
     kinds = list(dict.fromkeys(call_kind_words(r) for r in choice.table.rows))

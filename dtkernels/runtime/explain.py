@@ -45,7 +45,7 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None 
         backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
         return Explanation(operator.spec.op, where.name, None, forward, backward)
     backward = _backward(call, pair, values, pretended) if pair else None
-    return Explanation(operator.spec.op, where.name, variant.dispatch.choose(call.fitted.tensors, where).table.gpu, forward, backward)
+    return Explanation(operator.spec.op, where.name, variant.dispatch.choose(call.fitted.tensors, where).table.title, forward, backward)
 
 
 def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended: Target | None) -> Decision:

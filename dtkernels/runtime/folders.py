@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,3 +16,9 @@ def folder_named(name: str) -> Path:
     except RuntimeError:  # no home directory: a folder called ~
         pass
     return path.absolute()
+
+
+def user_folder() -> Path:
+    """Return the folder of this user's tables and of the key that seals their kernels; it need not exist."""
+    named, data = os.environ.get("DTKERNELS_USER"), os.environ.get("XDG_DATA_HOME")
+    return folder_named(named or (f"{data}/dtkernels" if data else "~/.local/share/dtkernels"))

@@ -16,7 +16,8 @@ _counts: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(KINDS, 0)
 
 def count(op: str, kind: str) -> None:
     """Count one call of ``op`` by the path ``kind``."""
-    _counts[op][kind] += 1
+    counts = _counts[op]
+    counts[kind] = counts.get(kind, 0) + 1
 
 
 def counter(op: str) -> dict[str, int]:
@@ -27,7 +28,8 @@ def counter(op: str) -> dict[str, int]:
 def paths() -> dict[str, dict[str, int]]:
     """Return the calls so far, by op and path: {"softmax": {"gpu": 3, "interpreter": 0, "reference": 1}}.
 
-    ``gpu`` and ``interpreter`` ran a generated kernel. ``reference`` ran eager torch on the same algorithm.
+    ``gpu`` and ``interpreter`` ran a generated kernel. ``reference`` ran eager torch on the same algorithm. ``torch``, of a function with
+    ``fuse(fallback=True)``, ran the function itself.
     """
     return {op: dict(kinds) for op, kinds in _counts.items()}
 

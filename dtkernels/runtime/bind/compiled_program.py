@@ -17,6 +17,8 @@ from ...codegen.pipeline import check_heeded, lower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.checks import check_given
+from ...lang.extents.formulas import inputs_of, source_of
+from ...lang.extents.sources import computed
 from ...lang.schedule import Program, host
 from ..build.source_cache import load_module
 from ..path_counters import checking, interpreting
@@ -160,7 +162,18 @@ class ArgumentCheck:
         self.kernels = lower(program)
         self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_extent_labels(self.kernels)}
         self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
+        self.formulas = {label: source_of(f[0]) for label, n in self.constants.items() if n is None and (f := self.algorithm.extent_formulas(label))}
         self.seen: set[tuple] = set()
+
+    def _computed(self, label: str, tensors: dict) -> int | None:
+        """Return the extent of a label that no input indexes by itself: a constant, or what its formula gives; None where that lacks a tensor."""
+        if (constant := self.algorithm.constant_extent(label)) is not None:
+            return constant
+        formula = next(iter(self.algorithm.extent_formulas(label)), None)
+        if formula is None or any(t not in tensors or tensors[t].dim() <= dim for t, dim in inputs_of(formula)):
+            return None
+        size = computed(source_of(formula), lambda tensor, dim: tensors[tensor].shape[dim])
+        return size if size >= 0 else None  # the wrapper refuses it
 
     def together(self, name: str) -> tuple[str, ...]:
         """Return the outputs of the wrapper that computes ``name``."""
@@ -185,14 +198,15 @@ class ArgumentCheck:
     def written(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise DTError where no program writes a buffer that ``name`` needs: the kernel's grid, or the loop with the store, is empty here."""
         tensors = self.tensors(args, kwargs)
-        if all(t.numel() for t in tensors.values()) and all(tensor or size for _, tensor, size in self.algorithm.extents):
+        sized = all(tensor or size for _, tensor, size in self.algorithm.extents) and not self.algorithm.formulas
+        if all(t.numel() for t in tensors.values()) and sized:
             return
         needed = self.algorithm.needed_by(self.together(name))
 
         def empty(label: str) -> bool:
             place = self.algorithm.extent_source(label)
             if place is None:
-                return self.algorithm.constant_extent(label) == 0
+                return self._computed(label, tensors) == 0
             return place[0] in tensors and tensors[place[0]].shape[place[1] :][:1] == (0,)
 
         def left(buffers: Iterable[str]) -> str | None:
@@ -211,6 +225,7 @@ class ArgumentCheck:
     def on(self, tensors: dict, target: Target, tf32: bool) -> None:
         """Do the same as ``check`` for any GPU. The tensors need not be on it."""
         sizes = {label: place and tensors[place[0]].shape[place[1]] for label, place in self.places.items() if place is None or place[0] in tensors}
+        sizes |= {label: self._computed(label, tensors) for label in self.formulas}
         key = (target.name, tf32, *sizes.values(), *(t.dtype for t in tensors.values()))
         if key in self.seen:
             return
@@ -219,7 +234,7 @@ class ArgumentCheck:
 
             itemsizes = element_bytes(self.algorithm, self.outputs, input_types(tensors))
             for kernel in self.kernels:
-                check_resources(kernel, sizes | self.constants, itemsizes, target, tf32)  # type: ignore[arg-type]
+                check_resources(kernel, self.constants | {k: n for k, n in sizes.items() if n is not None}, itemsizes, target, tf32)  # type: ignore[arg-type]
         self.seen.add(key)
 
 

@@ -30,7 +30,7 @@ def _divisible(algorithm: Algorithm, outputs: tuple[str, ...], label: str) -> bo
     for name in algorithm.needed_by(outputs):
         d = algorithm[name]
         for node in d.expr.walk():
-            if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
+            if isinstance(node, (ex.Len, ex.Scan)) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
                 return False
             if isinstance(node, ex.Access):
                 if any(label in labels_outside(i) and step_of(i) is None for i in node.index):

@@ -234,7 +234,7 @@ def like_results(variant: Variant, tensors: dict[str, torch.Tensor]) -> tuple[to
     device, found = next(iter(tensors.values())).device, []
     for output in variant.outputs:
         cast = a[output].expr
-        own = getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else dtype
+        own = getattr(torch, a.own_dtype(output)) if a.own_dtype(output) else dtype
         wide = dtype == torch.float64 and isinstance(cast, ex.Cast) and cast.dtype == "fp32"  # float64 stays float64
         found.append(torch.empty([sizes[label] for label in a[output].labels], dtype=torch.float64 if wide else own, device=device))
     return tuple(found)

@@ -92,6 +92,23 @@ class Variant:
             for label, size in zip(labels, t.shape):
                 if label is not None and (known := seen.setdefault(tied.get(label, label), (name, label, size)))[2] != size:
                     raise interface.differing(op, self.signature, given, known, (name, label, size))
+        if self.signature.agree or any(isinstance(s, tuple) and len(s) == 3 for s in sizes.values()):
+            self._check_formulas(op, tensors)
+
+    def _check_formulas(self, op: str, tensors: dict[str, torch.Tensor]) -> None:
+        """Raise ValueError, one line, where an extent that is worked out is negative or disagrees with another source."""
+        from ...lang.extents.sources import computed, source_text
+
+        def at(tensor: str, dim: int) -> int:
+            return tensors[tensor].shape[dim]
+
+        for label, source in self.signature.sizes.items():
+            if isinstance(source, tuple) and len(source) == 3 and (size := computed(source, at)) < 0:
+                raise ValueError(f"{op}: the extent of {label} is {size}: {source_text(source)}; allowed: 0 or more")
+        for label, source in self.signature.agree:
+            size, wanted = computed(self.signature.sizes[label], at), computed(source, at)
+            if size != wanted:
+                raise ValueError(f"{op}: {label} has extent {wanted}, {source_text(source)}; inputs have {size}")
 
     def run(self, op: str, tensors: dict[str, torch.Tensor], scalars: dict[str, object]) -> tuple[torch.Tensor, ...]:
         """Return the outputs, differentiable where an input requires a gradient."""

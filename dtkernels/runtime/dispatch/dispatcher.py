@@ -27,7 +27,7 @@ from ..select.row_ranking import FAR, Candidate, bucket_of
 from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
-from ..tables.kernel_store import KernelStore, StoredKernel, StoreError, digest
+from ..tables.kernel_store import KernelStore, KernelStores, StoredKernel, StoreError, digest
 from ..torch_support.dtypes import DTYPE_NAMES
 from ..torch_support.tf32 import allows_tf32
 
@@ -164,7 +164,7 @@ class Dispatcher:
 
     # -- prebuilt -------------------------------------------------------------------------------------------------
 
-    def _prebuilt(self, candidate: Candidate, store: KernelStore, tensors: dict, scalars: dict, coarse: bool) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
+    def _prebuilt(self, candidate: Candidate, store: KernelStore | KernelStores, tensors: dict, scalars: dict, coarse: bool) -> tuple[BoundLaunch, list[torch.Tensor]] | None:
         try:
             if not candidate.row.binaries:
                 return None
@@ -185,7 +185,7 @@ class Dispatcher:
             warn_once(f"a prebuilt kernel of {self.subject.op} is not used: {error}", about=store.path if isinstance(error, StoreError) else None)
             return None
 
-    def _fitting(self, launches: list[RecordedLaunch], entries: _LazyEntries, store: KernelStore, device: torch.device, coarse: bool) -> list[tuple] | None:
+    def _fitting(self, launches: list[RecordedLaunch], entries: _LazyEntries, store: KernelStore | KernelStores, device: torch.device, coarse: bool) -> list[tuple] | None:
         """Load, for each launch, the first entry that fits it. None where a launch has none."""
         arch, kernels = self.device_target(device).arch, []
         for launch in launches:
@@ -196,7 +196,7 @@ class Dispatcher:
             kernels.append((entry, driver().function(device.index, entry.code, lambda e=entry: store.code(e.code), entry.kernel, entry.shared)))
         return kernels
 
-    def _trace(self, candidate: Candidate, host: str, entries: _LazyEntries, store: KernelStore, tensors: dict, scalars: dict) -> None:
+    def _trace(self, candidate: Candidate, host: str, entries: _LazyEntries, store: KernelStore | KernelStores, tensors: dict, scalars: dict) -> None:
         """Trace the wrapper symbolically and keep a template, from the second call of a kind on."""
         values = (*tensors.values(), *scalars.values())
         kind = self._kind(candidate, values)
@@ -337,7 +337,7 @@ class Dispatcher:
 class _LazyEntries:
     """Iterate over the entries of a store with these names, in order. Each is read when it is reached: the first often fits."""
 
-    def __init__(self, store: KernelStore, names: tuple[str, ...]):
+    def __init__(self, store: KernelStore | KernelStores, names: tuple[str, ...]):
         self.store, self.names = store, names
         self.read: list[StoredKernel] = []
 

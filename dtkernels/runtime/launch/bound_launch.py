@@ -76,6 +76,7 @@ class BoundLaunch:
     ):
         self.device, self.index = device, device.index
         used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
+        used |= {id(tensor) for tensor, _, _ in record.views.values()}
         record.allocated = [t for t in record.allocated if id(t) in used]
         self.allocations = [(tuple(t.shape), t.dtype) for t in record.allocated]
         self._made = {id(t): j for j, t in enumerate(record.allocated)}
@@ -83,11 +84,13 @@ class BoundLaunch:
         if any(id(r) not in self._made for r in record.results):
             raise NotBound("a result is not a tensor that the wrapper allocates")
         self.results = tuple(self._made[id(r)] for r in record.results)
-        self._scalars = scalars
+        self._scalars, self._record_views = scalars, record.views
         self._slots: dict[tuple, int] = {}  #: content of a slot -> its place
         self._plans = [self._plan(launch, *kernel) for launch, kernel in zip(record.launches, kernels)]
         self.pointers = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "given"]
         self.made = [(key[1], slot) for key, slot in self._slots.items() if key[0] == "made"]
+        #: (slot, slot of the tensor that it is a view of, offset in bytes)
+        self.views = [(slot, key[1], key[2]) for key, slot in self._slots.items() if key[0] == "view"]
         #: bits that were 0 in all pointers at binding time: kernels may assume 16-byte alignment
         self.grain = 0 if any(values[i].data_ptr() & 15 for i, _ in self.pointers) else 15
         self._strides = [row_major(shape) for shape, _ in self.allocations]
@@ -98,7 +101,7 @@ class BoundLaunch:
         self._several = torch.cuda.device_count() > 1
         self._launch = driver().launch
         self._overlaps = [driver().overlaps and "launch_pdl" in launch.options for launch in record.launches]
-        del self._made, self._given
+        del self._made, self._given, self._record_views
 
     def _plan(self, launch, entry: StoredKernel, function: ctypes.c_void_p) -> tuple:
         """Return (places of the arguments, grid, entry, function) of one launch."""
@@ -123,6 +126,9 @@ class BoundLaunch:
                 return self._place(("given", self._given[id(value)]))
             if id(value) in self._made:
                 return self._place(("made", self._made[id(value)]))
+            if id(value) in self._record_views:
+                tensor, offset, _ = self._record_views[id(value)]
+                return self._place(("view", self._slot(name, kind, tensor), offset))
             raise NotBound(f"{name} is a tensor that the wrapper converts")
         if name in self._scalars:
             if kind != "fp32":
@@ -196,7 +202,7 @@ class BoundLaunch:
         Most calls are of this kind. The code is written out, since each saved step is a twentieth of the call. It returns None and launches
         nothing where all tensors were aligned to 16 bytes at binding time and one is not now.
         """
-        if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1:
+        if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
             return None
         (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
         strides, several, index = row_major(shape), self._several, self.index
@@ -242,7 +248,7 @@ class BoundLaunch:
                 inner.append((slot, size))
                 size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
         pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
-        empty, launch, stream_of, free = self._empty, self._launch, raw_stream, self._free
+        empty, launch, stream_of, free, views = self._empty, self._launch, raw_stream, self._free, self.views
 
         def run(values: tuple):
             try:
@@ -270,6 +276,9 @@ class BoundLaunch:
                 base = memory.data_ptr()
                 for slot, offset in inner:
                     slots[slot] = base + offset
+            if views:
+                for slot, whole, offset in views:
+                    slots[slot] = slots[whole] + offset
             for i, number in frame.floats:
                 number.value = values[i]
             if (stream := stream_of(index)) != frame.stream:
@@ -302,6 +311,8 @@ class BoundLaunch:
             slots[slot] = values[i].data_ptr()
         for j, slot in self.made:
             slots[slot] = made[j].data_ptr()
+        for slot, whole, offset in self.views:
+            slots[slot] = slots[whole] + offset
         for i, number in frame.floats:
             number.value = values[i]
         if (stream := raw_stream(self.index)) != frame.stream:

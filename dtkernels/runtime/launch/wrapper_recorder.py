@@ -42,6 +42,7 @@ class Record:
     results: tuple[torch.Tensor, ...]
     allocated: list[torch.Tensor]
     launches: list[RecordedLaunch]
+    views: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=dict)  #: id of a view -> (its tensor, offset in bytes, the view)
 
 
 @lru_cache(maxsize=256)
@@ -156,7 +157,20 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     exec(code, space)  # emitted by the compiler; texts from a store are verified by their checksum
     if "dot_precision" in space:
         space["dot_precision"] = dot_precision
+    if "piece" in space:
+        space["piece"] = _noted(notes, space["piece"])
     return space[ENTRY]
+
+
+def _noted(notes: Record, piece: Any) -> Any:
+    """Return the helper ``piece``, which also notes the view that it returns."""
+
+    def note(tensor: torch.Tensor, dims: tuple[int, ...], first: int, size: int) -> torch.Tensor:
+        view = piece(tensor, dims, first, size)
+        notes.views[id(view)] = (tensor, first * sum(tensor.stride(d) for d in dims) * tensor.element_size(), view)
+        return view
+
+    return note
 
 
 _GLUON = (

@@ -62,10 +62,11 @@ def weight(distance: float) -> float:
     return math.exp(-distance / FADES)
 
 
-def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, usable: Callable[[str], bool]) -> dict[str, float]:
+def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, usable: Callable[[str], bool], told: bool = True) -> dict[str, float]:
     """Return the predicted microseconds of each schedule of the rows ``near``, which are sorted by distance.
 
-    ``usable``: whether a schedule may be chosen; others are left out. Evidence is looked at only where the model finds a schedule not
+    ``usable``: whether a schedule may be chosen; others are left out. ``told``: whether the rows' times are evidence, which those of another
+    number are not: heads in groups of 5 may take 20 times as long by a row for groups of 4. Evidence is looked at only where the model finds a schedule not
     much slower than the fastest, and bounds by other rows are applied to the fastest only, until it stays the fastest.
     """
     first: dict[str, tuple[float, Row]] = {}
@@ -76,9 +77,9 @@ def predictions(near: list[tuple[float, Row]], model: TimeModel, sizes: Sizes, u
     limit = min(alone.values(), default=0.0) + math.log(SLOWER)
     found = {schedule: time + DOUBT * first[schedule][0] for schedule, time in alone.items()}
     for schedule, (distance, row) in first.items():
-        if alone[schedule] <= limit and _told(row):
+        if told and alone[schedule] <= limit and _told(row):
             found[schedule] += weight(distance) * model.ratio(schedule, row)
-    timed = [(weight(distance), row) for distance, row in near if _told(row)][:NEAREST]
+    timed = [(weight(distance), row) for distance, row in near if told and _told(row)][:NEAREST]
     checked: set[str] = set()
     while found and (best := min(found, key=found.__getitem__)) not in checked:
         checked.add(best)

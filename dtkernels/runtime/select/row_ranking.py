@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from ...autoschedule.cost.kernel_config import tiled_labels
+from ...autoschedule.cost.kernel_config import read_schedule, tiled_labels
 from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
 from .evidence import Sizes, TimeModel, predictions
@@ -59,12 +59,12 @@ def _ranked(rows: list[Row], exact: bool, sizes: dict[str, int], anchors: dict[s
     refusals = [_refusal(row, sizes, spec) for row in rows]
     near = sorted([(_distance(row, anchors, logs, pitches), i) for i, row in enumerate(rows) if row.spec == spec])
     usable = {row.schedule for row, refused in zip(rows, refusals) if not refused}
-    times = predictions([(d, rows[i]) for d, i in near], model, asked, usable.__contains__)
+    times = predictions([(d, rows[i]) for d, i in near], model, asked, usable.__contains__, exact)
     exact_logs = logs if anchors == sizes else _logs(sizes)
     found = []
     for i, (row, refused) in enumerate(zip(rows, refusals)):
         d = _distance(row, sizes, exact_logs, pitches)
-        own = row.sizes == sizes and not refused
+        own = exact and row.sizes == sizes and not refused
         there = math.inf if refused else row.microseconds if own and row.microseconds else times[row.schedule]
         order = (bool(refused), not own, (row.microseconds or math.inf) if own else there, d, row.microseconds or math.inf, i)
         found.append((order, Candidate(row, d, refused, exact, there)))
@@ -92,6 +92,8 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str) -> str:
     for label in tiled_labels(row.schedule)[1]:
         if label in sizes and next_power_of_two(sizes[label]) != next_power_of_two(row.sizes.get(label, 0)):
             return f"its tile covers all of {label}: {next_power_of_two(row.sizes.get(label, 0))} elements, {next_power_of_two(sizes[label])} needed"
+    if 0 in sizes.values() and (inside := read_schedule(row.schedule).stored_inside):
+        return f"an extent is 0, and {', '.join(sorted(inside))} would be written from inside a loop or a kernel that may be empty"
     return ""
 
 

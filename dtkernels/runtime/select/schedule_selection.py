@@ -96,14 +96,14 @@ def target_for(gpu: Gpu) -> Target | None:
 def choose(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Choice:
     """Rank the rows of the GPU's table for one call. ``known``: the algorithm's outline."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    model = None if known is None else TimeModel(known, target, _measured_on(table, target))
+    model = None if known is None else TimeModel(known, target, _measured_on(table.gpu_of(key), target))
     return Choice(table, tuple(rank_rows(table.rows_of_kind(key), sizes, subject.spec, model)), sizes)
 
 
 def nearest(subject: Call, dtype: str, sizes: dict[str, int], target: Target, known: Known | None = None) -> Candidate | None:
     """Return the first usable row of ``choose`` with exactly the call's parameters; decided once for sizes of one bucket."""
     table, key = op_table(subject.op, gpu_of(target)), subject.key(dtype, frozenset(sizes))
-    found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table, target)))
+    found = table.nearest(key, sizes, subject.spec, lambda: None if known is None else TimeModel(known, target, _measured_on(table.gpu_of(key), target)))
     return found and found._replace(distance=distance(found.row, sizes, known.pitches if known else frozenset()))
 
 
@@ -112,9 +112,9 @@ def _table_target(folder: str) -> Target | None:
     return next((t for t in TARGETS.values() if gpu_of(t).folder == folder), None)
 
 
-def _measured_on(table: OpTable, target: Target) -> Target:
-    """Return the GPU whose times the table holds."""
-    return (_table_target(table.gpu) if table.gpu is not None else None) or target
+def _measured_on(gpu: str | None, target: Target) -> Target:
+    """Return the GPU whose times the rows hold."""
+    return (_table_target(gpu) if gpu is not None else None) or target
 
 
 def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target) -> Choice:
@@ -124,8 +124,8 @@ def settled(choice: Choice, text: str, dtype: str, known: Known, target: Target)
 
 
 def contested(choice: Choice) -> bool:
-    """Whether the best row is so far from the call that the default schedule may be better."""
-    return bool(choice.usable) and choice.usable[0].distance > FAR
+    """Whether the best row is so far from the call, or for another number, that the default schedule may be better."""
+    return bool(choice.usable) and (choice.usable[0].distance > FAR or not choice.usable[0].exact)
 
 
 def scheduled(algorithm: Algorithm, text: str) -> Program:

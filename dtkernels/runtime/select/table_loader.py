@@ -1,7 +1,12 @@
-"""Load tables from disk on first use. A table that cannot be read gives one warning and is ignored."""
+"""Load tables from disk on first use. A table that cannot be read gives one warning and is ignored.
+
+The folders are, in this order: that of ``DTKERNELS_TABLES`` alone where it is set; else the user's, then the package's. In each, the
+rows of a GPU lie in a folder of its own, kernels beside them or in the folder of its architecture.
+"""
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -9,11 +14,12 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 
 from ..bounded_cache import BoundedCache
-from ..folders import folder_named
+from ..folders import folder_named, user_folder
 from ..log import forget as forget_warnings
 from ..log import warn_once
-from ..tables.kernel_store import KernelStore, StoreError, digest
-from ..tables.table import Gpu, Row, RowKey, TableError, call_kind, call_kind_text, read_gpu, read_rows
+from ..tables.kernel_store import KernelStore, KernelStores, StoreError, digest
+from ..tables.table import Gpu, Row, RowKey, TableError, arch_folder, call_kind, call_kind_text, read_gpu, read_rows
+from ..tables.trust import trusted
 from .evidence import Sizes, TimeModel
 from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
 
@@ -27,26 +33,44 @@ class OpTable:
 
     gpu: str | None  #: name of the table's folder
     written: tuple[Row, ...] = ()  #: the rows, where they were read from the YAML
-    store: KernelStore | None = None
-    packed: Path | None = None  #: path of the YAML, where the store holds a copy of its rows and a call reads only the rows of its kind
+    store: KernelStore | KernelStores | None = None
+    packed: Path | None = None  #: path of the YAML, where a store holds a copy of its rows and a call reads only the rows of its kind
+    copy: KernelStore | None = None  #: that store
+    beyond: OpTable | None = None  #: the table of the next folder
+    folder: Path | None = field(default=None, compare=False)
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
     _decided: BoundedCache[tuple, Candidate | None] = field(default_factory=lambda: BoundedCache(_DECIDED), compare=False, repr=False)
     _own: dict[tuple, dict[Sizes, None]] = field(default_factory=dict, compare=False, repr=False)
     _agree: dict[tuple, list[tuple[Row, bool]]] = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def title(self) -> str | None:
+        """Return the GPU, with the table's folder where that is the user's."""
+        return f"{self.gpu} in {self.folder}" if self.gpu and self.folder == user_folder() / "tables" else self.gpu
+
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """Return all rows."""
-        return self.written if self.packed is None else self._copied(None)
+        own = self.written if self.packed is None else self._copied(None)
+        kinds = {r.kind for r in own}
+        return own + tuple(r for r in (self.beyond.rows if self.beyond else ()) if self.beyond.gpu == self.gpu or r.kind not in kinds)  # type: ignore[union-attr]
 
     def rows_like(self, key: RowKey) -> tuple[Row, ...]:
         """Return at least the rows of the kind of ``key`` (``call_kind``)."""
-        if self.packed is None:
-            return self.written
         kind = call_kind(key)
         if kind not in self._read:  # once per kind: every new shape asks
-            self._read[kind] = self._copied(key)
+            own = self.written if self.packed is None else self._copied(key)
+            if self.beyond is not None and (self.beyond.gpu == self.gpu or not any(r.kind == kind for r in own)):
+                places = {(r.key, *sorted(r.sizes.items())) for r in own}
+                own += tuple(r for r in self.beyond.rows_like(key) if (r.key, *sorted(r.sizes.items())) not in places)
+            self._read[kind] = own
         return self._read[kind]
+
+    def gpu_of(self, key: RowKey) -> str | None:
+        """Return the GPU whose rows of the kind of ``key`` are taken."""
+        if self.beyond is None or any(r.kind == call_kind(key) for r in (self.written if self.packed is None else self._copied(key))):
+            return self.gpu
+        return self.beyond.gpu_of(key)
 
     def rows_of_kind(self, key: RowKey) -> list[tuple[Row, bool]]:
         """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
@@ -66,14 +90,14 @@ class OpTable:
         return self._decided[name]
 
     def _copied(self, key: RowKey | None) -> tuple[Row, ...]:
-        assert self.store is not None and self.packed is not None
+        assert self.copy is not None and self.packed is not None
         try:
-            if found := self.store.rows(key):
+            if found := self.copy.rows(key):
                 return found
             if found := tuple(r for r in self._table if key is None or call_kind_text(r.key) == call_kind_text(key)):
-                raise StoreError(f"{self.store.path}: its rows are missing")
+                raise StoreError(f"{self.copy.path}: its rows are missing")
         except StoreError as error:
-            warn_once(f"rows are read from the table: {_named(self.packed, error)}", about=self.store.path)
+            warn_once(f"rows are read from the table: {_named(self.packed, error)}", about=self.copy.path)
             found = self._table
         return found
 
@@ -84,47 +108,77 @@ class OpTable:
         return _read(self.packed)
 
 
-def tables_folder() -> Path:
-    """Return the folder of ``DTKERNELS_TABLES``, else the shipped tables."""
+def tables_folders() -> tuple[Path, ...]:
+    """Return the folders that tables are looked up in, first to last."""
     named = os.environ.get("DTKERNELS_TABLES")
-    return folder_named(named) if named else _own_tables()
+    if named:
+        return (folder_named(named),)
+    return _with_user_tables(user_folder())
+
+
+@lru_cache(maxsize=8)
+def _with_user_tables(folder: Path) -> tuple[Path, ...]:
+    own = folder / "tables"
+    return (own, package_tables()) if any(own.glob("*/gpu.yaml")) else (package_tables(),)
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the folders in ``tables_folder()`` that have a ``gpu.yaml``. Never raises."""
-    try:
-        return tuple(sorted(p.name for p in tables_folder().iterdir() if (p / "gpu.yaml").exists()))
-    except OSError:
-        return ()
+    """Return the names of the tables in ``tables_folders()``. Never raises."""
+    found: dict[str, None] = {}
+    for folder in tables_folders():
+        try:
+            found |= dict.fromkeys(sorted(p.name for p in folder.iterdir() if (p / "gpu.yaml").exists()))
+        except OSError:
+            continue
+    return tuple(found)
 
 
 @lru_cache(maxsize=1)
-def _own_tables() -> Path:
+def package_tables() -> Path:
     inside = _PACKAGE / "schedule_tables"
     return inside if inside.is_dir() else _PACKAGE.parent / "schedule_tables"
 
 
 def op_table(op: str, gpu: Gpu) -> OpTable:
-    """Return the table of ``op`` for ``gpu``. Never raises."""
-    return _op_table(op, gpu, tables_folder())
+    """Return the table of ``op`` for ``gpu``, with those of further folders behind it. Never raises."""
+    return _op_table(op, gpu, tables_folders())
 
 
 def forget() -> None:
     """Drop all cached tables, so that they are read again."""
-    _op_table.cache_clear()
-    _folder_for.cache_clear()
+    for cached in (_op_table, _folder_for, _with_user_tables, _store):
+        cached.cache_clear()
     forget_warnings()
 
 
 @lru_cache(maxsize=256)
-def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
+def _op_table(op: str, gpu: Gpu, folders: tuple[Path, ...]) -> OpTable:
+    found: OpTable | None = None
+    for folder in reversed(folders):
+        own = _table_in(op, gpu, folder, folders)
+        rows = own.written or own.packed is not None
+        found = own if found is None else replace(own, beyond=found, store=_joined(own.store, found.store)) if rows else found
+    return found or OpTable(None)
+
+
+def _table_in(op: str, gpu: Gpu, root: Path, folders: tuple[Path, ...]) -> OpTable:
+    """Return the table of one folder. Kernels lie beside it or with its architecture, there or in a later folder."""
     name = _folder_for(gpu, root)
     if name is None:
         return OpTable(None)
-    path, store = root / name / f"{op}.yaml", _store(root / name / f"{op}.safetensors")
+    path, shared = root / name / f"{op}.yaml", f"{arch_folder(gpu.arch)}/{op}.safetensors"
+    places = (path.with_suffix(".safetensors"), *(folder / shared for folder in folders[folders.index(root) :]))
+    stores = [s for s in map(_store, places) if s is not None]
     try:
-        copied = store is not None and store.table == digest(path.read_bytes())
-        return OpTable(name, (), store, path) if copied else OpTable(name, _without_stale_binaries(_read(path), store, path), store)
+        text = path.read_bytes() if stores else b""
+        copy = next((s for s in stores if s.table and s.table == digest(text)), None)
+        every = stores[0] if len(stores) == 1 else KernelStores(stores) if stores else None
+        if copy:
+            return OpTable(name, (), every, path, copy, folder=root)
+        rows = _read(path)
+        if any(r.binaries for r in rows) and not any(p.exists() for p in places):
+            warn_once(f"{path}: its kernels are neither beside it nor in {arch_folder(gpu.arch)}, and are compiled when first called; tools/build.py builds them")
+        return OpTable(name, _without_stale_binaries(rows, stores, path), every, folder=root)
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
@@ -132,26 +186,42 @@ def _op_table(op: str, gpu: Gpu, root: Path) -> OpTable:
         return OpTable(name)
 
 
+def _joined(first: KernelStore | KernelStores | None, then: KernelStore | KernelStores | None) -> KernelStore | KernelStores | None:
+    every = dict.fromkeys(s for stores in (first, then) if stores is not None for s in (stores.stores if isinstance(stores, KernelStores) else (stores,)))
+    return KernelStores(tuple(every)) if len(every) > 1 else first or then
+
+
 def _read(path: Path) -> tuple[Row, ...]:
     return read_rows(path.read_bytes().decode(), str(path))
 
 
-def _without_stale_binaries(rows: tuple[Row, ...], store: KernelStore | None, path: Path) -> tuple[Row, ...]:
-    """Reconcile rows with a store built for an older version of the table: unchanged rows keep their kernels, changed rows lose them.
+def _without_stale_binaries(rows: tuple[Row, ...], stores: list[KernelStore], path: Path) -> tuple[Row, ...]:
+    """Look kernels up by what they compute: rows get those that were built for the same call and schedule, others lose theirs.
 
     The names of kernels do not say what they compute: a changed row may differ from the old one in a parameter.
     """
-    if store is None or not any(r.binaries for r in rows):
+    if not stores:
         return rows
-    try:
-        built = {(r.key, r.spec, r.schedule, r.binaries) for r in store.rows()}
-    except StoreError as error:
-        warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}", about=store.path)
-        built = set()
-    found = tuple(r if (r.key, r.spec, r.schedule, r.binaries) in built else replace(r, binaries=()) for r in rows)
-    if changed := sum(a.binaries != b.binaries for a, b in zip(rows, found)):
-        warn_once(f"{path}: {changed} rows name kernels that were built for others, and are compiled when first called; tools/build.py builds theirs", about=store.path)
+    built: dict[tuple, list[Row]] = {}
+    for store in stores:
+        try:
+            for r in store.rows():
+                if r.binaries:
+                    built.setdefault((r.key, r.spec, r.schedule), []).append(r)
+        except StoreError as error:
+            warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}", about=store.path)
+    found = tuple(with_kernels(r, built.get((r.key, r.spec, r.schedule), [])) for r in rows)
+    if changed := sum(bool(a.binaries) and not b.binaries for a, b in zip(rows, found)):
+        warn_once(f"{path}: {changed} rows name kernels that were built for others, and are compiled when first called; tools/build.py builds theirs", about=stores[0].path)
     return found
+
+
+def with_kernels(row: Row, alike: list[Row]) -> Row:
+    """Return the row with the kernels of rows of the same call and schedule, those of equally aligned sizes first."""
+    if row.binaries and any(row.binaries == r.binaries for r in alike):
+        return row
+    ordered = sorted(alike, key=lambda r: -sum(math.gcd(n, 16) == math.gcd(r.sizes.get(x, 0), 16) for x, n in row.sizes.items()))
+    return replace(row, binaries=tuple(dict.fromkeys(name for r in ordered for name in r.binaries)))
 
 
 def _named(path: Path, error: Exception) -> str:
@@ -159,14 +229,24 @@ def _named(path: Path, error: Exception) -> str:
     return text if str(path) in text else f"{path}: {text}"
 
 
+@lru_cache(maxsize=256)
 def _store(path: Path) -> KernelStore | None:
     try:
-        return KernelStore(path)
+        found = KernelStore(path)
     except FileNotFoundError:
         return None
     except (OSError, StoreError) as error:
         warn_once(f"prebuilt kernels not used, they are compiled when first called: {_named(path, error)}")
         return None
+    if usable(found):
+        return found
+    warn_once(f"prebuilt kernels not used: {path}: neither the package nor this user built it; tools/build.py builds it anew, DTKERNELS_TRUST_TABLES=1 trusts it")
+    return None
+
+
+def usable(store: KernelStore) -> bool:
+    """Return whether a store's kernels may be run: it is the package's, or the user's own, or all are trusted."""
+    return package_tables() in store.path.resolve().parents or trusted(store)
 
 
 @lru_cache(maxsize=32)

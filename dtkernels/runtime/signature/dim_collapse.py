@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
+from ...lang.extents.formulas import inputs_of
 
 
 def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | None:
@@ -17,12 +18,14 @@ def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | Non
     """
     if any(told in algorithm.tied_labels(label) for told, _, _ in algorithm.extents):
         return None
+    if algorithm.formulas and any(algorithm.tied_labels(label) & _sized(algorithm, own) for own, _ in algorithm.formulas):
+        return None
     having: dict[str, bool] = {}
     for d in algorithm.definitions:
         if label in d.labels[1:] or d.labels[:1] != (label,) or _is_used_as_number(d.expr, label):
             return None
         for node in d.expr.walk():
-            if isinstance(node, ex.Len) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
+            if isinstance(node, (ex.Len, ex.Scan)) and node.label == label or isinstance(node, (ex.Reduce, ex.Dot)) and label in node.labels:
                 return None
             if isinstance(node, ex.Access):
                 first = bool(node.index) and isinstance(node.index[0], ex.Label) and node.index[0].name == label
@@ -30,6 +33,12 @@ def collapsible_label(algorithm: Algorithm, label: str) -> tuple[str, ...] | Non
                 if elsewhere or having.setdefault(node.tensor, first) != first or node.tensor in algorithm and not first:
                     return None
     return tuple(n for n in algorithm.inputs if having.get(n))
+
+
+def _sized(algorithm: Algorithm, label: str) -> frozenset[str]:
+    """Return the labels whose dimensions the formula of ``label`` reads, and ``label`` itself."""
+    read = (algorithm.plain_labels(t)[dim] for f in algorithm.extent_formulas(label) for t, dim in inputs_of(f))
+    return frozenset({label, *(name for name in read if name)})
 
 
 def labels_outside(index: ex.Expr) -> frozenset[str]:

@@ -19,9 +19,11 @@ def label_order(algorithm: Algorithm, output: str) -> tuple[str, ...]:
 
 def free_labels(algorithm: Algorithm, output: str) -> tuple[str, ...]:
     """Return the labels whose extents a user gives: no constants, and one label per shared extent."""
+    from ...lang.extents.formulas import follows_from_labels
+
     found: list[str] = []
     for label in label_order(algorithm, output):
-        if _constant(algorithm, label) is None and not algorithm.tied_labels(label) & set(found):
+        if _constant(algorithm, label) is None and not algorithm.tied_labels(label) & set(found) and not follows_from_labels(algorithm, label):
             found.append(label)
     return tuple(found)
 
@@ -37,6 +39,8 @@ def sizes_in_order(algorithm: Algorithm, output: str, shape: Sequence[int], what
 
 def sizes_by_label(algorithm: Algorithm, output: str, given: Mapping[str, int], what: str) -> dict[str, int]:
     """Return the extent of every label from those given by name. Raises DTError for an unknown, missing or contradictory one."""
+    from ...lang.extents.formulas import follows_from_labels, size_of_labels
+
     order, free = label_order(algorithm, output), free_labels(algorithm, output)
     for label, size in given.items():
         if label not in order:
@@ -46,6 +50,9 @@ def sizes_by_label(algorithm: Algorithm, output: str, given: Mapping[str, int], 
         for other in sorted(algorithm.tied_labels(label) & set(given)):
             if given[other] != size:
                 raise DTError(f"{label} and {other} of {what} are one extent", found=f"{label}={size}, {other}={given[other]}", allowed="the same")
+        implied = size_of_labels(algorithm, label, given) if follows_from_labels(algorithm, label) else size
+        if implied not in (None, size):
+            raise DTError(f"the extent of {label} in {what}", found=str(size), allowed=f"{implied}, as the program says")
     missing = [label for label in free if not algorithm.tied_labels(label) & set(given)]
     if missing:
         raise DTError(f"the sizes of {what} name each label", found=f"none for {', '.join(missing)}", allowed=", ".join(free))
@@ -59,11 +66,17 @@ def _constant(algorithm: Algorithm, label: str) -> int | None:
 
 def _filled(algorithm: Algorithm, output: str, given: Mapping[str, int]) -> dict[str, int]:
     """Complete the given extents with those that follow from them."""
+    from ...lang.extents.formulas import size_of_labels
+
     found = {}
     for label in label_order(algorithm, output):
         constant = _constant(algorithm, label)
-        tied = (given[other] for other in sorted(algorithm.tied_labels(label)) if other in given)
-        found[label] = constant if constant is not None else given[label] if label in given else next(tied)
+        tied = next((given[other] for other in sorted(algorithm.tied_labels(label)) if other in given), None)
+        size = constant if constant is not None else given[label] if label in given else tied
+        size = size if size is not None else size_of_labels(algorithm, label, given)
+        if size is None or size < 0:
+            raise DTError(f"the extent of {label}", found=str(size), allowed="0 or more, from the sizes that are given")
+        found[label] = size
     return found
 
 

@@ -49,7 +49,7 @@ class OpManifest:
     compiled: str
     autocast: str | None
     lines: tuple[str, ...] = ()  #: signatures and gradients as JSON
-    whole: tuple[str, ...] = ()  #: scalars used in an index; the functions of shipped ops convert theirs
+    whole: tuple[str, ...] = ()  #: scalars used in an index
 
     def facts(self, params: Params, batched: frozenset[str], labels: int) -> Facts | None:
         """Return the facts of a variant, if present. Batch labels and batched inputs need the algorithm itself."""
@@ -126,6 +126,7 @@ def gradient_line(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 def manifest_text(manifest: OpManifest, spec: bytes) -> str:
     """Format a manifest. ``spec`` is the content of the spec's file."""
     head = {"file": hashlib.sha256(spec).hexdigest(), **{n: getattr(manifest, n) for n in _HEAD}}
+    head |= {"whole": manifest.whole} if manifest.whole else {}
     return json.dumps(head)[:-1] + ', "lines": [\n' + ",\n".join(manifest.lines) + "\n]}\n"
 
 
@@ -154,15 +155,20 @@ def _signature(data: dict) -> Signature:
         {n: tuple(labels) for n, labels in data["inputs"].items()},
         tuple(data["scalars"]),
         tuple(data["values"]),
-        {label: tuple(s) if isinstance(s, list) else s for label, s in data["sizes"].items()},
+        {label: _source(s) for label, s in data["sizes"].items()},
         {label: tuple(names) for label, names in data["rows"].items()},
         data["precise"],
         tuple(data.get("leaders", ())),
         data.get("firsts", {}),
         Outline.read(data["outline"]) if "outline" in data else None,
+        tuple(map(_source, data.get("agree", ()))),
     )
+
+
+def _source(data: Any) -> Any:
+    return tuple(map(_source, data)) if isinstance(data, list) else data
 
 
 def _as_json(signature: Signature) -> dict:
     """Convert a signature for JSON."""
-    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline")}
+    return {name: value for name, value in vars(signature).items() if value or name not in ("leaders", "firsts", "outline", "agree")}

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...algebra.autodiff.gradient import Gradient
     from ...codegen.analysis.product_types import InputTypes
     from ...lang.algorithm import Algorithm
+    from ...lang.extents.sources import Source
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,13 @@ class Signature:
     inputs: dict[str, tuple[str | None, ...]]  #: the label of each dimension, None where it is indexed by arithmetic only
     scalars: tuple[str, ...]
     values: tuple[str, ...]  #: inputs whose dtype enters the result dtype
-    sizes: dict[str, tuple[str, int] | int]  #: label -> (input, dimension), or a constant
+    sizes: dict[str, Source]  #: label -> (input, dimension), a constant, or arithmetic on them, see lang/extents/sources.py
     rows: dict[str, tuple[str, ...]]  #: labels that batch dimensions may be folded into, if exactly these inputs have them
     precise: bool  #: whether the setting of float32 products (TF32) matters
     leaders: tuple[str, ...] = ()  #: inputs whose leading dimensions are those of the call
     firsts: dict[str, int] = field(default_factory=dict)  #: number of first dimensions that an input may lack, where it is not 0
     outline: Outline | None = None  #: what the cost model needs of the algorithm
+    agree: tuple[tuple[str, Source], ...] = ()  #: formulas that labels with another source, or another formula, must agree with
 
     @staticmethod
     def of(algorithm: Algorithm, called: tuple[str, ...] = ()) -> Signature:
@@ -41,11 +43,12 @@ class Signature:
         from .dim_collapse import collapsible_label, first_dimensions, leading_inputs
 
         inputs = {n: plain_labels(algorithm, n) for n in algorithm.inputs}
+        sizes = size_sources(algorithm)
         precise = any(isinstance(n, ex.Dot) for d in algorithm.definitions for n in d.expr.walk())
         firsts = dict.fromkeys(labels[0] for labels in inputs.values() if labels and labels[0])
         rows = {label: found for label in firsts if (found := collapsible_label(algorithm, label)) is not None}
         own = Signature(
-            inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), size_sources(algorithm), rows, precise, outline=Outline.of(algorithm)
+            inputs, algorithm.scalars, tuple(value_inputs(algorithm, list(inputs))), sizes, rows, precise, outline=Outline.of(algorithm), agree=_agreeing(algorithm, sizes)
         )
         if not called:
             return own
@@ -54,7 +57,7 @@ class Signature:
 
     def extents(self, tensors: dict[str, torch.Tensor]) -> dict[str, int]:
         """Return the extent of every label from the shapes of the inputs."""
-        return {label: tensors[s[0]].shape[s[1]] if isinstance(s, tuple) else s for label, s in self.sizes.items()}
+        return {label: _size(label, s, tensors) for label, s in self.sizes.items()}
 
     def result_dtype(self, tensors: dict[str, torch.Tensor]) -> torch.dtype:
         """Return the promoted dtype of the inputs whose values enter the results."""
@@ -81,15 +84,38 @@ class Halves(NamedTuple):
         return Halves(gradient.forward_outputs, gradient.adjoints, gradient.grads, gradient.products)
 
 
-def size_sources(algorithm: Algorithm) -> dict[str, tuple[str, int] | int]:
-    """Return the source of every known extent: (input, dimension) or a constant."""
-    found: dict[str, tuple[str, int] | int] = {}
+def _size(label: str, source: Source, tensors: dict[str, torch.Tensor]) -> int:
+    if not isinstance(source, tuple):
+        return source
+    if len(source) == 2:
+        return tensors[source[0]].shape[source[1]]
+    from ...lang.extents.sources import size_from
+
+    return size_from(source, tensors, label)
+
+
+def size_sources(algorithm: Algorithm) -> dict[str, Source]:
+    """Return the source of every known extent: (input, dimension), a constant, or arithmetic on them."""
+    from ...lang.extents.formulas import source_of
+
+    found: dict[str, Source] = {}
     for label in algorithm.labels:
         if (constant := algorithm.constant_extent(label)) is not None:
             found[label] = constant
         elif (source := algorithm.extent_source(label)) is not None:
             found[label] = (source[0], source[1])
+        elif formulas := algorithm.extent_formulas(label):
+            found[label] = source_of(formulas[0])
     return found
+
+
+def _agreeing(algorithm: Algorithm, sizes: dict[str, Source]) -> tuple[tuple[str, Source], ...]:
+    if not algorithm.formulas:
+        return ()
+    from ...lang.extents.formulas import source_of
+
+    found = ((label, source_of(f)) for label in sizes for f in algorithm.extent_formulas(label))
+    return tuple((label, source) for label, source in found if sizes[label] != source)
 
 
 def check_whole(op: str, name: str, value: object) -> None:

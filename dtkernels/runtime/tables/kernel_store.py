@@ -11,12 +11,14 @@ Tensors:
   ``rows/<kind>`` holds the table rows of one kind of call as JSON, behind a line with their checksum.
 - ``dictionary``: the zlib dictionary that all texts share. The texts are similar, and each can still be read alone.
 
-Metadata: ``table``, the checksum of the YAML that the rows were copied from.
+Metadata: ``table``, the checksum of the YAML that the rows were copied from; ``seal``, in stores of a user's tables, an HMAC of the
+file by the user's key, computed with zeros in its place.
 """
 
 from __future__ import annotations
 
 import hashlib
+import hmac
 import json
 import mmap
 import re
@@ -36,6 +38,7 @@ _MARK = re.compile(rb"\n((?:entry|host|rows)/x[0-9a-f]{16}) (\d{1,9})\n")  #: th
 _LONGEST_MARK = 40
 _METADATA = b'{"__metadata__":'  #: the start of every header
 _TENSOR = re.compile(rb'"\w+":\{"dtype":"U8","shape":\[\d+\],"data_offsets":\[(\d+),(\d+)\]\}')
+_SEAL, _UNSEALED = re.compile(rb'"seal":"([0-9a-f]{64})"'), "0" * 64
 _LAST = re.compile(rb",(\d+)\]\}\} *\Z")  #: the end of the last tensor's entry, which ends the header
 _LONGEST_END = 40
 _TUPLES = {"wanted", "kept", "batched", "binaries"}  #: fields of a row that JSON holds as lists
@@ -155,6 +158,11 @@ class KernelStore:
         self._entries: dict[str, StoredKernel] = {}  #: entries read so far: each new length asks for the same ones
         self._hosts: dict[str, str] = {}
 
+    def sealed_with(self, key: bytes | None) -> bool:
+        """Return whether the owner of ``key`` wrote this very file. Reads all of it."""
+        found = _SEAL.search(self._header, 0, 256)
+        return bool(key and found) and hmac.compare_digest(_seal(self._data, 8 + found.start(1), key), found[1].decode())  # type: ignore[arg-type,union-attr,index]
+
     def _span(self, name: str) -> tuple[int, int]:
         """Return (begin, end) of a tensor. Searches the header instead of parsing it: a first call needs few of hundreds of tensors."""
         at = self._header.find(b'"%b":{' % name.encode())
@@ -248,6 +256,50 @@ class KernelStore:
             raise StoreError(f"{self.path}: {key} is damaged") from None
 
 
+class KernelStores:
+    """Several stores as one. A kernel is taken from the first that has it; its name says what it contains."""
+
+    def __init__(self, stores: Sequence[KernelStore]):
+        self.stores = tuple(stores)
+        self.path = self.stores[0].path
+
+    def entry(self, name: str) -> StoredKernel:
+        """Return the entry called ``name``. Raises StoreError where no store has it whole."""
+        return self._first("entry", name)
+
+    def host(self, name: str) -> str:
+        """Return the wrapper text called ``name``. Raises StoreError where no store has it whole."""
+        return self._first("host", name)
+
+    def code(self, name: str) -> bytes:
+        """Return the machine code called ``name``. Raises StoreError where no store has it whole."""
+        return self._first("code", name)
+
+    def names(self) -> tuple[str, ...]:
+        """Return the names of all entries, each once."""
+        return tuple(dict.fromkeys(name for store in self.stores for name in store.names()))
+
+    def _first(self, kind: str, name: str):
+        for i, store in enumerate(self.stores):
+            try:
+                return getattr(store, kind)(name)
+            except StoreError:
+                if i + 1 == len(self.stores):
+                    raise
+
+
+def _seal(data: bytes | mmap.mmap, at: int, key: bytes) -> str:
+    """Return the HMAC of a store whose seal begins ``at``."""
+    whole = memoryview(data)
+    try:
+        found = hmac.new(key, whole[:at], "sha256")
+        found.update(_UNSEALED.encode())
+        found.update(whole[at + len(_UNSEALED) :])
+        return found.hexdigest()
+    finally:
+        whole.release()
+
+
 def _row(plain: dict) -> Row:
     for name in _TUPLES & plain.keys():
         plain[name] = tuple(plain[name])
@@ -274,10 +326,14 @@ def _unpacked(data: bytes) -> bytes:
         raise ValueError(str(error)) from None
 
 
-def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "") -> None:
-    """Write a store atomically. Equal contents give equal bytes. ``rows`` are the table's rows, ``table`` is the digest of its YAML."""
+def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], codes: dict[str, bytes], rows: Sequence[Row] = (), table: str = "",
+                key: bytes | None = None) -> None:  # fmt: skip
+    """Write a store atomically. Equal contents give equal bytes.
+
+    ``rows`` are the table's rows, ``table`` is the digest of its YAML. ``key`` seals the store.
+    """
     texts = {f"entry/{e.name}": e.text() for e in entries} | {f"host/{name}": text for name, text in hosts.items()} | _row_texts(rows)
-    header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table}}
+    header: dict[str, object] = {"__metadata__": {"format": FORMAT, "table": table} | ({"seal": _UNSEALED} if key else {})}
     body = bytearray()
     parts = {name: _compressed(code) for name, code in codes.items()}
     words = parts["dictionary"] = _dictionary(texts)
@@ -288,7 +344,11 @@ def write_store(path: Path, entries: list[StoredKernel], hosts: dict[str, str], 
         body += part
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    write_whole(path, len(text).to_bytes(8, "little") + text + bytes(body))
+    whole = len(text).to_bytes(8, "little") + text + bytes(body)
+    if key:
+        at = whole.index(_UNSEALED.encode())
+        whole = whole[:at] + _seal(whole, at, key).encode() + whole[at + len(_UNSEALED) :]
+    write_whole(path, whole)
 
 
 def _dictionary(texts: dict[str, str]) -> bytes:

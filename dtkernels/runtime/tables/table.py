@@ -120,6 +120,11 @@ class Gpu:
         return "_".join("".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split())
 
 
+def arch_folder(arch: int | str) -> str:
+    """Return the folder of the kernels that the GPUs of an architecture share: 90 -> ``sm_90``, "gfx942" -> ``gfx942``."""
+    return f"sm_{arch}" if str(arch).isdigit() else str(arch)
+
+
 # -- reading ----------------------------------------------------------------------------------------------------------
 
 
@@ -270,4 +275,5 @@ def with_binaries(row: Row, names: Iterable[str]) -> Row:
     return replace(row, binaries=tuple(names))
 
 
-__all__ = ["Gpu", "Row", "RowKey", "TableError", "call_kind", "call_kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows", "write_whole"]
+__all__ = ["Gpu", "Row", "RowKey", "TableError", "arch_folder", "call_kind", "call_kind_text", "read_gpu", "read_rows", "rows_from", "rows_text", "with_binaries", "write_gpu", "write_rows",
+           "write_whole"]  # fmt: skip
