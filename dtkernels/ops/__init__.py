@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 from .attention import attention
 from .cross_entropy import cross_entropy
 from .dyt import dyt
@@ -9,6 +11,7 @@ from .gate import gate
 from .geglu import geglu
 from .layernorm import layernorm
 from .lora import lora
+from .merge_attention import merge_attention
 from .mmsigmoid import mmsigmoid
 from .registry import register, registered, registered_names
 from .relu import relu
@@ -19,13 +22,24 @@ from .swiglu import swiglu
 from .two_mm import two_mm
 
 _OPS = ["attention", "cross_entropy", "dyt", "gate", "geglu", "layernorm", "lora", "mmsigmoid", "relu", "rmsnorm", "rope", "softmax", "swiglu", "two_mm"]
-__all__ = [*_OPS, "register"]
+#: folder -> ops in it, imported when they are first asked for
+_FAMILIES = {
+    "losses": ["cosine_distance", "jsd", "kl_divergence", "linear_cross_entropy", "linear_jsd", "linear_kl", "linear_logprobs", "tvd"],
+    "preference": ["cpo", "dpo", "grpo", "kto", "orpo", "simpo"],
+    "norms": ["add_rmsnorm", "embedding", "groupnorm", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "sparsemax"],
+}
+_FOLDER = {name: folder for folder, names in _FAMILIES.items() for name in names}
+__all__ = [*_OPS, *_FOLDER, "merge_attention", "register"]
 
 
 def __getattr__(name: str):
+    if name in _FOLDER:
+        found = getattr(import_module(f"{__name__}.{_FOLDER[name]}.{name}"), name)
+        globals()[name] = found
+        return found
     op = registered(name)
     if op is None:
-        allowed = ", ".join([*_OPS, *registered_names()])
+        allowed = ", ".join([*_OPS, *_FOLDER, *registered_names()])
         raise AttributeError(f"dtkernels.ops has no op {name!r}; allowed: {allowed}, or register a spec")
     return op
 

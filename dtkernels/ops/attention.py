@@ -1,29 +1,18 @@
-import math
+from __future__ import annotations
+
+import inspect
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 
-from .op_decorator import only_tensors, op
+from .attention_arguments import FORM_ARGUMENTS, AttentionArgs, spec_arguments
+from .op_decorator import op
 
-LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
-EXACT = 2**24  #: largest key position that float32, the type of offsets in kernels, represents exactly
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-
-class AttentionArgs(NamedTuple):
-    """The arguments of a call of ``attention``, in its order."""
-
-    q: torch.Tensor
-    k: torch.Tensor
-    v: torch.Tensor
-    mask: torch.Tensor | None = None
-    causal: bool = False
-    scale: float | torch.Tensor | None = None
-    window: tuple[int | None, int | None] | None = None
-    offset: int | torch.Tensor = 0
-    softcap: float | None = None
-    sinks: torch.Tensor | None = None
-    bias: torch.Tensor | None = None
+    from .attention_forms.calls import FormArgs
 
 
 @op(
@@ -49,6 +38,7 @@ def attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
+    **forms: Unpack[FormArgs],
 ) -> torch.Tensor:
     """softmax(scale * q k^T + bias) v, row by row (Vaswani et al., 2017), in one pass over the keys (Dao et al., 2022).
 
@@ -65,19 +55,55 @@ def attention(
     - softcap c: scores become c * tanh(scores / c), before mask and bias are added.
     - sinks: (H,), the score of one extra key per head with value 0.
 
+    Sequences of different lengths, caches and logsumexp, each described in docs/attention.md:
+
+    - cu_seqlens_q, cu_seqlens_k: q (M, H, D), k and v (L, G, D) hold packed sequences, from cu_seqlens[i] to cu_seqlens[i + 1].
+    - segments, segments_k: integers (..., M) and (..., L). A query sees keys of its own segment. q, k and v are (B, H, M, D).
+    - lengths: (B,), the keys of k and v that are valid. The last query is at the last of them.
+    - block_table: (B, pages of an entry). k and v are pages, (page, slot, G, D), or (page, G, slot, D) with kv_layout="HND". No gradient.
+    - return_lse: return (result, logsumexp of the scores) with the second of shape (..., H, M), or (M, H) if packed, float32.
+    - dropout_p, seed: each weight is 0 with probability dropout_p, else divided by 1 - dropout_p. The seed, a whole number or a one-element
+      tensor of integers, decides which; backward draws the same again.
+
     A query that sees no key gives zeros. Differentiable in q, k, v, floating-point masks and biases, scale and sinks. Raises ValueError
     where shapes disagree, and TypeError for an argument of another type.
 
     >>> attention(torch.zeros(1, 2, 3, 4), torch.zeros(1, 2, 5, 4), torch.ones(1, 2, 5, 4)).shape
     torch.Size([1, 2, 3, 4])
     """
+    if forms:
+        from .attention_forms.calls import call
+
+        return call(AttentionArgs(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias), forms)  # type: ignore[return-value]
     operator, tensors, settings = attention.operator(), (), ()
     if not operator.traced:
         tensors, settings = _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)
         if (found := operator.repeat(tensors, settings)) is not None:
             return found
     args = AttentionArgs(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bias)  # takes 0.3 us: not before a repeated call
-    return operator.fresh(tensors, settings, _arguments(args))
+    return operator.fresh(tensors, settings, spec_arguments(args))
+
+
+def _with_forms(own: inspect.Signature) -> inspect.Signature:
+    """Return the signature with the arguments that ``**forms`` stands for. Held there they cost a call without them nothing."""
+    *named, _ = own.parameters.values()
+    more = [inspect.Parameter(n, inspect.Parameter.KEYWORD_ONLY, default=default) for n, default in FORM_ARGUMENTS.items()]
+    return own.replace(parameters=[*named, *more])
+
+
+attention.__signature__ = _with_forms(inspect.signature(attention))
+
+
+def _operator_of(*args, **kwargs):
+    """Return the operator that such a call of ``attention`` reaches, for ``explain``."""
+    bound = attention.__signature__.bind(*args, **kwargs).arguments
+    from .attention_forms.calls import operator_of
+
+    forms = {n: v for n, v in bound.items() if n in FORM_ARGUMENTS}
+    return operator_of(forms)
+
+
+attention.operator_of = _operator_of
 
 
 def ready(shape: tuple[int, ...], args: AttentionArgs) -> Callable[[tuple[torch.Tensor, ...]], torch.Tensor | None] | None:
@@ -94,106 +120,3 @@ def _cache_key(q, k, v, mask, causal, scale, window, offset, softcap, sinks, bia
     """Return the tensors and settings of a call, for ``Operator.repeat``."""
     tensors = (q, k, v) if mask is sinks is bias is None else tuple([t for t in (q, k, v, mask, sinks, bias) if t is not None])
     return tensors, (causal, scale, window, offset, softcap, mask is None, sinks is None)
-
-
-def _arguments(args: AttentionArgs) -> dict[str, object]:
-    """Return the arguments of the op behind a call."""
-    _check_kinds(args)
-    q, k, v, mask, bias, scale = args.q, args.k, args.v, args.mask, args.bias, args.scale
-    groups = _check_shapes(q, k, v)
-    given = _reach(q.shape[-2], k.shape[-2], args.causal, args.window, args.offset)
-    if mask is not None and mask.dtype != torch.bool:
-        mask = _hide_by_infinity(mask)
-        bias = mask if bias is None else mask + bias
-        mask = None
-    for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
-        if tensor is not None:
-            given |= {on: True, name: _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))}
-    if args.softcap is not None:
-        if not args.softcap > 0:
-            raise ValueError(f"attention: softcap is a number above 0; got {args.softcap}")
-        given |= {"capped": True, "cap": float(args.softcap)}
-    if args.sinks is not None:
-        heads = q.shape[-3] if q.dim() > 2 else 1
-        if args.sinks.shape != (heads,):
-            raise ValueError(f"attention: sinks has one number a head, shape ({heads},); got shape {tuple(args.sinks.shape)}")
-        given |= {"sinks": True, "sink": args.sinks}
-    if scale is None:
-        scale = 1 / math.sqrt(max(q.shape[-1], 1))
-    return {"Q": q, "K": k, "V": v, "scale": scale, "group": groups, **given}
-
-
-def _hide_by_infinity(mask: torch.Tensor) -> torch.Tensor:
-    """Replace hiding values of a floating-point mask, such as float32's lowest, by -inf: sums with them would overflow."""
-    if mask.dtype == torch.float16:
-        return mask
-    if mask.requires_grad and torch.is_grad_enabled():  # each element has its own gradient
-        return torch.nn.functional.threshold(mask, LOWEST, -math.inf)
-    once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]  # process expanded dimensions once
-    return torch.nn.functional.threshold(once, LOWEST, -math.inf).expand(mask.shape)
-
-
-def _broadcast_to(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
-    try:
-        return tensor.expand(shape)
-    except (RuntimeError, ValueError):  # ValueError for tensors without data
-        raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
-
-
-def _check_kinds(args: AttentionArgs) -> None:
-    """Raise TypeError for arguments that would be misread, or fail without a clear message."""
-    mask, causal, window, offset = args.mask, args.causal, args.window, args.offset
-    optional = {n: t for n, t in (("mask", mask), ("sinks", args.sinks), ("bias", args.bias)) if t is not None}
-    only_tensors("attention", q=args.q, k=args.k, v=args.v, **optional)
-    if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
-        raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
-    if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
-        raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
-    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
-        raise TypeError(f"attention: offset is {offset!r}; allowed: a whole number or a one-element tensor")
-    if window is not None and not (
-        isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or hasattr(w, "__index__") for w in window)
-    ):
-        raise TypeError(f"attention: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
-
-
-def _check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
-    """Return the number of query heads per head of k and v. Raises ValueError."""
-    if not (2 <= q.dim() == k.dim() == v.dim()):
-        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {_shapes(q, k, v)}")
-    heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
-    if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
-        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {_shapes(q, k, v)}")
-    return heads // groups
-
-
-def _shapes(*tensors: torch.Tensor) -> str:
-    """Format shapes for an error. Called only there: torch.compile cannot format symbolic shapes."""
-    return ", ".join(str(tuple(t.shape)) for t in tensors)
-
-
-def _reach(
-    queries: int, keys: int, causal: bool, window: tuple[int | None, int | None] | None, offset: int | torch.Tensor
-) -> dict[str, object]:
-    """Return the spec's parameters and scalars for the visible keys; nothing where all keys are visible."""
-    left, right = window if window is not None else (None, None)
-    if any(side is not None and side < 0 for side in (left, right)):
-        raise ValueError(f"attention: a window reaches 0 or more keys to either side, None for no limit; got {window}")
-    right = 0 if causal else right
-    if causal and left is None and isinstance(offset, int) and offset == 0:
-        return {"causal": True}
-    if max(queries, keys) >= EXACT and (left is not None or right is not None):
-        raise ValueError(f"attention: windows and offsets count up to {EXACT} keys; got {queries} queries and {keys} keys")
-    given: dict[str, object] = {}
-    fixed = isinstance(offset, int)
-    if not isinstance(offset, int):
-        offset = offset.to(torch.float32)
-    if left is not None and not (fixed and queries - 1 + offset - left <= 0):
-        given |= {"starts": True, "first": _number(offset - left)}
-    if right is not None and not (fixed and offset + right >= keys - 1):
-        given |= {"ends": True, "last": _number(offset + right)}
-    return given
-
-
-def _number(value: int | torch.Tensor) -> float | torch.Tensor:
-    return value if isinstance(value, torch.Tensor) else float(value)

@@ -29,6 +29,11 @@ class _Traced:
         return self(**given)
 
 
+def operator_called(name: str):
+    """Return the operator of a shipped op, or what stands in for it while torch.compile traces."""
+    return _Traced(name) if compiling() else shipped(name)
+
+
 def _signature(name: str) -> str:
     shipped(name)
     return signature(name)
@@ -49,7 +54,7 @@ def op(*, broadcast: bool = False, **arguments: str) -> Callable[[Any], Any]:
         interfaces[name] = Interface(arguments, broadcast)
 
         def operator():
-            return _Traced(name) if compiling() else shipped(name)
+            return operator_called(name)
 
         def source(shape=None, gpu="h200", **options):
             """Return the emitted source on ``gpu`` for labels of extents ``shape`` (the output's, then the reduced ones)."""

@@ -5,22 +5,29 @@ from __future__ import annotations
 import copyreg
 import errno
 import os
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..lang.errors import DTError
 from ..runtime.bind.operator import Operator
 from ..runtime.signature.arguments import Interface
 
 SPECS = Path(__file__).resolve().parent.parent / "specs"
+
+if TYPE_CHECKING:
+    from ..lang.spec import Spec
+
 _registered: dict[str, Operator] = {}
+built: dict[str, Callable[[], Spec]] = {}  #: shipped ops whose specs are built by a function, by name
 interfaces: dict[str, Interface] = {}  #: the argument names and shapes of the shipped op functions
 
 
 @lru_cache(maxsize=64)
 def shipped(name: str) -> Operator:
     """Return a shipped op."""
-    return Operator(SPECS / f"{name}.yaml", interfaces.get(name))
+    return Operator(built[name]() if name in built else SPECS / f"{name}.yaml", interfaces.get(name))
 
 
 def shipped_names() -> tuple[str, ...]:
@@ -39,7 +46,7 @@ def register(path: str | Path) -> Operator:
 
     check_path(path)
     spec = load_spec(path)
-    if spec.op in shipped_names():
+    if spec.op in shipped_names() or spec.op in built:
         raise DTError(f"{path}: an op of the package is not replaced", found=repr(spec.op), allowed="another name")
     if hasattr(type(ops), spec.op) or spec.op in vars(ops):
         raise DTError(f"{path}: dtkernels.ops has something else of this name", found=repr(spec.op), allowed="another name")
@@ -67,7 +74,7 @@ def registered(name: str) -> Operator | None:
 
 def _again(name: str) -> Operator:
     """Return the op that a pickle names. Raises DTError where this process has none."""
-    if name in shipped_names():
+    if name in shipped_names() or name in built:
         return shipped(name)
     if (found := registered(name)) is None:
         raise DTError(f"a pickle names the op {name!r}, which is not registered here", allowed="dtkernels.register(its spec) before it is read")

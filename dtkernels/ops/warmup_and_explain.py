@@ -23,6 +23,8 @@ def explain(op: str | Callable, /, *args, **kwargs) -> Explanation:
     """
     function = _callable(op)
     operator = function if isinstance(function, Operator) else function.operator()  # type: ignore[attr-defined]
+    if hasattr(function, "operator_of"):
+        operator = function.operator_of(*args, **{n: v for n, v in kwargs.items() if n != "gpu"})
     manifest = operator.manifest
     own = "gpu" in (*manifest.inputs, *manifest.scalars, *(name for name, _ in manifest.params))
     gpu = None if own else kwargs.pop("gpu", None)

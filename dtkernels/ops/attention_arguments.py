@@ -1,0 +1,138 @@
+"""Check the arguments of ``ops.attention`` and translate them to those of its spec."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+
+from .op_decorator import only_tensors
+
+LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
+EXACT = 2**24  #: largest key position that float32, the type of offsets in kernels, represents exactly
+
+#: the arguments of further forms, with their defaults
+FORM_ARGUMENTS: dict[str, object] = {
+    "cu_seqlens_q": None, "cu_seqlens_k": None, "segments": None, "segments_k": None, "lengths": None, "block_table": None,
+    "kv_layout": "NHD", "return_lse": False, "dropout_p": 0.0, "seed": None,
+}  # fmt: skip
+
+
+class AttentionArgs(NamedTuple):
+    """The arguments of a call of ``attention``, in its order."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    mask: torch.Tensor | None = None
+    causal: bool = False
+    scale: float | torch.Tensor | None = None
+    window: tuple[int | None, int | None] | None = None
+    offset: int | torch.Tensor = 0
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+
+
+def spec_arguments(args: AttentionArgs) -> dict[str, object]:
+    """Return the arguments of the op behind a call."""
+    check_kinds(args)
+    q, k, v, mask, bias, scale = args.q, args.k, args.v, args.mask, args.bias, args.scale
+    groups = key_groups(q, k, v)
+    given = _reach(q.shape[-2], k.shape[-2], args.causal, args.window, args.offset)
+    if mask is not None and mask.dtype != torch.bool:
+        mask = _hide_by_infinity(mask)
+        bias = mask if bias is None else mask + bias
+        mask = None
+    for name, on, tensor in (("mask", "masked", mask), ("bias", "biased", bias)):
+        if tensor is not None:
+            given |= {on: True, name: _broadcast_to(name, tensor, (*q.shape[:-1], k.shape[-2]))}
+    if args.softcap is not None:
+        if not args.softcap > 0:
+            raise ValueError(f"attention: softcap is a number above 0; got {args.softcap}")
+        given |= {"capped": True, "cap": float(args.softcap)}
+    if args.sinks is not None:
+        heads = q.shape[-3] if q.dim() > 2 else 1
+        if args.sinks.shape != (heads,):
+            raise ValueError(f"attention: sinks has one number a head, shape ({heads},); got shape {tuple(args.sinks.shape)}")
+        given |= {"sinks": True, "sink": args.sinks}
+    if scale is None:
+        scale = 1 / math.sqrt(max(q.shape[-1], 1))
+    return {"Q": q, "K": k, "V": v, "scale": scale, "group": groups, **given}
+
+
+def _hide_by_infinity(mask: torch.Tensor) -> torch.Tensor:
+    """Replace hiding values of a floating-point mask, such as float32's lowest, by -inf: sums with them would overflow."""
+    if mask.dtype == torch.float16:
+        return mask
+    if mask.requires_grad and torch.is_grad_enabled():  # each element has its own gradient
+        return torch.nn.functional.threshold(mask, LOWEST, -math.inf)
+    once = mask[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in mask.stride())]  # process expanded dimensions once
+    return torch.nn.functional.threshold(once, LOWEST, -math.inf).expand(mask.shape)
+
+
+def _broadcast_to(name: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    try:
+        return tensor.expand(shape)
+    except (RuntimeError, ValueError):  # ValueError for tensors without data
+        raise ValueError(f"attention: {name} broadcasts to {shape}; got shape {tuple(tensor.shape)}") from None
+
+
+def check_kinds(args: AttentionArgs) -> None:
+    """Raise TypeError for arguments that would be misread, or fail without a clear message."""
+    mask, causal, window, offset = args.mask, args.causal, args.window, args.offset
+    optional = {n: t for n, t in (("mask", mask), ("sinks", args.sinks), ("bias", args.bias)) if t is not None}
+    only_tensors("attention", q=args.q, k=args.k, v=args.v, **optional)
+    if mask is not None and not (mask.dtype == torch.bool or mask.dtype.is_floating_point):
+        raise TypeError(f"attention: mask is {mask.dtype}; allowed: bool or floating point")
+    if not isinstance(causal, (bool, int, torch.Tensor, torch.SymBool)) and type(causal).__name__ not in ("bool", "bool_"):  # NumPy's bool
+        raise TypeError(f"attention: causal is {causal!r}; allowed: True or False")
+    if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
+        raise TypeError(f"attention: offset is {offset!r}; allowed: a whole number or a one-element tensor")
+    if window is not None and not (
+        isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or hasattr(w, "__index__") for w in window)
+    ):
+        raise TypeError(f"attention: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
+
+
+def key_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
+    """Return the number of query heads per head of k and v. Raises ValueError."""
+    if not (2 <= q.dim() == k.dim() == v.dim()):
+        raise ValueError(f"attention: q, k and v have one rank, 2 or more; got shapes {_shapes(q, k, v)}")
+    heads, groups = (t.shape[-3] if t.dim() > 2 else 1 for t in (q, k))
+    if groups == 0 or heads % groups or (v.shape[-3] if v.dim() > 2 else 1) != groups:
+        raise ValueError(f"attention: the heads of k and v divide those of q; got shapes {_shapes(q, k, v)}")
+    return heads // groups
+
+
+def _shapes(*tensors: torch.Tensor) -> str:
+    """Format shapes for an error. Called only there: torch.compile cannot format symbolic shapes."""
+    return ", ".join(str(tuple(t.shape)) for t in tensors)
+
+
+def _reach(
+    queries: int, keys: int, causal: bool, window: tuple[int | None, int | None] | None, offset: int | torch.Tensor
+) -> dict[str, object]:
+    """Return the spec's parameters and scalars for the visible keys; nothing where all keys are visible."""
+    left, right = window if window is not None else (None, None)
+    if any(side is not None and side < 0 for side in (left, right)):
+        raise ValueError(f"attention: a window reaches 0 or more keys to either side, None for no limit; got {window}")
+    right = 0 if causal else right
+    if causal and left is None and isinstance(offset, int) and offset == 0:
+        return {"causal": True}
+    if max(queries, keys) >= EXACT and (left is not None or right is not None):
+        raise ValueError(f"attention: windows and offsets count up to {EXACT} keys; got {queries} queries and {keys} keys")
+    given: dict[str, object] = {}
+    fixed = isinstance(offset, int)
+    if not isinstance(offset, int):
+        offset = offset.to(torch.float32)
+    if left is not None and not (fixed and queries - 1 + offset - left <= 0):
+        given |= {"starts": True, "first": _number(offset - left)}
+    if right is not None and not (fixed and offset + right >= keys - 1):
+        given |= {"ends": True, "last": _number(offset + right)}
+    return given
+
+
+def _number(value: int | torch.Tensor) -> float | torch.Tensor:
+    return value if isinstance(value, torch.Tensor) else float(value)

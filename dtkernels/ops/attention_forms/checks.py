@@ -1,0 +1,144 @@
+"""Check the arguments of attention's forms. What only the device knows is checked under ``DTKERNELS_CHECK=1``, since that waits for it."""
+
+from __future__ import annotations
+
+import torch
+
+from ...runtime.path_counters import checking
+from ..attention_arguments import FORM_ARGUMENTS, AttentionArgs
+from ..op_decorator import only_tensors
+
+ANY_FORM = ("return_lse", "dropout_p", "seed")  #: arguments that go with every form
+SLOTS = 256  #: in a page, at most
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+
+
+def only_for(form: str, forms: dict, *others: str) -> None:
+    """Raise ValueError for arguments of another form than the one that ``form`` asks for."""
+    wrong = [n for n, v in forms.items() if v is not None and v is not FORM_ARGUMENTS[n] and v != FORM_ARGUMENTS[n] and n not in (form, *others, *ANY_FORM)]
+    if wrong:
+        raise ValueError(f"attention: {form} and {wrong[0]} are given; allowed: one of the two")
+    if forms[form] is None:
+        raise ValueError(f"attention: {others[0]} is given, {form} is missing; allowed: both")
+
+
+def check_integers(name: str, t: object, device: torch.device) -> torch.Tensor:
+    """Return a tensor of integers on ``device``. Raises TypeError and ValueError."""
+    only_tensors("attention", **{name: t})
+    assert isinstance(t, torch.Tensor)
+    if t.dtype not in _INTEGERS:
+        raise TypeError(f"attention: {name} is {t.dtype}; allowed: integers")
+    if t.device != device:
+        raise ValueError(f"attention: {name} is on {t.device}, q is on {device}; allowed: one device")
+    return t
+
+
+def without(args: AttentionArgs, form: str, *names: str) -> None:
+    """Raise ValueError for arguments that the form does not take."""
+    for name in names:
+        value = getattr(args, name)
+        if isinstance(value, torch.Tensor) or value not in (None, 0):
+            raise ValueError(f"attention: {form} and {name} are given; allowed: {form} without {name}")
+
+
+def check_packed(args: AttentionArgs, forms: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the cumulative lengths of queries and keys."""
+    without(args, "cu_seqlens_q", "mask", "bias", "offset")
+    only_tensors("attention", q=args.q, k=args.k, v=args.v)
+    if not args.q.dim() == args.k.dim() == args.v.dim() == 3:
+        found = ", ".join(str(tuple(t.shape)) for t in (args.q, args.k, args.v))
+        raise ValueError(f"attention: with cu_seqlens_q, q is (M, H, D), k (L, G, D), v (L, G, N); got shapes {found}")
+    cu_q = check_integers("cu_seqlens_q", forms["cu_seqlens_q"], args.q.device)
+    cu_k = forms["cu_seqlens_k"]
+    if cu_k is None:
+        if args.q.shape[0] != args.k.shape[0]:
+            raise ValueError(f"attention: {args.q.shape[0]} queries, {args.k.shape[0]} keys, and no cu_seqlens_k; allowed: cu_seqlens_k, or as many of both")
+        cu_k = cu_q
+    check_integers("cu_seqlens_k", cu_k, args.q.device)
+    if cu_q.dim() != 1 or cu_q.shape != cu_k.shape or cu_q.shape[0] < 2:
+        found = f"{tuple(cu_q.shape)} and {tuple(cu_k.shape)}"
+        raise ValueError(f"attention: cu_seqlens_q and cu_seqlens_k have one number more than there are sequences, 2 or more; got shapes {found}")
+    if checking():
+        for name, cu, total in (("cu_seqlens_q", cu_q, args.q.shape[0]), ("cu_seqlens_k", cu_k, args.k.shape[0])):
+            check_cumulative(name, cu.tolist(), total)
+    return cu_q, cu_k
+
+
+def check_cumulative(name: str, numbers: list[int], total: int) -> None:
+    """Raise ValueError where cumulative lengths do not go from 0 to ``total``."""
+    if numbers[0] != 0 or numbers[-1] != total:
+        raise ValueError(f"attention: {name} goes from {numbers[0]} to {numbers[-1]}; allowed: from 0 to {total}, the length of the tensor")
+    at = next((i for i in range(1, len(numbers)) if numbers[i] < numbers[i - 1]), None)
+    if at is not None:
+        raise ValueError(f"attention: {name}[{at}] is {numbers[at]} after {numbers[at - 1]}; allowed: numbers that do not decrease")
+
+
+def _four(form: str, *tensors: torch.Tensor) -> None:
+    if any(t.dim() != 4 for t in tensors):
+        found = ", ".join(str(tuple(t.shape)) for t in tensors)
+        raise ValueError(f"attention: with {form}, q is (B, H, M, D), k (B, G, L, D), v (B, G, L, N); got shapes {found}")
+
+
+def check_segments(args: AttentionArgs, forms: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the segments of queries and of keys."""
+    only_tensors("attention", q=args.q, k=args.k, v=args.v)
+    _four("segments", args.q, args.k, args.v)
+    batch, queries, keys = args.q.shape[0], args.q.shape[2], args.k.shape[2]
+    of_q = check_integers("segments", forms["segments"], args.q.device)
+    of_k = of_q if forms["segments_k"] is None else check_integers("segments_k", forms["segments_k"], args.q.device)
+    if of_k is of_q and queries != keys:
+        raise ValueError(f"attention: {queries} queries, {keys} keys, and no segments_k; allowed: segments_k, or as many of both")
+    for name, t, size in (("segments", of_q, queries), ("segments_k", of_k, keys)):
+        if t.dim() not in (1, 2) or t.shape[-1] != size or t.dim() == 2 and t.shape[0] not in (1, batch):
+            raise ValueError(f"attention: {name} has shape {tuple(t.shape)}; allowed: ({size},) or ({batch}, {size})")
+    of_q, of_k = (t if t.dim() == 2 else t[None] for t in (of_q, of_k))
+    return of_q.long(), of_k.long()
+
+
+def check_pages(args: AttentionArgs, forms: dict) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the pages of keys and of values as (page, head, slot, width)."""
+    without(args, "block_table", "mask", "bias", "offset")
+    only_tensors("attention", q=args.q, k=args.k, v=args.v)
+    table = check_integers("block_table", forms["block_table"], args.q.device)
+    if forms["kv_layout"] not in ("NHD", "HND"):
+        raise ValueError(f"attention: kv_layout is {forms['kv_layout']!r}; allowed: 'NHD' for pages (page, slot, head, d), 'HND' for (page, head, slot, d)")
+    if forms["lengths"] is None:
+        raise ValueError("attention: block_table is given, lengths is missing; allowed: both")
+    if any(t.dim() != 4 for t in (args.q, args.k, args.v)) or table.dim() != 2 or table.shape[0] != args.q.shape[0]:
+        found = ", ".join(str(tuple(t.shape)) for t in (args.q, args.k, args.v, table))
+        raise ValueError(f"attention: with block_table (B, T), q is (B, H, M, D), k and v have 4 dimensions, pages first; got shapes {found}")
+    if table.dtype not in (torch.int32, torch.int64):
+        raise TypeError(f"attention: block_table is {table.dtype}; allowed: int32 or int64")
+    k, v = (args.k, args.v) if forms["kv_layout"] == "HND" else (args.k.transpose(1, 2), args.v.transpose(1, 2))
+    if k.shape[:3] != v.shape[:3] or not 1 <= k.shape[2] <= SLOTS:
+        found = ", ".join(str(tuple(t.shape)) for t in (args.k, args.v))
+        raise ValueError(f"attention: k and v have as many pages, heads and slots, 1 to {SLOTS} slots in a page; got shapes {found}")
+    if checking():
+        check_page_numbers(table, forms["lengths"], k.shape[0], k.shape[2])
+    return k, v
+
+
+def check_page_numbers(table: torch.Tensor, lengths: torch.Tensor, pages: int, slots: int) -> None:
+    """Raise IndexError for a page number out of range among the pages that the lengths reach."""
+    used = torch.arange(table.shape[1], device=table.device) * slots < lengths.reshape(-1, 1)
+    wrong = (used & ((table < 0) | (table >= pages))).nonzero().tolist()
+    if wrong:
+        b, at = wrong[0]
+        raise IndexError(f"attention: block_table[{b}, {at}] is {int(table[b, at])}; allowed: 0 to {pages - 1}, the pages of k and v")
+
+
+def check_cache(args: AttentionArgs, forms: dict, k: torch.Tensor, keys: int) -> torch.Tensor:
+    """Return the lengths of the entries of a batch."""
+    only_tensors("attention", q=args.q, k=args.k, v=args.v)
+    without(args, "lengths", "offset")
+    if forms["block_table"] is None:
+        _four("lengths", args.q, args.k, args.v)
+    lengths = check_integers("lengths", forms["lengths"], args.q.device)
+    batch = args.q.shape[0]
+    if lengths.shape != (batch,):
+        raise ValueError(f"attention: lengths has shape {tuple(lengths.shape)}; allowed: ({batch},), one for each entry of the batch")
+    if checking():
+        for b, n in enumerate(lengths.tolist()):
+            if not 0 <= n <= keys:
+                raise ValueError(f"attention: lengths[{b}] is {n}; allowed: 0 to {keys}, the keys that the cache has room for")
+    return lengths

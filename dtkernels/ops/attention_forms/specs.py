@@ -1,0 +1,135 @@
+"""Build the specs of attention's forms. They differ in the layout of their tensors and in whether logsumexp is a second result.
+
+The algorithm is that of specs/attention.yaml, where the keys that query m sees may also be a range ``lo[m] <= l < hi[m]``. The compiler
+turns the range into the bounds of its loops: a block of queries reads the keys that one of them sees. ``begins`` and ``stops`` are the
+same range for each key; the gradient of keys and values loops over queries and takes its bounds from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from ...lang.parser import parse
+from ...lang.spec import Spec
+from ..registry import built
+
+PARAMETERS = {
+    "ranged": "query m sees keys lo[m] <= l < hi[m]",
+    "keyed": "key l is seen by queries begins[l] <= m < stops[l]: the same pairs once more, for the loops over queries",
+    "segmented": "a query sees keys of its own segment",
+    "causal": "query m sees keys l <= m",
+    "starts": "query m sees keys l >= m + first",
+    "ends": "query m sees keys l <= m + last",
+    "masked": "a mask says which keys a query sees",
+    "capped": "scores are held within -cap and cap by tanh",
+    "biased": "a bias is added to the scores",
+    "dropped": "of the weights a share ``drop`` is dropped, and the others are divided by 1 - drop",
+    "sinks": "each head has one key more, of score sink and value 0",
+    "group": "query heads that share a head of K and V",
+    "page": "keys in a page",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How the tensors of a form lie: the indices of each, and the parameters that the form has."""
+
+    lead: str  #: of everything that is one for each batch entry
+    q: str
+    k: str
+    v: str
+    out: str
+    params: tuple[str, ...]
+    row: str = "b, h, m"  #: of logsumexp: those of the result but the last
+    more: str = ""  #: further declarations
+    inputs: str = ""  #: further inputs
+
+
+_RANGES = ("ranged", "keyed", "segmented")
+_MASKS = ("causal", "starts", "ends", "masked", "biased")
+_SCORES = ("capped", "sinks", "group")
+_TRAINED = (*_SCORES, "dropped")
+
+HEADS = Layout(
+    lead="b, ", q="b, h, m, d", k="b, h / group, l, d", v="b, h / group, l, n", out="b, h, m, n", params=(*_RANGES, *_MASKS, *_TRAINED)
+)
+TOKENS = Layout(lead="", q="m, h, d", k="l, h / group, d", v="l, h / group, n", out="m, h, n", params=(*_RANGES, *_TRAINED), row="m, h")
+PAGES = Layout(
+    lead="b, ", q="b, h, m, d", out="b, h, m, n",
+    k="table[b, l / page], h / group, l % page, d", v="table[b, l / page], h / group, l % page, n",
+    params=("ranged", *_SCORES, "page"), more="Extent l = span[0];", inputs=", table, span",
+)  # fmt: skip
+
+#: name of the op -> layout, whether it gives logsumexp too
+FORMS = {
+    "attention_dropout": (HEADS, False),
+    "attention_lse": (HEADS, True),
+    "attention_varlen": (TOKENS, False),
+    "attention_varlen_lse": (TOKENS, True),
+    "attention_segments": (HEADS, False),
+    "attention_segments_lse": (HEADS, True),
+    "attention_lengths": (HEADS, False),
+    "attention_lengths_lse": (HEADS, True),
+    "attention_paged": (PAGES, False),
+    "attention_paged_lse": (PAGES, True),
+}
+
+_INPUTS = {"ranged": "lo, hi", "keyed": "begins, stops", "segmented": "of_q, of_k", "masked": "mask", "biased": "bias", "sinks": "sink"}
+_SCALARS = {"starts": "first", "ends": "last", "capped": "cap", "dropped": "seed, drop"}
+
+
+def algorithm(name: str, layout: Layout, lse: bool) -> str:
+    """Return the text of a form's algorithm."""
+    lead, has = layout.lead, layout.params
+    conditions = {
+        "ranged": f"lo[{lead}m] <= l and l < hi[{lead}m]",
+        "keyed": f"begins[{lead}l] <= m and m < stops[{lead}l]",
+        "segmented": f"of_q[{lead}m] == of_k[{lead}l]",
+        "causal": "l <= m",
+        "starts": "l >= m + first",
+        "ends": "l <= m + last",
+        "masked": f"mask[{lead}h, m, l]",
+    }
+    seen = " and ".join(f"(not {p} or {c})" for p, c in conditions.items() if p in has)
+    score, row = f"scores[{lead}h, m, l]", f"{lead}h, m"
+    capped = f"where(capped, cap * tanh({score} * (1 / cap)), {score})"
+    added = f" + where(biased, bias[{lead}h, m, l], 0)" if "biased" in has else ""
+    weight = f"e[{row}, l]"
+    kept, scaled = weight, ""
+    if "dropped" in has:
+        kept = f"where(dropped, where(random(seed, {row}, l) < drop, 0, {weight}), {weight})"
+        scaled = " * where(dropped, 1 / (1 - drop), 1)"
+    inputs = ", ".join(_INPUTS[p] for p in has if p in _INPUTS)
+    scalars = ", ".join(_SCALARS[p] for p in has if p in _SCALARS)
+    defaults = {"group": "1", "page": "16"}
+    params = ", ".join(f"{p} = {defaults.get(p, 'false')}" for p in has)
+    lines = [
+        f"Func scores, seen, e, rest, total, {name}{', lse' if lse else ''};",
+        f"In Q, K, V, {inputs}{layout.inputs};",
+        f"SIn scale, {scalars};",
+        f"Var {lead}h, m, n;",
+        "RVar l, d;",
+        f"Param {params};",
+        layout.more,
+        f"{score} = scale * rdot(Q[{layout.q}], K[{layout.k}], d);",
+        f"seen[{row}, l] = where({seen}, {capped}{added}, -inf);",
+        f"e[{row}, l] = exp(seen[{row}, l]);",
+        f"rest[{row}] = where(sinks, exp(sink[h]), 0);",
+        f"total[{row}] = rsum(e[{row}, l], l) + rest[{row}];",
+        f"{name}[{layout.out}] = rdot({kept}, V[{layout.v}], l) * where(total[{row}] == 0, 0, 1 / total[{row}]){scaled};",
+    ]
+    if lse:
+        lines += [f"lse[{layout.row}] = cast(log(total[{row}]), fp32);", f"{name}.compile();", "lse.compile();"]
+    return "\n".join(line for line in lines if line)
+
+
+def form_spec(name: str) -> Spec:
+    """Return the spec of a form of attention."""
+    layout, lse = FORMS[name]
+    program = parse(algorithm(name, layout, lse), name)
+    doc = f"Attention, in the form {name.removeprefix('attention_')}: see dtkernels.ops.attention."
+    return Spec(name, doc, program, {p: PARAMETERS[p] for p in layout.params}, source=name)
+
+
+built.update({name: partial(form_spec, name) for name in FORMS})

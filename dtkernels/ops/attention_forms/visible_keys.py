@@ -1,0 +1,93 @@
+"""Find the range of keys that each query sees, and of queries that see each key, as small tensors of integers.
+
+All of it is done on the device of the tensors, without waiting for it, in memory that is linear in the number of queries and keys.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+Window = tuple[int | None, int | None]
+
+
+class Ranges(NamedTuple):
+    """Query m sees keys lo[m] <= l < hi[m]; key l is seen by queries begins[l] <= m < stops[l]."""
+
+    lo: torch.Tensor
+    hi: torch.Tensor
+    begins: torch.Tensor
+    stops: torch.Tensor
+
+
+def of_sequences(cu_q: torch.Tensor, cu_k: torch.Tensor, queries: int, keys: int, window: Window) -> Ranges:
+    """Return the ranges of packed sequences; sequence i has queries cu_q[i] to cu_q[i + 1]. Its last query is at its last key."""
+    cu_q, cu_k = cu_q.long(), cu_k.long()
+
+    def ends(cumulative: torch.Tensor, place: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        last = torch.searchsorted(cumulative[1:-1].contiguous(), place, right=True)
+        return cu_q[last], cu_q[last + 1], cu_k[last], cu_k[last + 1]
+
+    m, l = (torch.arange(n, device=cu_q.device) for n in (queries, keys))  # noqa: E741 (labels)
+    _, q_end, k_start, k_end = ends(cu_q, m)
+    lo, hi = _within(k_start, k_end, m - q_end + k_end, *window)
+    q_start, q_end, _, k_end = ends(cu_k, l)
+    begins, stops = _within(q_start, q_end, l - k_end + q_end, window[1], window[0])
+    return _whole(lo, hi, begins, stops)
+
+
+def of_segments(of_q: torch.Tensor, of_k: torch.Tensor, offset: int | torch.Tensor, window: Window) -> Ranges:
+    """Return ranges that hold every pair of one segment; of segments in ascending order, the range of each exactly."""
+    lo, hi = _around(of_q, of_k)
+    begins, stops = _around(of_k, of_q)
+    m, l = (torch.arange(t.shape[-1], device=t.device) for t in (of_q, of_k))  # noqa: E741 (labels)
+    lo, hi = _within(lo, hi, m + offset, *window)
+    begins, stops = _within(begins, stops, l - offset, window[1], window[0])
+    return _whole(lo, hi, begins, stops)
+
+
+def of_lengths(lengths: torch.Tensor, queries: int, keys: int, window: Window) -> Ranges:
+    """Return the ranges of caches of which ``lengths`` keys are valid. The last query is at the last of them."""
+    lengths = lengths.long()[:, None].clamp(0, keys)
+    m, l = (torch.arange(n, device=lengths.device) for n in (queries, keys))  # noqa: E741 (labels)
+    none = torch.zeros_like(lengths)
+    lo, hi = _within(none, lengths, m - queries + lengths, *window)
+    begins, stops = _within(none, torch.where(l < lengths, queries, 0), l - lengths + queries, window[1], window[0])
+    return _whole(lo, hi, begins, stops)
+
+
+def ranks(of_q: torch.Tensor, of_k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Replace segment numbers by small ones in the same order, which float32 holds exactly."""
+    both = torch.cat([t.reshape(-1) for t in (of_q, of_k)])
+    values, order = both.sort()
+    new = torch.zeros_like(values)
+    new[1:] = (values[1:] != values[:-1]).cumsum(0)
+    numbers = torch.empty_like(new).scatter_(0, order, new)
+    return numbers[: of_q.numel()].view(of_q.shape), numbers[of_q.numel() :].view(of_k.shape)
+
+
+def _around(mine: torch.Tensor, others: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a range of ``others`` outside which none equals an element of ``mine``, for each element.
+
+    Before the range all are smaller, as the largest so far is; behind it all are larger, as the smallest from there on is.
+    """
+    if others.shape[-1] == 0:
+        return torch.zeros_like(mine), torch.zeros_like(mine)
+    mine = mine.contiguous()
+    largest = others.cummax(-1).values
+    smallest = others.flip(-1).cummin(-1).values.flip(-1)
+    return torch.searchsorted(largest, mine), torch.searchsorted(smallest, mine, right=True)
+
+
+def _within(lo: torch.Tensor, hi: torch.Tensor, place: torch.Tensor, left: int | None, right: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Limit a range to the window around ``place``."""
+    if left is not None:
+        lo = torch.maximum(lo, place - left)
+    if right is not None:
+        hi = torch.minimum(hi, place + right + 1)
+    return torch.broadcast_tensors(lo, hi, place)[0], torch.broadcast_tensors(lo, hi, place)[1]
+
+
+def _whole(lo: torch.Tensor, hi: torch.Tensor, begins: torch.Tensor, stops: torch.Tensor) -> Ranges:
+    return Ranges(*(t.to(torch.int32) for t in (lo, hi, begins, stops)))

@@ -1,0 +1,1 @@
+"""Losses on logits, and on the hidden states before the last layer."""

@@ -1,0 +1,28 @@
+import torch
+
+from ..op_decorator import only_tensors, op
+from ..reductions import check_range, check_reduction, check_shapes, reduced
+
+
+@op(S="student (..., V)", T="teacher (..., V)", scale="1 / temperature")
+def jsd(
+    student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5, *, temperature: float = 1.0, reduction: str = "mean"
+) -> torch.Tensor:
+    """beta * KL(p || m) + (1 - beta) * KL(q || m) with m = beta * p + (1 - beta) * q, p the teacher's softmax and q the student's (Agarwal et al., GKD, 2023).
+
+    beta: above 0 and below 1; at the ends the divergence is 0, so use kl_divergence there.
+
+    Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
+    Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
+    an argument is not a tensor.
+
+    >>> jsd(torch.zeros(2, 3), torch.zeros(2, 3))
+    tensor(0.)
+    """
+    only_tensors("jsd", student=student, teacher=teacher)
+    check_shapes("jsd", "(..., V)", student=student, teacher=teacher)
+    check_reduction("jsd", reduction)
+    check_range("jsd", "temperature", temperature, 0, float("inf"), above=True)
+    if not 0 < beta < 1:
+        raise ValueError(f"jsd: beta is {beta}; allowed: above 0 and below 1")
+    return reduced(jsd.operator()(student, teacher, beta=float(beta), scale=1 / temperature), reduction)

@@ -1,0 +1,44 @@
+"""Check the arguments of ops that take a last layer with its hidden states."""
+
+import torch
+
+from ...runtime.path_counters import checking
+from ..op_decorator import compiling, only_tensors
+
+
+def last_layer(op: str, hidden: torch.Tensor, weight: torch.Tensor, target: torch.Tensor, bias: torch.Tensor | None, softcap: float | None) -> dict:
+    """Return what an op of a last layer takes beside hidden states, with the bias and the softcap if there are any. Raises, one line, for bad ones."""
+    only_tensors(op, hidden=hidden, weight=weight, target=target, **({} if bias is None else {"bias": bias}))
+    if weight.dim() != 2 or hidden.dim() < 1 or hidden.shape[-1] != weight.shape[1]:
+        raise ValueError(f"{op}: hidden is (..., H) and weight (V, H); got shapes {tuple(hidden.shape)}, {tuple(weight.shape)}")
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(f"{op}: target has a class for each row of hidden; got shapes {tuple(hidden.shape)}, {tuple(target.shape)}")
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
+        raise TypeError(f"{op}: target is {target.dtype}; allowed: integers")
+    given: dict = {}
+    if bias is not None:
+        if bias.shape != weight.shape[:1]:
+            raise ValueError(f"{op}: bias is (V,); got shapes {tuple(weight.shape)}, {tuple(bias.shape)}")
+        given |= {"biased": True, "b": bias}
+    if softcap is not None:
+        if not softcap > 0:
+            raise ValueError(f"{op}: softcap is a number above 0; got {softcap}")
+        given |= {"capped": True, "cap": float(softcap)}
+    return given
+
+
+def check_targets(op: str, target: torch.Tensor, classes: int, ignored: int | None) -> None:
+    """Raise IndexError under DTKERNELS_CHECK=1 for a target that is no class."""
+    if not compiling() and checking():
+        from ...runtime.reference.index_checks import check_elements
+
+        check_elements(op, "target", target, classes, ignored)
+
+
+def two_layers(op: str, hidden: torch.Tensor, weight: torch.Tensor, teacher_hidden: torch.Tensor, teacher_weight: torch.Tensor) -> None:
+    """Raise ValueError, one line, where two last layers do not have the same rows and classes."""
+    shapes = [tuple(t.shape) for t in (hidden, weight, teacher_hidden, teacher_weight)]
+    fits = all(len(h) > 0 and len(w) == 2 and h[-1] == w[1] for h, w in (shapes[:2], shapes[2:]))
+    if not fits or shapes[0][:-1] != shapes[2][:-1] or shapes[1][0] != shapes[3][0]:
+        wanted = "hidden (..., H), weight (V, H), teacher_hidden (..., J), teacher_weight (V, J)"
+        raise ValueError(f"{op}: shapes are {wanted}; got {', '.join(map(str, shapes))}")

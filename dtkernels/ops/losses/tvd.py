@@ -1,0 +1,24 @@
+import torch
+
+from ..op_decorator import only_tensors, op
+from ..reductions import check_range, check_reduction, check_shapes, reduced
+
+
+@op(S="student (..., V)", T="teacher (..., V)", scale="1 / temperature")
+def tvd(
+    student: torch.Tensor, teacher: torch.Tensor, *, temperature: float = 1.0, reduction: str = "mean"
+) -> torch.Tensor:
+    """Total variation distance of the softmax of logits over temperature: sum(abs(p - q)) / 2 (Wen et al., f-distillation, 2023).
+
+    Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
+    Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
+    an argument is not a tensor.
+
+    >>> tvd(torch.zeros(2, 3), torch.zeros(2, 3))
+    tensor(0.)
+    """
+    only_tensors("tvd", student=student, teacher=teacher)
+    check_shapes("tvd", "(..., V)", student=student, teacher=teacher)
+    check_reduction("tvd", reduction)
+    check_range("tvd", "temperature", temperature, 0, float("inf"), above=True)
+    return reduced(tvd.operator()(student, teacher, scale=1 / temperature), reduction)

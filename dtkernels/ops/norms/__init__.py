@@ -1,0 +1,1 @@
+"""Norms, activations and look-ups that models have beside those of the folder above."""

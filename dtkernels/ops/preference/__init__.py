@@ -1,0 +1,1 @@
+"""Losses on log-probabilities of tokens: preference optimization and policy gradients."""

@@ -1,0 +1,34 @@
+import torch
+
+from ..op_decorator import only_tensors, op
+from ..reductions import check_range, check_reduction, check_shapes, reduced
+
+
+@op(A="chosen (B, S)", B="rejected (B, R)", M="chosen_mask (B, S)", N="rejected_mask (B, R)", smoothing="label_smoothing")
+def simpo(
+    chosen: torch.Tensor,
+    rejected: torch.Tensor,
+    chosen_mask: torch.Tensor,
+    rejected_mask: torch.Tensor,
+    *,
+    beta: float = 2.0,
+    gamma: float = 1.0,
+    label_smoothing: float = 0.0,
+    reduction: str = "mean",
+) -> torch.Tensor:
+    """-log sigmoid(beta * (log p(chosen) - log p(rejected)) - gamma), log-probabilities averaged over tokens (Meng et al., 2024).
+
+    gamma is the margin itself, beta times what the paper calls the ratio of the two.
+
+    Shapes: log-probabilities of tokens (B, S) for the chosen sequences and (B, R) for the rejected ones, with masks of their shapes, true
+    where a token counts. The result is float32: (B,) with reduction "none", else the sum or the mean. Differentiable in the
+    log-probabilities. Raises ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
+    """
+    only_tensors("simpo", chosen=chosen, rejected=rejected, chosen_mask=chosen_mask, rejected_mask=rejected_mask)
+    check_shapes("simpo", "(B, S)", chosen=chosen, chosen_mask=chosen_mask)
+    check_shapes("simpo", "(B, R)", rejected=rejected, rejected_mask=rejected_mask)
+    check_reduction("simpo", reduction)
+    check_range("simpo", "beta", beta, 0, float("inf"))
+    check_range("simpo", "gamma", gamma, 0, float("inf"))
+    check_range("simpo", "label_smoothing", label_smoothing, 0, 0.5)
+    return reduced(simpo.operator()(A=chosen, B=rejected, M=chosen_mask, N=rejected_mask, beta=float(beta), gamma=float(gamma), smoothing=float(label_smoothing)), reduction)
