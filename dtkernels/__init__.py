@@ -19,6 +19,8 @@ _LAZY = {
     "compile": ("dtkernels.runtime.bind.compiled_program", "compile"),
     "ops": ("dtkernels.ops", None),
     "register": ("dtkernels.ops", "register"),
+    "fuse": ("dtkernels.frontend", "fuse"),
+    "attention_spec": ("dtkernels.ops.attention_forms.user_spec", "attention_spec"),
     "explain": ("dtkernels.ops.warmup_and_explain", "explain"),
     "warmup": ("dtkernels.ops.warmup_and_explain", "warmup"),
     "paths": ("dtkernels.runtime.path_counters", "paths"),

@@ -1,0 +1,420 @@
+"""Operations on single elements."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...lang import expr as ex
+from ..builder import DTYPE_WORDS, Builder
+from ..unsupported import UnsupportedOperation
+from ..values import Value
+from .table import TABLE, op
+
+Expr = ex.Expr
+ARITHMETIC, FUNCTIONS, ACTIVATIONS, CONDITIONS, CASTS = "arithmetic", "functions", "activations", "comparisons and masks", "casts and copies"
+
+
+def number(value: float | int) -> Expr:
+    """Return a constant, negative ones too."""
+    return ex.Unary("-", ex.Const(-value)) if value < 0 else ex.INF if value == math.inf else ex.Const(value)
+
+
+def call(fn: str, *args: Expr) -> Expr:
+    return ex.Call(fn, args)
+
+
+def binary(operator: str) -> Callable[[Expr, Expr], Expr]:
+    def made(a: Expr, b: Expr) -> Expr:
+        return ex.Binary(operator, a, b)
+
+    return made
+
+
+plus, minus, times, over = binary("+"), binary("-"), binary("*"), binary("/")
+ZERO, ONE = ex.Const(0), ex.Const(1)
+
+
+def negative(a: Expr) -> Expr:
+    return ex.Unary("-", a)
+
+
+def silu(a: Expr) -> Expr:
+    return times(a, call("sigmoid", a))
+
+
+def softplus_of(a: Expr) -> Expr:
+    """log(1 + exp(a)), without overflow."""
+    return plus(call("maximum", a, ZERO), call("log1p", call("exp", negative(call("abs", a)))))
+
+
+def relu(a: Expr) -> Expr:
+    return call("maximum", a, ZERO)
+
+
+def clipped(a: Expr, low: Expr | None, high: Expr | None) -> Expr:
+    """Keep a NaN, and the gradient at the bounds, as torch does."""
+    if high is not None:
+        a = call("where", ex.Binary(">", a, high), high, a)
+    return a if low is None else call("where", ex.Binary("<", a, low), low, a)
+
+
+def choose(condition: Expr, a: Expr, b: Expr) -> Expr:
+    return call("where", condition, a, b)
+
+
+def compare(operator: str, a: Expr, b: Expr) -> Expr:
+    return ex.Binary(operator, a, b)
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------------
+
+
+def scaled(b: Builder, other: Any, alpha: Any) -> Value:
+    """other * alpha."""
+    other = b.value(other)
+    return other if alpha == 1 else b.elementwise(times, other, alpha, dtype=other.dtype)
+
+
+@op("add", group=ARITHMETIC)
+def add(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return b.elementwise(plus, x, scaled(b, y, alpha))
+
+
+@op("sub", "subtract", group=ARITHMETIC)
+def sub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return b.elementwise(minus, x, scaled(b, y, alpha))
+
+
+@op("rsub", group=ARITHMETIC)
+def rsub(b: Builder, x: Any, y: Any, alpha: Any = 1) -> Value:
+    return b.elementwise(minus, y, scaled(b, x, alpha))
+
+
+@op("mul", "multiply", group=ARITHMETIC)
+def mul(b: Builder, x: Any, y: Any) -> Value:
+    x, y = b.value(x), b.value(y)
+    if x.dtype == y.dtype == torch.bool:
+        return logical(b, "and", x, y)
+    return b.elementwise(times, x, y)
+
+
+@op("div", "divide", "true_divide", group=ARITHMETIC)
+def div(b: Builder, x: Any, y: Any, rounding_mode: str | None = None) -> Value:
+    result = b.elementwise(over, x, y)
+    if rounding_mode is None:
+        return result
+    return Value(result.dims, call("floor", result.expr) if rounding_mode == "floor" else truncated(result.expr), result.dtype)
+
+
+@op("floor_divide", group=ARITHMETIC)
+def floor_divide(b: Builder, x: Any, y: Any) -> Value:
+    return div(b, x, y, "floor")
+
+
+@op("fmod", group=ARITHMETIC)
+def fmod(b: Builder, x: Any, y: Any) -> Value:
+    """The remainder with the sign of x."""
+    return b.elementwise(lambda p, q: minus(p, times(q, truncated(over(p, q)))), x, y)
+
+
+@op("remainder", group=ARITHMETIC)
+def remainder(b: Builder, x: Any, y: Any) -> Value:
+    x, y = b.value(x), b.value(y)
+    if whole(x.expr) and whole(y.expr):
+        return b.elementwise(binary("%"), x, y)
+    return b.elementwise(lambda p, q: minus(p, times(q, call("floor", over(p, q)))), x, y)
+
+
+def whole(e: Expr) -> bool:
+    """Tell whether an expression is integer arithmetic on labels, sizes and numbers."""
+    if isinstance(e, (ex.Access, ex.Scalar, ex.Call, ex.Cast)) or isinstance(e, ex.Const) and not isinstance(e.value, int):
+        return False
+    return all(whole(c) for c in e.children())
+
+
+@op("addcmul", group=ARITHMETIC)
+def addcmul(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Value:
+    return b.elementwise(lambda p, q, r: plus(p, times(q, r)), x, scaled(b, y, value), z)
+
+
+@op("addcdiv", group=ARITHMETIC)
+def addcdiv(b: Builder, x: Any, y: Any, z: Any, value: Any = 1) -> Value:
+    return b.elementwise(lambda p, q, r: plus(p, over(q, r)), x, scaled(b, y, value), z)
+
+
+@op("lerp", group=ARITHMETIC)
+def lerp(b: Builder, x: Any, y: Any, weight: Any) -> Value:
+    return b.elementwise(lambda p, q, w: plus(p, times(w, minus(q, p))), x, y, weight)
+
+
+@op("pow", group=ARITHMETIC)
+def power(b: Builder, x: Any, y: Any) -> Value:
+    return b.elementwise(lambda p, q: call("pow", p, q), x, y)
+
+
+# -- functions ----------------------------------------------------------------------------------------------------------
+
+
+def truncated(a: Expr) -> Expr:
+    return call("trunc", a)
+
+
+UNARY: dict[str, Callable[[Expr], Expr]] = {
+    "neg": negative,
+    "negative": negative,
+    "positive": lambda a: a,
+    "reciprocal": lambda a: over(ONE, a),
+    "square": lambda a: times(a, a),
+    "frac": lambda a: minus(a, truncated(a)),
+    "sgn": lambda a: call("sign", a),
+    "log10": lambda a: times(call("log", a), number(1 / math.log(10))),
+    "erfc": lambda a: minus(ONE, call("erf", a)),
+    "special_erf": lambda a: call("erf", a),
+    "special_expit": lambda a: call("sigmoid", a),
+    "sinh": lambda a: times(minus(call("exp", a), call("exp", negative(a))), number(0.5)),
+    "cosh": lambda a: times(plus(call("exp", a), call("exp", negative(a))), number(0.5)),
+    "logit": lambda a: call("log", over(a, minus(ONE, a))),
+    "deg2rad": lambda a: times(a, number(math.pi / 180)),
+    "rad2deg": lambda a: times(a, number(180 / math.pi)),
+}
+ACTIVE: dict[str, Callable[[Expr], Expr]] = {
+    "relu": relu,
+    "relu6": lambda a: clipped(a, ZERO, ex.Const(6)),
+    "silu": silu,
+    "mish": lambda a: times(a, call("tanh", softplus_of(a))),
+    "log_sigmoid": lambda a: negative(softplus_of(negative(a))),
+    "hardsigmoid": lambda a: over(clipped(plus(a, ex.Const(3)), ZERO, ex.Const(6)), ex.Const(6)),
+    "hardswish": lambda a: over(times(a, clipped(plus(a, ex.Const(3)), ZERO, ex.Const(6))), ex.Const(6)),
+    "selu": lambda a: times(number(1.0507009873554805), choose(compare(">", a, ZERO), a, times(number(1.6732632423543772), below_zero(a)))),
+    "softsign": lambda a: over(a, plus(ONE, call("abs", a))),
+}
+
+
+def below_zero(a: Expr) -> Expr:
+    """exp(a) - 1 where a < 0, without overflow elsewhere."""
+    return call("expm1", call("minimum", a, ZERO))
+
+
+def _enter(name: str, function: Callable[[Expr], Expr], group: str) -> None:
+    @op(name, group=group)
+    def entry(b: Builder, x: Any) -> Value:
+        return b.elementwise(function, x)
+
+
+for _name, _function in UNARY.items():
+    _enter(_name, _function, FUNCTIONS)
+for _name, _function in ACTIVE.items():
+    _enter(_name, _function, ACTIVATIONS)
+for _name, _row in ex.FUNCTIONS.items():
+    if _row.arguments == 1 and hasattr(torch.ops.aten, _name):
+        _enter(_name, lambda a, _name=_name: call(_name, a), FUNCTIONS)  # type: ignore[misc]
+
+
+def _extreme(name: str) -> Callable[..., Value]:
+    def entry(b: Builder, x: Any, y: Any) -> Value:
+        return b.elementwise(lambda p, q: call(name, p, q), x, y)
+
+    return entry
+
+
+for _name in ("maximum", "minimum"):
+    op(_name, group=FUNCTIONS)(_extreme(_name))
+
+
+@op("clamp", "clip", "clamp_min", "clamp_max", "hardtanh", group=FUNCTIONS)
+def clamp(b: Builder, x: Any, min: Any = None, max: Any = None) -> Value:
+    bounds = [m for m in (min, max) if m is not None]
+
+    def made(a: Expr, *limits: Expr) -> Expr:
+        found = iter(limits)
+        low = next(found) if min is not None else None
+        return clipped(a, low, next(found) if max is not None else None)
+
+    return b.elementwise(made, x, *bounds)
+
+
+TABLE["hardtanh"] = lambda b, x, min_val=-1, max_val=1: clamp(b, x, min_val, max_val)
+TABLE["clamp_max"] = lambda b, x, max: clamp(b, x, None, max)
+
+
+# -- activations with settings ------------------------------------------------------------------------------------------
+
+
+@op("gelu", group=ACTIVATIONS)
+def gelu(b: Builder, x: Any, approximate: str = "none") -> Value:
+    def made(a: Expr) -> Expr:
+        if approximate == "tanh":
+            inner = times(number(math.sqrt(2 / math.pi)), plus(a, times(number(0.044715), times(times(a, a), a))))
+            return times(times(number(0.5), a), plus(ONE, call("tanh", inner)))
+        return times(times(number(0.5), a), plus(ONE, call("erf", times(a, number(math.sqrt(0.5))))))
+
+    return b.elementwise(made, x)
+
+
+@op("leaky_relu", group=ACTIVATIONS)
+def leaky_relu(b: Builder, x: Any, negative_slope: float = 0.01) -> Value:
+    return b.elementwise(lambda a: choose(compare(">", a, ZERO), a, times(number(negative_slope), a)), x)
+
+
+@op("elu", "celu", group=ACTIVATIONS)
+def elu(b: Builder, x: Any, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> Value:
+    def made(a: Expr) -> Expr:
+        below = times(number(alpha * scale), below_zero(times(a, number(input_scale)) if input_scale != 1 else a))
+        return choose(compare(">", a, ZERO), times(number(scale), a) if scale != 1 else a, below)
+
+    return b.elementwise(made, x)
+
+
+TABLE["celu"] = lambda b, x, alpha=1.0: elu(b, x, alpha, 1.0, 1.0 / alpha)
+
+
+@op("softplus", group=ACTIVATIONS)
+def softplus(b: Builder, x: Any, beta: float = 1, threshold: float = 20) -> Value:
+    def made(a: Expr) -> Expr:
+        if beta == 1:
+            return softplus_of(a)
+        return times(softplus_of(times(a, number(beta))), number(1 / beta))
+
+    return b.elementwise(made, x)
+
+
+@op("prelu", group=ACTIVATIONS)
+def prelu(b: Builder, x: Any, weight: Any) -> Value:
+    x, weight = b.value(x), b.value(weight)
+    if weight.rank == 1 and x.rank > 1:
+        weight = Value((weight.dims[0], *[()] * (x.rank - 2)), weight.expr, weight.dtype)
+    return b.elementwise(lambda a, w: choose(compare(">", a, ZERO), a, times(w, a)), x, weight)
+
+
+@op("threshold", group=ACTIVATIONS)
+def threshold(b: Builder, x: Any, threshold: float, value: float) -> Value:
+    return b.elementwise(lambda a: choose(compare("<=", a, number(threshold)), number(value), a), x)
+
+
+@op("hardshrink", "softshrink", group=ACTIVATIONS)
+def hardshrink(b: Builder, x: Any, lambd: float = 0.5) -> Value:
+    return b.elementwise(lambda a: choose(compare("<=", call("abs", a), number(lambd)), ZERO, a), x)
+
+
+def softshrink(b: Builder, x: Any, lambd: float = 0.5) -> Value:
+    limit = number(lambd)
+    return b.elementwise(lambda a: choose(compare(">", a, limit), minus(a, limit), choose(compare("<", a, negative(limit)), plus(a, limit), ZERO)), x)
+
+
+TABLE["softshrink"] = softshrink
+
+
+@op("dropout", "alpha_dropout", "feature_dropout", group=ACTIVATIONS)
+def dropout(b: Builder, x: Any, p: float = 0.5, train: bool = True) -> Value:
+    if train and p:
+        raise UnsupportedOperation("dropout in training", why="kernels draw no random numbers", allowed="p=0, or training=False")
+    return b.value(x)
+
+
+# -- comparisons and masks ----------------------------------------------------------------------------------------------
+
+
+def _comparison(operator: str) -> Callable[..., Value]:
+    def entry(b: Builder, x: Any, y: Any) -> Value:
+        return b.elementwise(lambda p, q: compare(operator, p, q), x, y)
+
+    return entry
+
+
+for _name, _operator in {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}.items():
+    op(_name, group=CONDITIONS)(_comparison(_operator))
+
+
+def logical(b: Builder, operator: str, x: Any, y: Any) -> Value:
+    """Combine two conditions."""
+    values = [b.value(v) for v in (x, y)]
+    dims, (p, q) = b.aligned([Value(v.dims, b.condition(v), torch.bool) for v in values])
+    if operator == "xor":
+        found: Expr = ex.Binary("and", ex.Binary("or", p, q), ex.Unary("not", ex.Binary("and", p, q)))
+    else:
+        found = ex.Binary(operator, p, q)
+    return Value(dims, found, torch.bool)
+
+
+def _logical(operator: str) -> Callable[..., Value]:
+    def entry(b: Builder, x: Any, y: Any) -> Value:
+        if b.dtype != torch.bool:
+            raise UnsupportedOperation("bitwise arithmetic on integers", allowed="truth values")
+        return logical(b, operator, x, y)
+
+    return entry
+
+
+for _name, _operator in {"and": "and", "or": "or", "xor": "xor"}.items():
+    op(f"logical_{_name}", f"bitwise_{_name}", f"__{_name}__", group=CONDITIONS)(_logical(_operator))
+
+
+@op("logical_not", "bitwise_not", group=CONDITIONS)
+def logical_not(b: Builder, x: Any) -> Value:
+    value = b.value(x)
+    if b.dtype != torch.bool:
+        raise UnsupportedOperation("bitwise arithmetic on integers", allowed="truth values")
+    return Value(value.dims, ex.Unary("not", b.condition(value)), torch.bool)
+
+
+@op("where", group=CONDITIONS)
+def where(b: Builder, condition: Any, x: Any = None, y: Any = None) -> Value:
+    if x is None:
+        raise UnsupportedOperation("where with a condition alone", why="the size of its result depends on data")
+    values = [b.value(v) for v in (condition, x, y)]
+    if values[1].dtype == values[2].dtype == torch.bool:
+        dims, (c, p, q) = b.aligned([Value(v.dims, b.condition(v), torch.bool) for v in values])
+        return Value(dims, ex.Binary("or", ex.Binary("and", c, p), ex.Binary("and", ex.Unary("not", c), q)), torch.bool)
+    dims, (c, p, q) = b.aligned([Value(v.dims, b.condition(v) if v is values[0] else b.numeric(v), v.dtype) for v in values])
+    return Value(dims, choose(c, p, q), b.dtype)
+
+
+@op("masked_fill", group=CONDITIONS)
+def masked_fill(b: Builder, x: Any, mask: Any, value: Any) -> Value:
+    return where(b, mask, value, x)
+
+
+# -- casts and copies ---------------------------------------------------------------------------------------------------
+
+
+def converted(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+    """Convert to a dtype. A cast is written where it rounds; computing in float32 already is no cast."""
+    if dtype == x.dtype:
+        return x
+    if dtype == torch.bool:
+        return Value(x.dims, b.condition(x), dtype)
+    expr = b.numeric(x)
+    wide = dtype == torch.float64 and (not x.dtype.is_floating_point or torch.float64 in b.fed(x.expr))
+    if dtype.is_complex or dtype.is_floating_point and dtype not in DTYPE_WORDS and not wide:
+        raise UnsupportedOperation(f"a conversion to {dtype}", allowed="float32, float16, bfloat16, integers, bool; arguments of float64")
+    if not dtype.is_floating_point:
+        return Value(x.dims, expr if not x.dtype.is_floating_point else truncated(expr), dtype)
+    rounds = dtype in (torch.float16, torch.bfloat16)
+    return Value(x.dims, ex.Cast(expr, DTYPE_WORDS[dtype]) if rounds else expr, dtype)
+
+
+@op("to", "_to_copy", "type_as", "float", "half", "bfloat16", "bool", "int", "long", "double", group=CASTS)
+def to(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
+    return converted(b, b.value(x), b.dtype)
+
+
+@op("clone", "contiguous", "alias", "lift_fresh", "lift_fresh_copy", "lift", "resolve_conj", "resolve_neg", "view_as", group=CASTS)
+def clone(b: Builder, x: Any, *given: Any, **named: Any) -> Value:
+    return b.value(x)
+
+
+@op("detach", group=CASTS)
+def detach(b: Builder, x: Any) -> Value:
+    b.forbid_gradient("detach of a computed value", "DT has no form of it")
+    return b.value(x)
+
+
+@op("copy", "fill", "zero", group=CASTS)
+def copy(b: Builder, x: Any, source: Any = 0, non_blocking: bool = False) -> Value:
+    x = b.value(x)
+    dims, (_, expr) = b.aligned([x, converted(b, b.value(source, x.dtype), x.dtype)])
+    return Value(dims, expr, x.dtype)

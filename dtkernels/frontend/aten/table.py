@@ -1,0 +1,35 @@
+"""The table of supported operations: the name of an ATen operation -> a function that makes its DT form.
+
+An entry takes the builder, then the operation's arguments: tensors as ``Value``, the rest as they are. It returns a ``Value``, or a tuple of them.
+In-place forms (``add_``) use the entry of their plain form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+TABLE: dict[str, Callable[..., Any]] = {}
+GROUPS: dict[str, list[str]] = {}  #: group -> operations, for the documentation
+VIEWS: set[str] = set()  #: operations that torch does outside the kernels where their argument is an input
+
+
+def op(*names: str, group: str, view: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a function for the ATen operations ``names``."""
+
+    def entered(function: Callable[..., Any]) -> Callable[..., Any]:
+        for name in names:
+            TABLE[name] = function
+            GROUPS.setdefault(group, []).append(name)
+            if view:
+                VIEWS.add(name)
+        return function
+
+    return entered
+
+
+def supported() -> dict[str, tuple[str, ...]]:
+    """Return the supported ATen operations by group."""
+    from . import creation, elementwise, indexing, networks, products, reductions, views  # noqa: F401  # they fill the table
+
+    return {group: tuple(sorted(names)) for group, names in GROUPS.items()}

@@ -1,0 +1,272 @@
+"""Run a traced graph through the table: from ATen operations to DT expressions.
+
+Views and in-place changes are resolved here. A view is read through its base at every use, so that it sees what was written to
+the base since; a write to a view is a write to a part of the base.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from ..lang import expr as ex
+from .aten.elementwise import choose, converted
+from .aten.table import GROUPS, TABLE, VIEWS
+from .aten.views import first_of
+from .builder import Builder
+from .sizes import Sizes
+from .source_names import assigned_names
+from .tracing import Traced, at, in_place, packet, place_text
+from .unsupported import UnsupportedOperation
+from .values import Source, Value, flat
+
+_MODES = {torch._C._set_grad_enabled}
+LONG = 8  #: nodes from which on an expression that is read again, or has a name, gets a Func of its own
+MOST = 60  #: nodes from which on any expression does
+REPEATING = frozenset(GROUPS["activations"]) | {"pow", "square", "sinh", "cosh", "round", "trunc", "norm", "linalg_vector_norm", "normalize", "cosine_similarity", "glu"}
+Reader = Callable[[], Any]
+
+
+@dataclass
+class Tensor:
+    """A tensor of the graph: a value of its own, or a view of another one."""
+
+    value: Any = None  #: Value or Source
+    version: int = 0
+    base: Tensor | None = None
+    view: Callable[[Any], Any] | None = None  #: from the base's value to this one's
+    write_back: Callable[[Value, Value], Value] | None = None  #: (the base's value, this one's) -> the base's
+    seen: int = -1
+
+    @property
+    def root(self) -> Tensor:
+        return self if self.base is None else self.base.root
+
+    def read(self) -> Any:
+        if self.base is not None and self.seen != self.root.version:
+            assert self.view is not None
+            self.value, self.seen = self.view(self.base.read()), self.root.version
+        return self.value
+
+    def write(self, builder: Builder, value: Value) -> None:
+        if self.base is None:
+            if isinstance(self.value, Source):
+                raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
+            self.value = value
+            self.version += 1
+            return
+        if self.write_back is None:
+            raise UnsupportedOperation("changing this view in place", allowed="slices, select, transposes of a new tensor")
+        base = self.base.read()
+        if isinstance(base, Source):
+            raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x.clone()")
+        self.base.write(builder, self.write_back(base, value))
+
+
+class Interpreter:
+    """Evaluate the nodes of one graph."""
+
+    def __init__(self, traced: Traced, captured: Sequence[torch.Tensor], count: int):
+        self.traced, self.captured, self.count = traced, captured, count
+        self.builder = Builder(Sizes(traced.env))
+        self.known: dict[torch.fx.Node, Any] = {}
+        self.names = assigned_names(traced.module.graph, traced.places)
+        self.uses = {n: len(n.users) for n in traced.module.graph.nodes}
+
+    def run(self) -> list[Any]:
+        """Return the results: a Source where the function returns an input, else a Value."""
+        inputs = iter(range(self.count))
+        results: list[Any] = []
+        for node in self.traced.module.graph.nodes:
+            with at(self.traced.places.get(node)):
+                if node.op == "placeholder":
+                    self.known[node] = self.source(next(inputs), node.meta["val"])
+                elif node.op == "get_attr":
+                    self.known[node] = self.constant(node)
+                elif node.op == "output":
+                    results = [self.known[n].read() for n in node.args[0]]
+                elif isinstance(node.meta.get("val"), (torch.SymInt, int, torch.SymFloat, float, torch.SymBool, bool)):
+                    self.known[node] = node.meta["val"]
+                elif node.target is operator.getitem:
+                    self.known[node] = self.known[node.args[0]][node.args[1]]
+                elif node.target in _MODES:
+                    if not node.args[0]:
+                        self.builder.forbid_gradient("torch.no_grad", "inside the function")
+                elif node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
+                    self.known[node] = self.operation(node)
+                else:
+                    raise UnsupportedOperation(str(node.target))
+        return results
+
+    def source(self, root: int, fake: torch.Tensor, name: str = "") -> Tensor:
+        shape = tuple(self.builder.sizes.of(n) for n in fake.shape)
+        return Tensor(Source(root, (), shape, fake.dtype, name))
+
+    def constant(self, node: torch.fx.Node) -> Tensor:
+        """Return a closed-over tensor, which is an input too, or a number written as torch.tensor(2.0)."""
+        held = getattr(self.traced.module, str(node.target))
+        for k, t in enumerate(self.captured):
+            if t is held:
+                return self.source(self.count + k, held)
+        if held.numel() == 1 and not held.is_complex():
+            value = self.builder.value(held.item(), held.dtype)
+            return Tensor(replace(value, dims=((),) * held.dim()))
+        raise UnsupportedOperation("a tensor that is neither an argument nor closed over", why=f"of shape {tuple(held.shape)}", allowed="an argument")
+
+    def operation(self, node: torch.fx.Node) -> Any:
+        name = packet(node)
+        b = self.builder
+        b.out, b.hint = node.meta.get("val"), self.names.get(node) or name
+        refs: list[Tensor] = []
+        args, kwargs = self.read(node.args, refs), self.read(node.kwargs, refs)
+        if in_place(node):
+            return self.changed(node, name, refs[0], args, kwargs)
+        given = refs[0].read() if refs else None
+        if name in VIEWS and refs and node.args and refs[0] is self.known.get(node.args[0]):  # type: ignore[arg-type]
+            return self.viewed(node, name, refs[0], args[1:], kwargs)
+        if isinstance(given, Source) and _keeps(name, node):
+            return refs[0] if name != "detach" else self.viewed(node, name, refs[0], args[1:], kwargs)
+        made = TABLE[name](b, *self.short(name, self.values(args)), **self.values(kwargs))
+        if isinstance(made, tuple):
+            return [Tensor(self.kept(node, v, place)) if v is not None else None for place, v in enumerate(made)]
+        return Tensor(self.kept(node, made))
+
+    def kept(self, node: torch.fx.Node, value: Value, place: int = 0) -> Value:
+        """Give a value a Func where that is shorter to read and to compute: it is used again, or has a name."""
+        fake = node.meta["val"][place] if isinstance(node.meta["val"], (tuple, list)) else node.meta["val"]
+        value = replace(value, dtype=fake.dtype)
+        long, named = len(value.expr._nodes), node in self.names
+        worth = self.uses[node] > 1 and long > (3 if named else LONG) or named and long > LONG or long > MOST
+        if worth and fake.dtype.is_floating_point and value.expr._accesses:
+            return self.builder.define(value, self.names.get(node, "value"))
+        return value
+
+    def short(self, name: str, args: list) -> list:
+        """Give the argument of a function that reads it several times a Func, where it is long."""
+        if name not in REPEATING:
+            return args
+        long = [isinstance(v, Value) and v.dtype.is_floating_point and len(v.expr._nodes) > 4 and v.expr._accesses for v in args]
+        return [self.builder.define(v, "inner") if again else v for v, again in zip(args, long)]
+
+    def read(self, value: Any, refs: list[Tensor]) -> Any:
+        """Replace the nodes in arguments by what they are."""
+        if isinstance(value, torch.fx.Node):
+            found = self.known[value]
+            if isinstance(found, Tensor):
+                refs.append(found)
+            return found
+        if isinstance(value, (list, tuple)):
+            return [self.read(v, refs) for v in value]
+        return {k: self.read(v, refs) for k, v in value.items()} if isinstance(value, dict) else value
+
+    def values(self, given: Any) -> Any:
+        """Replace tensors in arguments by values."""
+        if isinstance(given, Tensor):
+            return self.builder.value(given.read())
+        if isinstance(given, list):
+            return [self.values(v) for v in given]
+        return {k: self.values(v) for k, v in given.items()} if isinstance(given, dict) else given
+
+    # -- views and in-place changes -----------------------------------------------------------------------------------------
+
+    def viewed(self, node: torch.fx.Node, name: str, base: Tensor, args: list, kwargs: dict) -> Any:
+        """Return a view. Of an input torch makes it, before the kernels; of a value it is other index variables."""
+        b, out = self.builder, node.meta["val"]
+        fakes = out if isinstance(out, (list, tuple)) else [out]
+
+        def view(value: Any, place: int) -> Any:
+            b.out = out
+            if isinstance(value, Source):
+                shape = tuple(b.sizes.of(n) for n in fakes[place].shape)
+                step = (node.target, tuple(self.sized(args)), tuple(sorted(self.sized(kwargs).items())), place if isinstance(out, (list, tuple)) else None)
+                return Source(value.root, (*value.steps, step), shape, value.dtype, value.name)  # type: ignore[arg-type]
+            made = TABLE[name](b, value, *self.values(args), **self.values(kwargs))
+            return made[place] if isinstance(made, tuple) else made
+
+        found = [Tensor(base=base, view=lambda v, p=p: view(v, p), write_back=self.inverse(name, args, p, node)) for p in range(len(fakes))]  # type: ignore[misc]
+        for one in found:
+            one.read()
+        return found if isinstance(out, (list, tuple)) else found[0]
+
+    def sized(self, value: Any) -> Any:
+        """Replace symbolic sizes in arguments by their expressions."""
+        if isinstance(value, (list, tuple)):
+            return tuple(self.sized(v) for v in value)
+        if isinstance(value, dict):
+            return {k: self.sized(v) for k, v in value.items()}
+        return self.builder.sizes.of(value) if isinstance(value, torch.SymInt) else value
+
+    def inverse(self, name: str, args: list, place: int, node: torch.fx.Node) -> Callable[[Value, Value], Value] | None:
+        """Return how a write to a view changes its base; None where that is not supported."""
+        b, out = self.builder, node.meta["val"]
+        if name in ("transpose", "t", "swapaxes"):
+            return lambda base, new: TABLE[name](b, new, *args)
+        if name in ("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"):
+            return lambda base, new: replace(b.reshaped(new, [b.extent(d) for d in base.dims]), dtype=base.dtype)
+        if name == "permute":
+            return lambda base, new: replace(new, dims=tuple(new.dims[[d % len(args[0]) for d in args[0]].index(k)] for k in range(len(args[0]))))
+        if name not in ("slice", "narrow", "select"):
+            return None
+
+        def write(base: Value, new: Value) -> Value:
+            dim = (args[0] if args else 0) % base.rank
+            if name == "select":
+                start = first_of(b, base, dim, args[1])
+                new, size, step = replace(new, dims=(*new.dims[:dim], (), *new.dims[dim:])), 1, 1
+            else:
+                b.out = out
+                start, size = first_of(b, base, dim, args[1] if len(args) > 1 else 0), b.shape[dim]
+                step = args[3] if len(args) > 3 else 1
+            return self.overwritten(base, new, dim, start, size, step)
+
+        return write
+
+    def overwritten(self, base: Value, new: Value, dim: int, start: Any, size: Any, step: int) -> Value:
+        """Return the base with ``size`` elements along ``dim`` replaced, from ``start`` on."""
+        b = self.builder
+        if not flat(base.dims[dim]):
+            return replace(new, dtype=base.dtype)
+        here, first, last = b.flat_index(base.dims[dim]), b.number(start), b.number(b.sizes.of(start + (size - 1) * step))
+        back = ex.Binary("-", here, first)
+        place = back if step == 1 else ex.Binary("/", back, ex.Const(step))
+        moved = b.taken(new, dim, lambda _: place, base.dims[dim]) if flat(new.dims[dim]) else replace(new, dims=base.dims[:dim] + (base.dims[dim],) + new.dims[dim + 1 :])
+        inside: ex.Expr = ex.Binary("and", ex.Binary(">=", here, first), ex.Binary("<=", here, last))
+        if size == 1:
+            inside = ex.Binary("==", here, first)
+        if step != 1:
+            inside = ex.Binary("and", inside, ex.Binary("==", ex.Binary("%", back, ex.Const(step)), ex.Const(0)))
+        others = [k for k in range(base.rank) if k != dim]
+        for k in others:
+            if flat(moved.dims[k]):
+                b.unify(base.dims[k], moved.dims[k])
+        expr = b.moved(moved.expr, [moved.dims[k] for k in others], [base.dims[k] for k in others])
+        return Value(base.dims, choose(inside, expr, base.expr), base.dtype)
+
+    def changed(self, node: torch.fx.Node, name: str, target: Tensor, args: list, kwargs: dict) -> Tensor:
+        """Run an in-place operation: compute its plain form and write that to the target."""
+        b = self.builder
+        if name not in TABLE:
+            raise UnsupportedOperation(f"aten.{name}_").at(place_text(self.traced.places.get(node)))
+        if isinstance(target.read(), Source):
+            raise UnsupportedOperation("changing an argument in place", allowed="a new tensor, x = x + 1")
+        made = TABLE[name](b, *self.values(args), **self.values(kwargs))
+        before = b.value(target.read())
+        made = converted(b, made, before.dtype)
+        if len(made.expr._nodes) > LONG and made.dtype.is_floating_point and made.expr._accesses:
+            made = b.define(made, self.names.get(node, name))
+        target.write(b, made)
+        return target
+
+
+def _keeps(name: str, node: torch.fx.Node) -> bool:
+    """Tell whether an operation on an input returns it as it is."""
+    if name in ("clone", "contiguous", "alias", "detach", "lift_fresh"):
+        return name == "detach" or name in ("contiguous", "alias", "lift_fresh")
+    out, first = node.meta["val"], node.args[0] if node.args else None
+    if name in ("to", "type_as", "float") and isinstance(first, torch.fx.Node):
+        return out.dtype == first.meta["val"].dtype
+    return name == "dropout" and bool(node.args[1] == 0 or not node.args[2])

@@ -1,0 +1,59 @@
+"""Decide about symbolic sizes. Every decision that a size could change becomes a guard of the traced program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+
+
+class Sizes:
+    """Compare and divide sizes in the ShapeEnv of one trace."""
+
+    def __init__(self, env: Any):
+        self.env = env
+
+    def of(self, value: Any) -> Any:
+        """Return the sympy form of an int or a SymInt."""
+        if isinstance(value, torch.SymInt):
+            return self.env.simplify(value.node.expr)
+        if isinstance(value, sympy.Basic):
+            return self.env.simplify(value)
+        return sympy.Integer(int(value))
+
+    def true(self, condition: Any) -> bool:
+        """Decide a relation by the sizes at hand; guard it where other sizes could decide otherwise."""
+        condition = self.env.simplify(condition) if isinstance(condition, sympy.Basic) else sympy.sympify(condition)
+        if condition in (sympy.true, sympy.false):
+            return bool(condition)
+        return bool(self.env.evaluate_expr(condition))
+
+    def same(self, a: Any, b: Any) -> bool:
+        """Tell whether two sizes are equal."""
+        a, b = self.of(a), self.of(b)
+        return a == b or self.true(sympy.Eq(a, b))
+
+    def divides(self, a: Any, b: Any) -> bool:
+        """Tell whether ``b`` is a multiple of ``a``."""
+        from torch.utils._sympy.functions import Mod
+
+        a, b = self.of(a), self.of(b)
+        return a == 1 or a == b or sympy.cancel(b / a).is_integer is True or self.true(sympy.Eq(Mod(b, a), 0))
+
+    def quotient(self, b: Any, a: Any) -> Any:
+        """Return ``b / a`` of sizes where ``a`` divides ``b``."""
+        from torch.utils._sympy.functions import FloorDiv
+
+        a, b = self.of(a), self.of(b)
+        exact = sympy.cancel(b / a)
+        return exact if exact.is_integer is True else self.of(FloorDiv(b, a))
+
+    def fixed(self, value: Any) -> int:
+        """Return a size as a number, guarded."""
+        size = self.of(value)
+        if size.is_Integer:
+            return int(size)
+        hint = self.env.size_hint(size)
+        self.true(sympy.Eq(size, hint))
+        return int(hint)

@@ -1,0 +1,185 @@
+"""Trace a Python function to a graph of ATen operations on tensors of symbolic sizes (torch.fx ``make_fx``, before autograd and decompositions)."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from .aten.table import TABLE, supported
+from .unsupported import UnsupportedOperation
+
+Place = tuple[str, int]
+_OWN = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+MOST_RETRACES = 8  #: each takes operations apart that the table lacks
+
+
+@dataclass
+class Traced:
+    """A traced function. ``places`` has the user's file and line of each node; ``symbols`` the (tensor, dimension) of each size."""
+
+    module: torch.fx.GraphModule
+    env: Any
+    symbols: dict[Any, tuple[int, int]]
+    places: dict[torch.fx.Node, Place]
+    result: Any  #: what the function returned
+
+
+def packet(node: torch.fx.Node) -> str:
+    """Return the name of an operation without overload and trailing underscore."""
+    name = node.target._schema.name.split("::")[-1]  # type: ignore[union-attr]
+    return name[:-1] if in_place(node) else name
+
+
+def in_place(node: torch.fx.Node) -> bool:
+    """Tell whether an operation changes its first argument."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    return schema.name.endswith("_") and not schema.name.endswith("__") and schema.is_mutable
+
+
+def trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor], captured: Sequence[torch.Tensor]) -> Traced:
+    """Trace ``call`` on stand-ins for ``tensors``. Raises UnsupportedOperation; errors of the function itself pass through."""
+    supported()
+    table: dict[Any, Callable] = {}
+    for _ in range(MOST_RETRACES):
+        traced = _traced(call, tensors, table)
+        lacking = [n for n in traced.module.graph.nodes if _operation(n) and packet(n) not in TABLE]
+        lacking = [n for n in lacking if n.users or n.target._schema.is_mutable]
+        if not lacking:
+            return traced
+        for node in lacking:
+            if (apart := _decomposition(node.target)) is None or node.target in table:
+                raise UnsupportedOperation(f"aten.{packet(node)}").at(place_text(traced.places.get(node)))
+            table[node.target] = apart
+    raise UnsupportedOperation(f"aten.{packet(lacking[0])}").at(place_text(traced.places.get(lacking[0])))
+
+
+def place_text(place: Place | None) -> str:
+    return f"{place[0]}:{place[1]}" if place else ""
+
+
+def _operation(node: torch.fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return not node.target._schema.name.startswith("aten::sym_")
+
+
+def _decomposition(target: Any) -> Callable | None:
+    """Return torch's own decomposition of an operation into others."""
+    from torch._decomp import get_decompositions
+
+    if found := get_decompositions([target]).get(target):
+        return found
+    composite = torch._C.DispatchKey.CompositeImplicitAutograd
+    return target.decompose if target.has_kernel_for_dispatch_key(composite) else None
+
+
+def _traced(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor], table: dict) -> Traced:
+    """Trace; what depends on data raises UnsupportedOperation."""
+    from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+    from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+
+    places, noisy = Places(), logging.getLogger("torch._subclasses.fake_tensor")
+    level = noisy.level
+    noisy.setLevel(logging.CRITICAL)  # an error of the function reaches the caller, once
+    try:
+        return _trace(call, tensors, table, places)
+    except (GuardOnDataDependentSymNode, DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise UnsupportedOperation("a decision or a size that depends on data", allowed="torch.where").at(place_text(places.now)) from error
+    finally:
+        noisy.setLevel(level)
+
+
+def _trace(call: Callable[[list[torch.Tensor]], Any], tensors: Sequence[torch.Tensor], table: dict, places: Places) -> Traced:
+    from torch._dynamo.source import LocalSource
+    from torch._subclasses import FakeTensorMode
+    from torch.fx.experimental.proxy_tensor import make_fx
+    from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+    with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad() if not torch.is_grad_enabled() else torch.enable_grad():
+        env = ShapeEnv(duck_shape=False)
+        mode = FakeTensorMode(shape_env=env, allow_non_fake_inputs=True)
+        stand_ins: list[torch.Tensor] = []
+        symbols: dict[Any, tuple[int, int]] = {}
+        for k, t in enumerate(tensors):
+            context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC] * t.dim())
+            plain = torch.empty(t.shape, dtype=t.dtype, device="meta")
+            symbolic = mode.from_tensor(plain, symbolic_context=context, source=LocalSource(f"t{k}"))
+            with mode:
+                stand_ins.append(torch.empty(symbolic.shape, dtype=t.dtype, device=t.device))
+            for dim, n in enumerate(symbolic.shape):
+                if isinstance(n, torch.SymInt):
+                    symbols[n.node.expr] = (k, dim)
+        results = []
+
+        def run(*given: torch.Tensor) -> Any:
+            with places:
+                results.append(call(list(given)))
+            return _tensors_in(results[-1])
+
+        with mode:
+            module = make_fx(run, decomposition_table=table, tracing_mode="real", pre_dispatch=True, _allow_non_fake_inputs=True)(*stand_ins)
+    return Traced(module, env, symbols, places.found(module), results[-1])
+
+
+def _tensors_in(result: Any) -> list[torch.Tensor]:
+    from torch.utils._pytree import tree_leaves
+
+    return [v for v in tree_leaves(result) if isinstance(v, torch.Tensor)]
+
+
+class Places(TorchFunctionMode):
+    """Note the user's file and line of each traced operation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.by_name: dict[str, Place] = {}
+        self._last: Any = None
+        self.now: Place | None = None  #: of the latest operation
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        self.now = _user_place() or self.now
+        result = function(*args, **(kwargs or {}))
+        from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+        mode = get_proxy_mode()
+        if mode is not None and (place := self.now) is not None:
+            for node in _from_the_end(mode.tracer.graph):
+                if node is self._last:
+                    break
+                self.by_name.setdefault(node.name, place)
+            self._last = next(_from_the_end(mode.tracer.graph), None)
+        return result
+
+    def found(self, module: torch.fx.GraphModule) -> dict[torch.fx.Node, Place]:
+        return {node: self.by_name[node.name] for node in module.graph.nodes if node.name in self.by_name}
+
+
+def _from_the_end(graph: torch.fx.Graph) -> Iterator[torch.fx.Node]:
+    return iter(reversed(graph.nodes))
+
+
+def _user_place() -> Place | None:
+    """Return the innermost frame that is neither torch's nor ours."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((*_OWN, "<frozen")):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+@contextmanager
+def at(place: Place | None) -> Iterator[None]:
+    """Give errors of an operation the user's place."""
+    try:
+        yield
+    except UnsupportedOperation as error:
+        raise error.at(place_text(place)) from None
