@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from .attention import attention_patch
-from .layers import activations, gated_mlp, linear_chains, loss, norms, rope
+from .layers import activations, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
 
 
@@ -33,6 +33,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "geglu": partial(gated_mlp.patch_gated, "geglu"),
     "rope": rope.patch_rope,
     "cross_entropy": loss.patch_cross_entropy,
+    "linear_cross_entropy": last_layer.patch_last_layer,
 }
 OPS = tuple(_PATCHERS)
 #: The ops of ops="auto", each with the measurement in benchmarks/ that justifies it. An op without one is patched on request only.
@@ -45,7 +46,9 @@ DEFAULTS = {
     "rope": "h200_models.json",
     "cross_entropy": "h200_models.json",  # less memory, the same time
 }
-_SEVERAL = {"auto": tuple(DEFAULTS), "all": OPS}
+#: Asked for by name alone: outputs.logits is another class of tensor then.
+BY_NAME = ("linear_cross_entropy",)
+_SEVERAL = {"auto": tuple(DEFAULTS), "all": tuple(op for op in OPS if op not in BY_NAME)}
 
 
 class PatchError(RuntimeError):
@@ -67,8 +70,10 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         geglu       gelu(gate(x)) * up(x), the same
         rope        q and k rotated by cos and sin, in attention modules that call a function for it
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
+        linear_cross_entropy   the same from the hidden states: in training no logits are made, unless something reads outputs.logits, which
+                    is a tensor of a class of its own; asked for by name only, not by "all"
 
-    Under torch.compile the last six are left to Inductor, which fuses the module's own code.
+    Under torch.compile the last seven are left to Inductor, which fuses the module's own code.
 
     model     an nn.Module: a transformers model, one wrapped in another module, or any module of your own
     ops       "auto" (those of DEFAULTS, measured to be faster), "all", one op's name, or several of these
@@ -77,7 +82,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
 
     If only "auto" asks for attention, as in ops="auto" and ops=["auto", "relu"], some of its calls go to sdpa. On a GPU these are
     calls with gradients and no mask, because sdpa's backward is faster (benchmarks/h200/attention_backward.json), calls with a matrix
-    mask of unknown content, and calls traced by torch.compile (benchmarks/h200_last_run.txt). If attention is asked for by name, also in
+    mask of unknown content (benchmarks/h200_last_run.txt), and, until they are timed, compiled calls with a mask and packed sequences. If attention is asked for by name, also in
     ops=["auto", "attention"], or by "all", it always runs the kernel. The report counts both.
 
     A query that sees no key, for example with padding on the left, gets zeros, as from sdpa with a boolean mask. Eager attention, and

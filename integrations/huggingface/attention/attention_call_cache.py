@@ -17,7 +17,7 @@ from dtkernels.ops.attention import AttentionArgs, ready
 from dtkernels.runtime.bounded_cache import BoundedCache
 from dtkernels.runtime.torch_support.tensor_guards import guards_for, never_matches
 
-from .masks import noted_keys
+from .visible_keys import KeyMask, noted_keys
 
 # Keyword arguments that reach every attention function and do not change its result: the mask contains what they say,
 # or they concern other layers. An argument that is not listed, and is neither None nor False, takes the original path.
@@ -63,7 +63,7 @@ def known(query, key, value, mask, kwargs: dict) -> CachedAttentionCall | None:
     """Return the cached call that equals this one, or None."""
     if not _seen or torch.compiler.is_compiling():
         return None
-    tensors = [query, key, value] if mask is None else [query, key, value, mask]
+    tensors = _tensors(query, key, value, mask)
     kwargs_key = _kwargs_key(kwargs, tensors)
     for s in _seen:
         if s.kwargs_key == kwargs_key and s.count == len(tensors) and (mask is None if s.mask is None else s.mask() is mask) and s.like(*tensors):
@@ -76,7 +76,7 @@ def _by_name(kwargs_key: tuple, mask: torch.Tensor | None, tensors: list) -> Cac
     global _seen
     reach = None if mask is None else noted_keys(mask)
     try:
-        s = _named.get(_name(kwargs_key, reach, tensors))
+        s = _named.get(_name(kwargs_key, reach, mask, tensors))
     except (AttributeError, RuntimeError, TypeError):  # arguments that cannot be compared
         return None
     if s is None or s.kwargs_key != kwargs_key or not s.like(*tensors):
@@ -89,9 +89,15 @@ def _by_name(kwargs_key: tuple, mask: torch.Tensor | None, tensors: list) -> Cac
     return s
 
 
-def _name(kwargs_key: tuple, reach, tensors: list) -> tuple:
-    """Return a cheap hash key of a call. It contains the note on the mask, except for its padding tensor."""
-    noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None)
+def _tensors(query, key, value, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return the tensors that torch's guards look at. A mask in numbers is compared by those, or is the same object."""
+    return [query, key, value] if mask is None or isinstance(mask, KeyMask) else [query, key, value, mask]
+
+
+def _name(kwargs_key: tuple, reach, mask: torch.Tensor | None, tensors: list) -> tuple:
+    """Return a cheap hash key of a call. It contains what the mask says in numbers, except for tensors."""
+    sizes = mask.sizes if isinstance(mask, KeyMask) else None
+    noted = None if reach is None else (reach.left, reach.right, reach.offset, reach.padding is None, reach.segments is None, sizes)
     return (kwargs_key, noted, *[(t.shape, t.stride(), t.dtype) for t in tensors])
 
 
@@ -108,7 +114,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     noted = options.get("offset") is not None
     if not noted and mask is not taken or any(options[option] is not kwargs[name] for name, option in added.items()):
         return  # a tensor that was made for this call alone
-    tensors = [query, key, value] if mask is None else [query, key, value, mask]
+    tensors = _tensors(query, key, value, mask)
     kwargs_key = _kwargs_key(kwargs, tensors)
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) or any(kind not in _NUMBERS and kind is not torch.Tensor for kind in kwargs_key[1::3]):
         return
@@ -123,7 +129,7 @@ def remember(query, key, value, mask, kwargs: dict, taken: torch.Tensor | None, 
     s.padded = never_matches if reach is None or reach.padding is None else guards_for((reach.padding,))
     _seen = (s, *_seen[: KEPT - 1])
     if reach is None or type(reach.offset) is int:
-        _named.put(_name(kwargs_key, reach, tensors), s)
+        _named.put(_name(kwargs_key, reach, mask, tensors), s)
 
 
 def _kwargs_key(kwargs: dict, tensors: list) -> tuple:

@@ -1,13 +1,13 @@
 """Define the attention function that transformers calls as "dtkernels": the op where it fits, the original path elsewhere.
 
-It follows sdpa's conventions exactly, because the masks come from transformers' own `sdpa_mask` (see masks.py). No mask and more
+It follows sdpa's conventions exactly; masks.py makes its masks. No mask and more
 than one query means causal, upper-left aligned, if the module is causal; one query attends to all keys. A model that supports
 eager attention only gets eager's masks, and no mask means that nothing is masked (see mask_conventions.py).
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -23,7 +23,8 @@ from ..patching.source_inspection import eager_function
 from .attention_call_cache import HARMLESS, known, remember
 from .fallback import ignores, original_attention
 from .mask_conventions import takes_eager_masks
-from .masks import dtkernels_mask, visible_keys_of
+from .masks import dtkernels_mask
+from .visible_keys import REASON, KeyMask, as_matrix, in_numbers, visible_keys_of
 
 if TYPE_CHECKING:
     from transformers.utils.output_capturing import CompileableContextVar
@@ -68,7 +69,7 @@ def dtkernels_attention(
     if (reason := _without_kernels(query)) is not None:
         record.count(reason)
         causal = _is_causal(module, query, attention_mask, kwargs.get("is_causal"))
-        return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
+        return original_attention(record, module, query, key, value, as_matrix(attention_mask), causal, kwargs)
     if _collects_weights(module):
         kwargs["output_attentions"] = True
     seen = known(query, key, value, attention_mask, kwargs)
@@ -89,7 +90,9 @@ def dtkernels_attention(
             reason = str(error)
     record.count(reason, query)
     if reason is not None:
-        return original_attention(record, module, query, key, value, attention_mask, causal, kwargs)
+        return original_attention(record, module, query, key, value, as_matrix(attention_mask), causal, kwargs)
+    if mask is not None and not torch.compiler.is_compiling() and mask.shape[-2] > 1:
+        record.count_matrix(_why_a_matrix(attention_mask))
     if not cast and not others:  # another module may read those
         added = {name: option for name, option in _ADDED if kwargs.get(name) is not None}
         remember(query, key, value, attention_mask, kwargs, mask, options, added)
@@ -128,13 +131,25 @@ def _op_arguments(query, key, mask, causal, kwargs) -> tuple[torch.Tensor | None
     reach = visible_keys_of(mask, query.shape[2], key.shape[2])
     if reach is not None:
         options |= {"window": reach.window, "offset": reach.offset}
+        if reach.padding is None and reach.causal:
+            options |= {"causal": True, "window": None}
         mask = reach.padding
+        if reach.segments is not None:
+            options |= {"segments": reach.segments[0], "segments_k": reach.segments[1]}
     elif mask is not None:
+        mask = as_matrix(mask)
         mask = _in_dtype_of(query, mask if mask.dim() == 4 else mask[(None,) * (4 - mask.dim())])
     for name, option in _ADDED:
         if kwargs.get(name) is not None:
             options[option] = _in_dtype_of(query, kwargs[name])
     return mask, options
+
+
+def _why_a_matrix(mask: torch.Tensor | None) -> str:
+    """Return why the op was given one flag or number for each score."""
+    if isinstance(mask, KeyMask):
+        return "a mask that was written to"
+    return getattr(mask, REASON, "a mask that was given, or changed by the model")
 
 
 def _in_dtype_of(query: torch.Tensor, added: torch.Tensor) -> torch.Tensor:
@@ -187,17 +202,19 @@ def _unsupported(query, key, value, mask, kwargs) -> str | None:
 def _why_sdpa_is_faster(record: CallRecord, inputs: tuple[torch.Tensor, ...], mask: torch.Tensor | None, kwargs: dict) -> str | None:
     """Return why sdpa is faster for a call that the op could compute, as measured on an H200; else None.
 
-    cuDNN's attention forward and backward take 0.8 to 1.0 of the kernels' time. The kernels read a matrix mask whole. Under
-    torch.compile a training step took 1.6 times sdpa's time, a generated token 1.02 and 1.09. Since then masks carry notes there
-    too; that was not measured.
+    cuDNN's attention forward and backward take 0.8 to 1.0 of the kernels' time, where it needs no mask. The kernels read a matrix mask
+    whole: with one, a training step under torch.compile took 1.6 times sdpa's time. Compiled calls with a mask in numbers, and packed
+    sequences, were not timed: sdpa takes them, with a matrix, until they are.
     """
     if not record.as_measured or record.original != "sdpa" or any(kwargs.get(n) is not None for n in _NOT_SDPA) or not _on_gpu(inputs[0]):
         return None
     if mask is not None:
         if torch.compiler.is_compiling():
             return "a mask under torch.compile: sdpa was faster"
-        noted = visible_keys_of(mask, inputs[0].shape[2], inputs[1].shape[2]) is not None
-        return None if noted else "a mask without a note of what it says: sdpa is faster"
+        reach = visible_keys_of(mask, inputs[0].shape[2], inputs[1].shape[2])
+        if reach is None:
+            return "a mask that is a matrix: sdpa is faster"
+        return None if reach.segments is None else "packed sequences: not timed beside sdpa"
     learning = torch.is_grad_enabled() and any(x.requires_grad for x in inputs)
     return "gradients without a mask: sdpa is faster" if learning else None
 
@@ -239,14 +256,20 @@ def _unsupported_tensors(query: torch.Tensor, key: torch.Tensor, value: torch.Te
     return None
 
 
-def _unsupported_mask(name: str, query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> str | None:
+def _unsupported_mask(name: str, query: torch.Tensor, key: torch.Tensor, mask: Any) -> str | None:
     if mask is None:
         return None
+    if in_numbers(mask):
+        return None if _broadcasts((mask.sizes[0], 1, *mask.sizes[1:]), query, key) else f"{name} that does not broadcast to [B, H, Tq, Tk]"
     if not isinstance(mask, torch.Tensor) or not plain(mask):
         return f"{name} of type {type(mask).__name__}"
     if mask.dtype != torch.bool and not mask.dtype.is_floating_point:
         return f"{name} of dtype {str(mask.dtype).removeprefix('torch.')}"
-    whole = (*query.shape[:3], key.shape[2])
-    if mask.dim() > 4 or any(size not in (1, full) for size, full in zip(mask.shape, whole[4 - mask.dim() :], strict=True)):
+    if mask.dim() > 4 or not _broadcasts(mask.shape, query, key):
         return f"{name} that does not broadcast to [B, H, Tq, Tk]"
     return None
+
+
+def _broadcasts(sizes: tuple[int, ...], query: torch.Tensor, key: torch.Tensor) -> bool:
+    whole = (*query.shape[:3], key.shape[2])
+    return not any([size not in (1, full) for size, full in zip(sizes, whole[4 - len(sizes) :], strict=True)])

@@ -23,6 +23,7 @@ class CallRecord:
 
     calls       calls that reached the patched module, fallbacks included
     fallbacks   reason -> number of calls that took the original path for it
+    matrices    why the mask was a matrix -> number of calls in which the op took one
     references  calls that the op computed by its torch reference, without a kernel (``DTKERNELS_FALLBACK=reference``)
     original    the attention implementation the module had before ("sdpa", "eager", ...); None for activations
     eager       the modeling file's own eager attention function, if there is one
@@ -33,6 +34,7 @@ class CallRecord:
 
     calls: int = 0
     fallbacks: Counter = field(default_factory=Counter)
+    matrices: Counter = field(default_factory=Counter)
     references: int = 0
     original: str | None = None
     eager: Callable | None = None
@@ -54,6 +56,10 @@ class CallRecord:
         else:
             known = fallback in self.fallbacks or len(self.fallbacks) < _MOST_REASONS
             self.fallbacks[fallback if known else "other reasons"] += 1
+
+    def count_matrix(self, reason: str) -> None:
+        """Count one call whose mask had a flag or a number for each score; `reason` says why."""
+        self.matrices[reason] += 1
 
 
 # Models loaded with attn_implementation="dtkernels" have no record of their own; their calls are counted here.

@@ -14,6 +14,7 @@ from functools import partial
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
 from dtkernels.runtime.path_counters import no_kernel
@@ -22,14 +23,18 @@ from dtkernels.runtime.torch_support.dtypes import KERNEL_DTYPES
 from .report import ALREADY, PATCHED, SKIPPED, WOULD_PATCH, PatchReport
 
 _CLASSES = (torch.Tensor, nn.Parameter)
+_TRACED = (*_CLASSES, FakeTensor)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # "meta", for example, has no autocast. Evaluated at import, because torch.compile cannot trace the check.
 _AUTOCAST = frozenset(d for d in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia") if torch.amp.is_autocast_available(d))
 
 
 def plain(x: torch.Tensor) -> bool:
-    """Return whether this is a dense tensor of torch's own class: no DTensor or other subclass, not sparse or nested. (Quantised ones differ in dtype.)"""
-    return type(x) in _CLASSES and x.layout is torch.strided and not x.is_nested
+    """Return whether this is a dense tensor of torch's own class: no DTensor or other subclass, not sparse or nested. (Quantised ones differ in dtype.)
+
+    torch.export without strict runs the code on fake tensors, which stand for those.
+    """
+    return type(x) in (_TRACED if torch.compiler.is_compiling() else _CLASSES) and x.layout is torch.strided and not x.is_nested
 
 
 def transformed() -> str | None:

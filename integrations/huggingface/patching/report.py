@@ -86,6 +86,11 @@ class PatchReport:
         """Return reason -> calls that took the original path for it so far."""
         return _sum(item for _, record in self._records() for item in record.fallbacks.items())
 
+    @property
+    def matrices(self) -> Counter:
+        """Return reason -> calls of attention that took a mask of Tq x Tk for it, in place of numbers."""
+        return _sum(item for _, record in self._records() for item in record.matrices.items())
+
     def _records(self) -> list[tuple[str, CallRecord]]:
         """Return (op, record) of the rows that have one."""
         return [(row.op, row.record) for row in self.rows if row.record is not None]
@@ -142,6 +147,8 @@ def _line(rows: list[Row]) -> tuple[str, ...]:
     fallbacks = _sum(item for record in records for item in record.fallbacks.items())
     why = [first.reason] if first.reason else []
     why += [f"{reason}: {n}" for reason, n in fallbacks.most_common()]
+    matrices = _sum(item for record in records for item in record.matrices.items())
+    why += [f"{reason}, as a matrix: {n}" for reason, n in matrices.most_common()]
     return _shared_name([row.module for row in rows]), first.op, first.state, calls, _path(records), "; ".join(why)
 
 

@@ -1,0 +1,234 @@
+"""Patch the last layer and the loss of causal language models: in training the loss is computed without the matrix of logits.
+
+The last layer returns a LazyLogits, which holds the hidden states. The loss function computes from those. `outputs.logits` keeps its
+meaning: whatever reads it makes the logits then, with their gradient.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from ..patching.call_stats import CallRecord
+from ..patching.forward_patching import in_autocast, plain, replace_forward, simple_linear, taken, unsupported, without_autocast
+from ..patching.report import ALREADY, SKIPPED, PatchReport
+from ..patching.source_inspection import names_in
+from .loss import _SLOT, _restore, causal_loss
+
+OP = "linear_cross_entropy"
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Logits as outer * tanh(scale * (hidden weight^T + bias)), without tanh if ``outer`` is None, and the ``steps`` that lead there."""
+
+    hidden: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    scale: float = 1.0
+    outer: float | None = None
+    steps: tuple[tuple[Callable, tuple, dict], ...] = ()
+
+    def logits(self) -> torch.Tensor:
+        """Compute the logits as the model's own code would have."""
+        result = F.linear(self.hidden, self.weight, self.bias)
+        for function, args, kwargs in self.steps:
+            result = function(*[result if arg is _SELF else arg for arg in args], **kwargs)
+        return result
+
+
+class LazyLogits(torch.Tensor):
+    """Logits [..., V] that are made when something reads them. Scaled, capped or cast they stay unmade."""
+
+    parts: Parts
+    made: torch.Tensor | None
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in _OF_THE_SHAPE:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if func in _FIXED:
+            return _FIXED[func]
+        if args and (more := _step(func, args, kwargs)) is not None:
+            return more
+        return func(*_made(args), **_made(kwargs))
+
+
+def lazy_logits(parts: Parts, dtype: torch.dtype) -> LazyLogits:
+    """Return logits that hold their parts; their own memory is one element."""
+    shape = (*parts.hidden.shape[:-1], parts.weight.shape[0])
+    lazy: Any = torch.zeros((), dtype=dtype, device=parts.hidden.device).expand(shape).as_subclass(LazyLogits)
+    lazy.parts, lazy.made = parts, None
+    return lazy
+
+
+def made(logits: Any) -> Any:
+    """Return logits as a tensor of torch's own class."""
+    if not isinstance(logits, LazyLogits):
+        return logits
+    if logits.made is None:
+        logits.made = logits.parts.logits()
+    return logits.made
+
+
+def head_forward(record: CallRecord, module: nn.Linear, input: torch.Tensor) -> torch.Tensor:
+    """Compute input weight^T + bias, in training lazily; calls that the op does not support are those of nn.Linear."""
+    reason = _why_not(module, input)
+    if reason is not None:
+        if reason != "not in training":
+            record.count(reason, input)
+        return F.linear(input, module.weight, module.bias)
+    hidden: torch.Tensor = input
+    weight: torch.Tensor = module.weight
+    bias: torch.Tensor | None = module.bias
+    if in_autocast(input.device.type):
+        dtype = torch.get_autocast_dtype(input.device.type)
+        hidden, weight, bias = hidden.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    return lazy_logits(Parts(hidden, weight, bias), hidden.dtype)
+
+
+def _why_not(module: nn.Linear, input: torch.Tensor) -> str | None:
+    if not (module.training and torch.is_grad_enabled() and (input.requires_grad or module.weight.requires_grad)) or torch.compiler.is_compiling():
+        return "not in training"
+    if (reason := unsupported(input)) is not None:
+        return reason
+    if not plain(module.weight) or module.weight.shape != (module.out_features, module.in_features):
+        return "its weight is quantised or sharded"
+    if module.weight.dtype != input.dtype and not in_autocast(input.device.type):
+        return "hidden states and weight of different dtypes"
+    return "a single vector" if input.dim() < 2 else None
+
+
+def head_loss(
+    record: CallRecord,
+    original: Callable,
+    logits: Any,
+    labels: torch.Tensor | None,
+    vocab_size: int,
+    num_items_in_batch: torch.Tensor | int | None = None,
+    ignore_index: int = -100,
+    shift_labels: torch.Tensor | None = None,
+    **kwargs,
+) -> torch.Tensor:
+    """Return the mean cross entropy of the next token, or its sum over `num_items_in_batch`, like transformers' ForCausalLMLoss.
+
+    From LazyLogits it is computed without logits. Anything else goes to ``original``, the loss function before.
+    """
+    reason = None
+    if not isinstance(logits, LazyLogits):
+        reason = ""  # counted where the last layer ran, if at all
+    elif logits.made is not None:
+        reason = "the model reads the logits"
+    elif labels is None and shift_labels is None or logits.shape[-1] != vocab_size:
+        reason = "no labels" if labels is None else "logits wider than the vocabulary"
+    target = shift_labels if shift_labels is not None else labels
+    if reason is None and target is not None and target.shape != logits.shape[:-1]:
+        reason = "labels of another shape than the logits"
+    if reason or (reason is None and isinstance(logits, LazyLogits)):
+        record.count(reason, logits.parts.hidden)
+    if reason is not None or target is None:
+        more = {"num_items_in_batch": num_items_in_batch, "ignore_index": ignore_index, "shift_labels": shift_labels}
+        return original(made(logits), labels, vocab_size, **more, **kwargs)
+    loss = _linear_loss(logits.parts, target.to(logits.device), shift_labels is None, ignore_index, "mean" if num_items_in_batch is None else "sum")
+    if num_items_in_batch is None:
+        return loss
+    return loss / (num_items_in_batch.to(loss.device) if torch.is_tensor(num_items_in_batch) else num_items_in_batch)
+
+
+def _linear_loss(parts: Parts, target: torch.Tensor, shift: bool, ignore_index: int, reduction: str) -> torch.Tensor:
+    from dtkernels import ops
+
+    hidden, bias, inner = parts.hidden, parts.bias, parts.scale if parts.outer is None else parts.scale * parts.outer
+    if not math.isclose(inner, 1.0, rel_tol=1e-9):  # inner * (h W^T + b), which the cap divides by ``outer``
+        hidden, bias = hidden * inner, None if bias is None else bias * inner
+    with without_autocast(hidden.device.type):
+        return ops.linear_cross_entropy(hidden, parts.weight, target, bias, softcap=parts.outer, ignore_index=ignore_index, reduction=reduction, shift=shift)
+
+
+def _step(func: Callable, args: tuple, kwargs: dict) -> LazyLogits | None:
+    """Return the logits after a step that a Parts holds, else None."""
+    logits = next((arg for arg in args if isinstance(arg, LazyLogits)), None)
+    if logits is None or logits.made is not None or func not in _KINDS:
+        return None
+    kind, parts, number, dtype = _KINDS[func], logits.parts, args[-1], logits.dtype
+    if kind == "cast":
+        dtype = torch.float32 if func is torch.Tensor.float else number
+        if dtype not in (torch.float32, logits.dtype) or kwargs or len(args) > 2:
+            return None
+    elif kind == "tanh":
+        if parts.outer is not None or kwargs or len(args) != 1:
+            return None
+        parts = replace(parts, outer=1.0)
+    else:
+        number = next((arg for arg in args if arg is not logits), None)
+        if not isinstance(number, (int, float)) or number <= 0 or kwargs or len(args) != 2 or (kind == "/" and args[0] is not logits):
+            return None
+        factor = float(number) if kind == "*" else 1 / number
+        parts = replace(parts, scale=parts.scale * factor) if parts.outer is None else replace(parts, outer=parts.outer * factor)
+    taken_by = tuple(_SELF if arg is logits else arg for arg in args)
+    return lazy_logits(replace(parts, steps=(*parts.steps, (func, taken_by, kwargs))), dtype)
+
+
+def _made(given: Any) -> Any:
+    """Replace each LazyLogits among arguments by the logits."""
+    if isinstance(given, LazyLogits):
+        return made(given)
+    if type(given) in (list, tuple):
+        return type(given)([_made(one) for one in given])
+    return {name: _made(one) for name, one in given.items()} if type(given) is dict else given
+
+
+def patch_last_layer(model: nn.Module, report: PatchReport) -> None:
+    """Patch the last layer and the loss function of every causal language model of transformers inside `model`."""
+    try:
+        from transformers import PreTrainedModel
+        from transformers.loss.loss_utils import ForCausalLMLoss
+    except ImportError:
+        return
+    names = {id(module): name for name, module in model.named_modules()}
+    for name, module in model.named_modules():
+        if not isinstance(module, PreTrainedModel) or "loss_function" not in names_in(type(module)):
+            continue
+        current = vars(module).get(_SLOT)
+        head = module.get_output_embeddings()
+        if isinstance(current, partial) and current.func is head_loss:
+            report.add(name, OP, ALREADY, record=current.args[0])
+        elif head is not None and (module.loss_function is ForCausalLMLoss or isinstance(current, partial) and current.func is causal_loss):
+            _patch(name, module, names.get(id(head), ""), head, report)
+
+
+def _patch(name: str, module: nn.Module, head_name: str, head: nn.Module, report: PatchReport) -> None:
+    reason = taken(module, type(module)) or simple_linear(head)
+    if reason is not None:
+        report.add(head_name, OP, SKIPPED, reason)
+        return
+    record = CallRecord()
+    replace_forward(head_name, head, OP, partial(head_forward, record, cast(nn.Linear, head)), None, report)
+    if not report.dry_run:
+        ours = partial(head_loss, record, cast(Callable, module.loss_function))
+        report.on_undo(partial(_restore, weakref.ref(module), _SLOT in vars(module), vars(module).get(_SLOT), ours))
+        vars(module)[_SLOT] = ours
+
+
+_SELF = object()
+_OF_THE_SHAPE = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in "shape dtype device ndim is_cuda is_meta is_cpu layout is_nested is_sparse is_quantized".split()]
+    + [getattr(torch.Tensor, name) for name in "dim size numel is_floating_point is_complex is_inference ndimension element_size __len__ __hash__".split()]
+)
+_FIXED = {getattr(torch.Tensor, name).__get__: value for name, value in (("requires_grad", True), ("is_leaf", False))}
+_KINDS: dict[Callable, str] = {
+    **dict.fromkeys([torch.tanh, torch.Tensor.tanh], "tanh"),
+    **dict.fromkeys([torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.__truediv__, torch.Tensor.true_divide], "/"),
+    **dict.fromkeys([torch.mul, torch.multiply, torch.Tensor.mul, torch.Tensor.__mul__, torch.Tensor.__rmul__, torch.Tensor.multiply], "*"),
+    **dict.fromkeys([torch.Tensor.float, torch.Tensor.to], "cast"),
+}

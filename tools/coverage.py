@@ -1,0 +1,194 @@
+"""Show what `apply_to` would patch in each model type of the installed transformers, and why it leaves the rest alone.
+
+    python tools/coverage.py                          every type with a causal LM, masked LM or sequence-to-sequence class
+    python tools/coverage.py --types llama,t5         some types
+    python tools/coverage.py --json coverage.json     the same as JSON, with every reason
+
+A model is made without data (on the meta device) with two layers, and with the layers of its default config if that fails. A type that
+cannot be made is said in the table. Numbers count modules; "2 of 4" are patched, and the reason is printed below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+
+sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)) if p not in sys.path]
+
+from common.require_packages import needs  # noqa: E402
+
+PARTS = {
+    "attention": ("attention",),
+    "norms": ("rmsnorm", "layernorm"),
+    "gated MLP": ("swiglu", "geglu"),
+    "rope": ("rope",),
+    "loss": ("cross_entropy",),
+    "experts": (),
+}
+MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
+SECONDS = 120  #: for one type
+
+
+def types() -> dict[str, str]:
+    """Return model type -> the name of its class."""
+    from transformers.models.auto import modeling_auto
+
+    found: dict[str, str] = {}
+    for mapping in MAPPINGS:
+        for kind, name in getattr(modeling_auto, mapping).items():
+            found.setdefault(kind, name if isinstance(name, str) else name[0])
+    return dict(sorted(found.items()))
+
+
+def cover(kind: str, name: str) -> dict:
+    """Return what would be patched in a model type: part -> {"patched", "of", "why"}, or {"error"}."""
+    try:
+        with _at_most(SECONDS):
+            model = _made(kind, name)
+            import dtkernels
+
+            report = dtkernels.apply_to(model, ops="all", dry_run=True)
+            return {"class": name, **{part: _part(model, report, part) for part in PARTS}}
+    except Exception as error:  # code of two hundred models: one that cannot be made must not end the table
+        return {"class": name, "error": f"{type(error).__name__}: {str(error).strip().splitlines()[0][:160] if str(error).strip() else 'no message'}"}
+
+
+def _made(kind: str, name: str):
+    """Return a model of the type without data."""
+    import torch
+    import transformers
+
+    cls = getattr(transformers, name)
+    made = None
+    for layers in (2, None):
+        config = transformers.AutoConfig.for_model(kind)
+        try:
+            if layers is not None:
+                _shorten(config, layers)
+            with torch.device("meta"):
+                made = cls(config)
+            break
+        except Exception:
+            if layers is None:
+                raise
+    return made
+
+
+def _shorten(config, layers: int) -> None:
+    for part in {id(c): c for c in (config, config.get_text_config())}.values():
+        for attribute in LAYERS:
+            if type(getattr(part, attribute, None)) is int:
+                setattr(part, attribute, min(layers, getattr(part, attribute)))
+        for attribute, held in list(vars(part).items()):
+            if "layer" in attribute and isinstance(held, list) and len(held) > layers:
+                setattr(part, attribute, held[:layers])
+
+
+def _part(model, report, part: str) -> dict:
+    """Return how many modules of a part would be patched, of how many, and why not the others."""
+    if part == "experts":
+        return _experts(model)
+    rows = [row for row in report.rows if row.op in PARTS[part]]
+    patched = [row for row in rows if row.state == "would patch"]
+    why = Counter(row.reason for row in rows if row.state == "skipped")
+    if part == "norms":
+        known = {row.module for row in rows}
+        why.update(f"{type(m).__name__} computes something else" for n, m in model.named_modules() if n not in known and type(m).__name__.endswith("Norm"))
+    if not rows and not why:
+        return {"patched": 0, "of": 0, "why": {_NONE[part]: 1} if part in _NONE else {}}
+    return {"patched": len(patched), "of": len(patched) + why.total(), "why": dict(why)}
+
+
+_NONE = {
+    "attention": "no attention that transformers' interface reaches",
+    "gated MLP": "no module computes down(act(gate(x)) * up(x)) between linear layers",
+    "rope": "no attention module calls a function of q, k, cos and sin",
+    "loss": "its loss_function is not the cross entropy of the next token",
+}
+
+
+def _experts(model) -> dict:
+    """Count modules that hold the weights of several experts as 3-d parameters; experts that are modules count as gated MLPs."""
+    held = Counter(type(m).__name__ for m in model.modules() if _holds_experts(m))
+    return {"patched": 0, "of": held.total(), "why": {f"{name} multiplies by weights of several experts in one tensor: no op does": n for name, n in held.items()}}
+
+
+def _holds_experts(module) -> bool:
+    numbers = {value for name, value in vars(module).items() if "expert" in name and type(value) is int}
+    return sum(p.dim() == 3 and p.shape[0] in numbers for p in module._parameters.values() if p is not None) >= 2
+
+
+@contextlib.contextmanager
+def _at_most(seconds: int):
+    def stop(*_):
+        raise TimeoutError(f"took more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def table(found: dict[str, dict]) -> str:
+    """Format the results: a row for each type, then each reason once with the types that it holds for."""
+    rows = [("type", *PARTS)]
+    reasons: dict[str, list[str]] = {}
+    for kind, parts in found.items():
+        if "error" in parts:
+            rows.append((kind, "cannot be made", *[""] * (len(PARTS) - 1)))
+            reasons.setdefault(f"cannot be made: {parts['error']}", []).append(kind)
+            continue
+        rows.append((kind, *[_cell(parts[part]) for part in PARTS]))
+        for part in PARTS:
+            for why in parts[part]["why"]:
+                reasons.setdefault(f"{part}: {why}", []).append(kind)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    lines += ["", *[f"{why}  [{', '.join(kinds[:6])}{f' and {len(kinds) - 6} more' if len(kinds) > 6 else ''}]" for why, kinds in sorted(reasons.items())]]
+    return "\n".join([*lines, "", _summary(found)])
+
+
+def _cell(part: dict) -> str:
+    return "-" if not part["of"] else str(part["patched"]) if part["patched"] == part["of"] else f"{part['patched']} of {part['of']}"
+
+
+def _summary(found: dict[str, dict]) -> str:
+    made = [parts for parts in found.values() if "error" not in parts]
+    counts = [f"{part} {sum(bool(p[part]['of']) and p[part]['patched'] == p[part]['of'] for p in made)}" for part in PARTS if PARTS[part]]
+    return f"{len(made)} of {len(found)} types made; all modules patched in: {', '.join(counts)}"
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--types", help="model types, separated by commas; default: all")
+    parser.add_argument("--json", type=Path, help="also write the results to this file")
+    args = parser.parse_args(argv)
+    needs("coverage", "transformers")
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    known = types()
+    wanted = args.types.split(",") if args.types else list(known)
+    if unknown := [kind for kind in wanted if kind not in known]:
+        parser.error(f"no language model of type {', '.join(unknown)} in this transformers; there are {len(known)}, such as llama, bert, t5")
+    found = {}
+    for i, kind in enumerate(wanted, 1):
+        if sys.stderr.isatty():
+            print(f"\r{i}/{len(wanted)} {kind:40}", end="", file=sys.stderr, flush=True)
+        found[kind] = cover(kind, known[kind])
+    print(table(found))
+    if args.json:
+        args.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
