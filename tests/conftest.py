@@ -9,12 +9,15 @@ first, so that processes that share the files of a tier end together.
 
 import os
 import sys
+import tempfile
 from functools import cache
 from pathlib import Path
 
 import pytest
 
 TESTS = Path(__file__).parent
+os.environ["DTKERNELS_USER"] = str(Path(tempfile.gettempdir()) / f"dtkernels-tests-{os.getuid()}")  # no tables of whoever runs the tests
+os.environ["DTKERNELS_TRUST_TABLES"] = "1"  # tests write stores of their own; those of trust unset it
 LONGEST = ("test_property.py", "test_algebra_rules.py", "test_ops_targets.py", "test_tuning.py", "test_prebuilt.py")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -97,9 +97,15 @@ class Evaluation:
 
     def reduce(self, kind: str, value: Value, over: tuple[str, ...]) -> Value:
         kept = tuple(label for label in value[0] if label not in over)
+        if kind in ("any", "all"):
+            value = value[0], truth(value[1])
         v = number(spread(value, kept + over)).expand(*[self.sizes[label] for label in kept + over])
         v = v.reshape(*v.shape[: len(kept)], math.prod(v.shape[len(kept) :]))
         match kind:
+            case "any" | "all":
+                return kept, getattr(v.bool(), kind)(-1)
+            case "prod":
+                return kept, v.prod(-1)
             case "sum":
                 return kept, v.sum(-1)
             case "mean":
@@ -131,7 +137,9 @@ def truth(v: torch.Tensor) -> torch.Tensor:
 
 _UNARY = {
     "exp": torch.exp, "exp2": torch.exp2, "log": torch.log, "log2": torch.log2, "sqrt": torch.sqrt, "rsqrt": torch.rsqrt, "abs": torch.abs,
-    "erf": torch.erf, "sigmoid": torch.sigmoid, "tanh": torch.tanh, "floor": lambda v: torch.floor(v.detach()),
+    "erf": torch.erf, "sigmoid": torch.sigmoid, "tanh": torch.tanh,
+    "sin": torch.sin, "cos": torch.cos, "log1p": torch.log1p, "expm1": torch.expm1,
+    **{name: lambda v, name=name: getattr(torch, name)(v.detach()) for name in ("floor", "ceil", "round", "trunc", "sign", "isnan", "isinf", "isfinite")},
 }  # fmt: skip
 _COMPARE = {"<": torch.lt, "<=": torch.le, ">": torch.gt, ">=": torch.ge, "==": torch.eq, "!=": torch.ne}
 
@@ -148,7 +156,11 @@ def apply(fn: str, values: list[torch.Tensor], constant: list[bool]) -> torch.Te
     values = [number(v) for v in values]
     if fn in _UNARY:
         return _UNARY[fn](values[0])
+    if fn == "clamp":
+        return torch.clamp(*torch.broadcast_tensors(*values))
     a, b = values
+    if fn == "pow":
+        return torch.pow(a, b)
     if fn in _COMPARE:
         return _COMPARE[fn](a.detach(), b.detach())
     if fn in ("maximum", "minimum"):

@@ -1,6 +1,7 @@
-"""Calls of the attention function that transformers calls, beside sdpa's."""
+"""Calls of the attention function that transformers calls, beside sdpa's; and small models to compile."""
 
 import torch
+import transformers
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
 from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -44,3 +45,27 @@ def inline_access(query, key, value, mask, softcap=None, sinks=None):
     if sinks is not None:
         scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
     return (scores.softmax(-1)[..., : key.shape[2]] @ value).transpose(1, 2)
+
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MODELS = {
+    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
+    "mistral": lambda: transformers.MistralForCausalLM(transformers.MistralConfig(**SIZES, num_key_value_heads=2, sliding_window=4)),
+    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),
+    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
+}
+IDS = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(2))
+PADDED = {"attention_mask": torch.ones(2, 9, dtype=torch.long).index_fill_(1, torch.tensor([8]), 0)}
+
+
+def matrices(graph) -> list[str]:
+    """The nodes of a graph that make a flag for each query and key; views of less are none."""
+    found = []
+    for node in graph.nodes:
+        made = node.meta.get("val")
+        if isinstance(made, torch.Tensor) and made.dtype == torch.bool and made.dim() >= 2 and str(made.shape[-1]) == str(made.shape[-2]):
+            found += [] if "expand" in str(node.target) else [node.name]
+    return found

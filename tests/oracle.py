@@ -62,7 +62,7 @@ def evaluate(text: str | Algorithm, inputs: dict[str, np.ndarray], scalars: dict
         return _Evaluation(algorithm, inputs, scalars or {}, params or {}, operands, dtypes, errors or {}, approximate, stored or {}, underflow, rounded).run()
 
 
-def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[str, int]:
+def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]], params: dict[str, int | bool] | None = None) -> dict[str, int]:
     """Extent of each label, from the inputs it indexes by itself, or through a Func indexed by it."""
     sizes = {label: shapes[tensor][dim] if tensor else dim for label, tensor, dim in algorithm.extents}
     accesses = [a for d in algorithm.definitions for a in ex.accesses(d.expr)]
@@ -76,7 +76,28 @@ def extents(algorithm: Algorithm, shapes: dict[str, tuple[int, ...]]) -> dict[st
                 for name in (label, index.name):
                     if name is not None and known is not None and sizes.setdefault(name, known) != known:
                         raise ValueError(f"extents of {name} disagree: {sizes[name]} and {known}")
+        for label, formula in algorithm.formulas:
+            known = _size(formula, sizes, shapes, params or {})
+            if known is not None and sizes.setdefault(label, known) != known:
+                raise ValueError(f"extents of {label} disagree: {sizes[label]} and {known}")
     return sizes
+
+
+def _size(formula: ex.Expr, sizes: dict[str, int], shapes: dict[str, tuple[int, ...]], params: dict[str, int | bool]) -> int | None:
+    match formula:
+        case ex.Const(value):
+            return int(value)
+        case ex.Param(name):
+            return int(params[name])
+        case ex.Len(label):
+            return sizes.get(label)
+        case ex.Access(tensor, (ex.Const(dim),)):
+            return shapes[tensor][int(dim)]
+    below = [_size(c, sizes, shapes, params) for c in formula.children()]
+    if None in below:
+        return None
+    a, b = (0, *below)[-2:]
+    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a // b, "%": lambda: a % b}[formula.op]()
 
 
 def mismatches(got: np.ndarray, want: Value, dtype: str = "float32") -> list[str]:
@@ -107,7 +128,7 @@ class _Evaluation:
         self.underflow, self.rounded = underflow, rounded
         self.params = {**dict(algorithm.params), **params}
         self.inputs = {name: np.asarray(array) for name, array in inputs.items()}
-        self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()})
+        self.sizes = extents(algorithm, {name: array.shape for name, array in self.inputs.items()}, self.params)
         self.done: dict[str, Value] = {}
 
     def run(self) -> dict[str, Value]:
@@ -150,6 +171,8 @@ class _Evaluation:
                 return self._approximated(fn, _elementwise(fn, [self.value(a) for a in args]))
             case ex.Reduce(kind, arg, labels):
                 return self._unless_hoisted(expr, self._reduce(kind, self.value(arg), labels))
+            case ex.Scan():
+                return self._scan(expr)
             case ex.Dot(left, right, labels):
                 dtype = self._precision(expr)
                 sides = [self._operand(side, dtype) for side in (left, right)]
@@ -234,6 +257,14 @@ class _Evaluation:
         count = math.prod(self.sizes[label] for label in over)
         kept = tuple(label for label in labels if label not in over)
         v, e = _number(arg.v), arg.e
+        if kind in ("any", "all"):
+            truth = _truth(arg)
+            v = getattr(truth.v, kind)(axis=axes)
+            decides = (truth.v == (kind == "any")) & (truth.e == 0)  # one that surely decides
+            return Value(kept, v, np.where(decides.any(axis=axes), 0.0, truth.e.max(axis=axes, initial=0.0)))
+        if kind == "prod":
+            largest = (np.abs(np.where(np.isfinite(v), v, 0)) + e).prod(axis=axes)
+            return Value(kept, *_settled(v.prod(axis=axes), largest * ((1 + 2 * U) ** (count + 8)) - np.abs(v).prod(axis=axes), [e.max(axis=axes, initial=0.0)]))
         if kind in ("max", "min"):
             start = -np.inf if kind == "max" else np.inf
             reduced = (np.max if kind == "max" else np.min)(v, axis=axes, initial=start)
@@ -244,6 +275,34 @@ class _Evaluation:
         if kind == "mean":
             total, error = total / count, error / max(count, 1) + U * np.abs(total / max(count, 1))
         return Value(kept, *_settled(total, error, [e.max(axis=axes, initial=0.0)]))
+
+    def _scan(self, scan: ex.Scan) -> Value:
+        """Element by element, with the error of any order of the same steps: that of a sum of the absolute terms."""
+        args = [self.value(a) for a in scan.args]
+        labels = (*dict.fromkeys(x for a in args for x in a.labels if x != scan.label), scan.label)
+        args = [a.to(labels, self.sizes) for a in args]
+        v, e = [_number(a.v) for a in args], [a.e for a in args]
+        found, errors = np.empty(v[0].shape), np.empty(v[0].shape)
+        start = {"recur": 0.0, **{kind: float(first) for kind, first in ex.SCANS.items()}}[scan.kind]
+        h = np.full(v[0].shape[:-1], start)
+        off, size = np.zeros_like(h), np.abs(h) if scan.kind in ("prod", "recur") else np.zeros_like(h)
+        order = range(self.sizes[scan.label])
+        for step, t in enumerate(reversed(order) if scan.reverse else order, 2):
+            if scan.exclusive:
+                found[..., t], errors[..., t] = h, off + step * 4 * U * size
+            x, dx = v[0][..., t], e[0][..., t]
+            match scan.kind:
+                case "sum":
+                    h, off, size = h + x, off + dx, size + np.abs(x)
+                case "prod" | "recur":
+                    b, db = (v[1][..., t], e[1][..., t]) if scan.kind == "recur" else (0.0, 0.0)
+                    off = np.abs(x) * off + dx * (np.abs(h) + off) + db
+                    h, size = x * h + b, np.abs(x) * size + np.abs(b)
+                case _:
+                    h, off = (np.maximum if scan.kind == "max" else np.minimum)(h, x), np.maximum(off, dx)
+            if not scan.exclusive:
+                found[..., t], errors[..., t] = h, off + step * 4 * U * size
+        return Value(labels, found, np.where(np.isfinite(errors), errors, np.inf))
 
 
 # -- element by element -----------------------------------------------------------------------------------------------
@@ -291,6 +350,12 @@ def _elementwise(fn: str, args: list[Value]) -> Value:
         return _where(labels, *args)
     if fn in ex.COMPARISONS:
         return _comparison(labels, fn, *args)
+    if fn in ("isnan", "isinf", "isfinite"):
+        v = getattr(np, fn)(_number(args[0].v))
+        return Value(labels, v, np.where(np.isinf(args[0].e), 1.0, 0.0))
+    if fn == "clamp":
+        v, e = _clamp(*((_number(a.v), a.e) for a in args))
+        return Value(labels, *_settled(v, np.broadcast_to(e, v.shape), [a.e for a in args]))
     v, e = (_binary if len(args) == 2 else _unary)(fn, *((_number(a.v), a.e) for a in args))
     e = np.broadcast_to(e, v.shape)
     return Value(labels, *_settled(v, e, [a.e for a in args] + ([e] if fn in ("exp", "exp2", "/") else [])))
@@ -332,11 +397,27 @@ def _binary(fn: str, left: tuple[np.ndarray, np.ndarray], right: tuple[np.ndarra
             return v, np.where(((least > 0) | (eb == 0)) & ~either, e, np.inf)
         case "%":  # of whole numbers
             return np.mod(a, b), np.zeros(np.broadcast(a, b).shape)
+        case "pow":
+            return _power(a, ea, b, eb)
         case "maximum":
             return np.maximum(a, b), np.maximum(ea, eb)
         case "minimum":
             return np.minimum(a, b), np.maximum(ea, eb)
     raise ValueError(fn)
+
+
+def _clamp(arg: tuple, low: tuple, high: tuple) -> tuple[np.ndarray, np.ndarray]:
+    return np.minimum(np.maximum(arg[0], low[0]), high[0]), np.maximum(np.maximum(arg[1], low[1]), high[1])
+
+
+def _power(a: np.ndarray, ea: np.ndarray, b: np.ndarray, eb: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """By exp2(b * log2(a)): an error of the exponent is one of the result's, relatively. A base that may change its sign says nothing."""
+    v, size = np.power(a, b), np.abs(a)
+    log = np.abs(np.log(np.where(size > 0, size, 1)))
+    exponent = np.abs(b) * np.where(ea > 0, -np.log1p(-np.minimum(ea / np.where(size > 0, size, 1), 1)), 0) + eb * (log + 1)
+    e = np.abs(np.where(np.isfinite(v), v, 0)) * np.expm1(exponent + 8 * U * (1 + np.abs(np.where(np.isfinite(b), b, 0)) * log)) + 1e-37
+    unsure = (ea > 0) & (ea >= size) | (eb > 0) & (a <= 0) | np.isinf(v) & np.isfinite(a) & np.isfinite(b) & (size > 0)
+    return v, np.where(unsure, np.inf, e)
 
 
 def _largest(a: np.ndarray) -> float:
@@ -377,8 +458,17 @@ def _unary(fn: str, arg: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.
             return v, np.where(e < a, v * e / np.abs(a - e), _undefined(a, e)) + own * np.abs(v)
         case "abs":
             return np.abs(a), e
-        case "floor":
-            return np.floor(a), np.where(np.floor(a - e) != np.floor(a + e), np.floor(a + e) - np.floor(a - e), 0.0)
+        case "floor" | "ceil" | "trunc" | "round" | "sign":
+            step = getattr(np, fn)
+            return step(a) if fn != "sign" else np.where(np.isnan(a), 0.0, np.sign(a)), np.where(step(a - e) != step(a + e), step(a + e) - step(a - e), 0.0)
+        case "sin" | "cos":
+            return getattr(np, fn)(a), np.minimum(e, 2) + own
+        case "log1p":
+            v, u = np.log1p(a), 1 + a
+            return v, np.where(e < u, -2 * np.log1p(-np.minimum(e / u, 1)), _undefined(u, e)) + own * np.abs(v)
+        case "expm1":
+            v = np.expm1(a)
+            return v, np.where(np.isinf(v) & np.isfinite(a), np.inf, (v + 1) * np.expm1(e) + own * (1 + np.abs(np.where(np.isfinite(a), a, 0))) * np.abs(v))
         case "sigmoid":
             v = np.where(a >= 0, 1 / (1 + np.exp(-np.abs(a))), np.exp(-np.abs(a)) / (1 + np.exp(-np.abs(a))))
             v = np.where(np.isnan(a), np.nan, v)

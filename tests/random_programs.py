@@ -319,26 +319,30 @@ class Builder:
             case "leaf":
                 return self.leaf(labels)
             case "binary":
-                fn = self.pick(["+", "-", "*", "/", "maximum", "minimum"])
+                fn = self.pick(["+", "-", "*", "/", "maximum", "minimum", "clamp"])
                 args = self.number(labels, depth - 1), self.number(labels, depth - 1)
+                if fn == "clamp":
+                    args = args[0], *self.pick([(ex.Unary("-", ex.Const(0.5)), ex.Const(0.75)), (ex.Const(0), ex.Call("abs", args[1:])), (args[1], ex.Const(1))])
                 if fn == "/":
                     args = args[0], ex.Binary("+", ex.Call("abs", args[1:]), ex.Const(0.5))
                 return ex.Call(fn, args) if len(fn) > 1 else ex.Binary(fn, *args)
             case "unary":
-                fn = self.pick(["-", "tanh", "sigmoid", "abs", "erf", "exp", "exp2", "floor", "cast"])
+                fn = self.pick(["-", "tanh", "sigmoid", "abs", "erf", "exp", "exp2", "floor", "cast", "sin", "cos", "expm1", "round", "ceil", "trunc", "sign"])
                 arg = self.number(labels, depth - 1)
                 return ex.Unary("-", arg) if fn == "-" else ex.Cast(arg, self.pick(["fp32", "fp16", "bf16"])) if fn == "cast" else ex.Call(fn, (arg,))
             case "safe":
                 arg = ex.Binary("+", ex.Call("abs", (self.number(labels, depth - 1),)), ex.Const(0.5))
-                return ex.Call(self.pick(["sqrt", "rsqrt", "log", "log2"]), (arg,))
+                fn = self.pick(["sqrt", "rsqrt", "log", "log2", "log1p", "pow"])
+                power = ex.Call("tanh", (self.number(labels, 0),)) if fn == "pow" and self.chance(2) else ex.Const(self.pick([2, 0.5, 3, 1.5, 6]))
+                return ex.Call(fn, (arg, power) if fn == "pow" else (arg,))
             case "where":
                 return ex.Call("where", (self.condition(labels, depth - 1), self.number(labels, depth - 1), self.number(labels, depth - 1)))
             case "reduce":
                 over = self.some(free, 1, 2 if self.chance(5) else 1)
                 arg = self.covering(self.number(labels + over, depth - 1), over)
-                kind = self.pick(["sum", "sum", "max", "min", "mean"])
+                kind = self.pick(["sum", "sum", "sum", "max", "min", "mean", "prod"])
                 if labels and self.chance(4):
-                    nothing = {"max": NEG_INF, "min": ex.Const(math.inf)}.get(kind, ex.Const(0))
+                    nothing = {"max": NEG_INF, "min": ex.Const(math.inf)}.get(kind, ex.Const(int(kind == "prod")))
                     arg = ex.Call("where", (self.range(labels, over), arg, nothing))
                 return ex.Reduce(kind, arg, over)
             case "dot":
@@ -401,5 +405,11 @@ class Builder:
             return self.element(labels, self.pick(["mask", "mask", "whole"]))
         if self.chance(8):
             return ex.Param("flag")
+        if depth and self.chance(10) and (free := [label for label in self.labels if label not in labels]):
+            over = self.some(free, 1, 1)
+            inner = ex.Binary(self.pick(["<", ">="]), self.covering(self.number(labels + over, 0), over), self.number(labels, 0))
+            return ex.Reduce(self.pick(["any", "all"]), inner, over)
+        if self.chance(8):
+            return ex.Call(self.pick(["isfinite", "isnan", "isinf"]), (self.number(labels, min(depth, 1)),))
         left = ex.Label(self.pick(labels)) if labels and self.chance(2) else self.number(labels, min(depth, 1))
         return ex.Binary(self.pick(["<", "<=", ">", ">=", "==", "!="]), left, self.number(labels, 0))

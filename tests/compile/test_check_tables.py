@@ -194,7 +194,7 @@ def test_kernels_that_no_row_names_are_found(tmp_path, table, builds, capsys):
 def test_what_a_build_starts_lies_at_the_same_addresses():
     code = """
 import subprocess, sys
-from common.deterministic_build import same_addresses
+from dtkernels.tuning.deterministic_build import same_addresses
 lies = [sys.executable, "-c", "print(next(line for line in open('/proc/self/maps') if '[heap]' in line))"]
 allowed = same_addresses()
 print(allowed, len({subprocess.run(lies, capture_output=True, text=True, check=True).stdout for _ in range(4)}))

@@ -9,7 +9,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 from natural_forms import FORMS
-from tuning.search.cost import _work, blocks
+from nest_work import blocks, work_of
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
@@ -30,7 +30,7 @@ def totals(algorithm, outputs, sizes: dict[str, int]) -> tuple[float, float]:
     for kernel in lower(program):
         parts = {g.label: g.parts for g in kernel.grid if g.parts} | {w.part: w.parts for w in kernel.workspaces}
         shared = max((g.parts for g in kernel.grid), default=0) or 1
-        work = _work(kernel.body, 1.0, {**sizes, **parts}, {t: 2 for t in (*algorithm.inputs, *outputs)})
+        work = work_of(kernel.body, 1.0, {**sizes, **parts}, {t: 2 for t in (*algorithm.inputs, *outputs)})
         found = [f + n / shared * blocks(kernel, sizes) for f, n in zip(found, work, strict=True)]
     return found[0], found[1]
 

@@ -31,6 +31,14 @@ CASES = {
 }
 #: with every option at once; compiled for fewer GPUs
 OPTIONS = {"options": ("attention", (4, 32, 4096, 128, 4096, 128), {"starts": True, "ends": True, "capped": True, "sinks": True})}
+#: calls whose schedule is a candidate of rules/chain_candidates.py, or packs groups of any size
+CHAINS = {
+    "group of 19": ("attention", (4, 19, 1, 112, 7486, 112), {"group": 19}),
+    "group of 5": ("attention", (3, 40, 1, 128, 7777, 128), {"group": 5}),
+    "group of 3": ("attention", (1, 24, 1, 192, 25400, 192), {"group": 3}),
+    "group of 71": ("attention", (1, 71, 1, 64, 2048, 64), {"group": 71}),
+    "short": ("attention", (128, 16, 77, 64, 77, 64), {"causal": True}),
+}
 ROWS = ("relu", "softmax", "dyt", "rmsnorm", "layernorm", "swiglu", "geglu", "rope")
 PRODUCTS = ("mmsigmoid", "two_mm", "attention", "causal")
 #: GPU -> the instruction with which its matrix units multiply halves
@@ -49,7 +57,7 @@ def compile_one(case: str, dtype: str, gpu: str) -> list[dict]:
     """What there is to know about the machine code of each kernel of one case."""
     from dtkernels.show import Subject, machine_code, read
 
-    op, shape, params = (CASES | OPTIONS)[case]
+    op, shape, params = (CASES | OPTIONS | CHAINS)[case]
     subject = Subject(read(op), gpu, shape, dtype, params)
     found = []
     for launch, compiled in machine_code(subject):
@@ -59,6 +67,7 @@ def compile_one(case: str, dtype: str, gpu: str) -> list[dict]:
         facts["target"] = re.search(r"\.target (\w+)|amdhsa-unknown-(\w+)|amdgcn-amd-amdhsa--(\w+)", text).group(0)
         facts["product"] = "tl.dot" in launch.kernel.src or launch.kernel.is_gluon()  # what merges parts has none
         facts["matrix units"] = len(re.findall(MATRIX_UNITS[gpu], text))
+        facts["few rows"] = len(re.findall(MATRIX_UNITS["a100"], text))  # up to 32 rows are too few for a warp group
         facts["wide loads"], facts["wide stores"] = (len(re.findall(p, text)) for p in (WIDE_LOAD, WIDE_STORE))
         facts["spilled"] = spilled(compiled.asm["cubin"]) if gpu == "h200" else None
         found.append(facts)
@@ -107,3 +116,13 @@ def test_options_of_attention_fit_too(case, dtype, gpu):
     (facts,) = compile_one(case, dtype, gpu)
     assert facts["shared"] <= facts["limit"] and facts["matrix units"]
     assert facts["spilled"] in (None, {"STACK": 0, "LOCAL": 0})
+
+
+@every(cases=CHAINS, dtypes=["bf16"])
+def test_candidates_of_chains_fit_and_multiply_on_the_matrix_units(case, dtype, gpu):
+    kernels = compile_one(case, dtype, gpu)
+    assert any(facts["product"] for facts in kernels)
+    for facts in kernels:
+        assert facts["shared"] <= facts["limit"], facts
+        assert facts["matrix units"] or facts["few rows"] or not facts["product"], facts
+        assert facts["spilled"] in (None, {"STACK": 0, "LOCAL": 0}), facts

@@ -13,21 +13,20 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools")]
 
-import tune as tune_tool  # noqa: E402
-from tuning.records.journal import Journal, Time  # noqa: E402
-from tuning.records.measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices  # noqa: E402
-from tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
-from tuning.records.write_table import corrected_by_races, entrants, kept_rows, rows_of, run_at  # noqa: E402
-from tuning.search.candidates import cut  # noqa: E402
-from tuning.search.portfolio import choose_group, dispatched  # noqa: E402
-from tuning.search.search import ScheduleSearch  # noqa: E402
-from tuning.search.search_state import SearchState  # noqa: E402
-from tuning.search.warm_start import WarmStart  # noqa: E402
-from tuning.workers.compile_worker import CpuWorker  # noqa: E402
-
 from dtkernels.codegen.target import target  # noqa: E402
 from dtkernels.lang.tuning_space import read_shapes  # noqa: E402
 from dtkernels.runtime.tables.table import read_rows, write_rows  # noqa: E402
+from dtkernels.tuning import tune as tune_tool  # noqa: E402
+from dtkernels.tuning.records.journal import Journal, Time  # noqa: E402
+from dtkernels.tuning.records.measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices  # noqa: E402
+from dtkernels.tuning.records.problems import problems_of, row_of, variants_of  # noqa: E402
+from dtkernels.tuning.records.write_table import corrected_by_races, entrants, kept_rows, rows_of, run_at  # noqa: E402
+from dtkernels.tuning.search.candidates import cut  # noqa: E402
+from dtkernels.tuning.search.portfolio import choose_group, dispatched  # noqa: E402
+from dtkernels.tuning.search.search import ScheduleSearch  # noqa: E402
+from dtkernels.tuning.search.search_state import SearchState  # noqa: E402
+from dtkernels.tuning.search.warm_start import WarmStart  # noqa: E402
+from dtkernels.tuning.workers.compile_worker import CpuWorker  # noqa: E402
 
 H200 = target("h200")
 HAND = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);\nsoftmax.block(x:{0});\nsoftmax.tensorize(x:{0}, y:0);\nsoftmax.num_warps({1});"
@@ -183,7 +182,7 @@ two_mm:
 def tune(out: Path, *more: str) -> str:
     shapes = out.parent / "shapes.yaml"
     shapes.write_text(SHAPES)
-    what = ["--dry-run", "--ops", "softmax,two_mm", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--out", str(out), "--budget", "900s"]
+    what = ["--dry-run", "--ops", "softmax,two_mm", "--shapes", str(shapes), "--dtypes", "bf16", "--jobs", "1", "--out", str(out), "--budget", "900s", "--rounds", "1"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run([sys.executable, str(ROOT / "tools" / "tune.py"), *what, *more], env=environment, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr

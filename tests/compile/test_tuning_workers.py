@@ -14,8 +14,9 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tools"), str(Path(__file__).parent)]
 
 import tuning_workers  # noqa: E402
-from tuning.records.journal import Journal, Time  # noqa: E402
-from tuning.workers.worker_pool import WorkerPool  # noqa: E402
+
+from dtkernels.tuning.records.journal import Journal, Time  # noqa: E402
+from dtkernels.tuning.workers.worker_pool import WorkerPool  # noqa: E402
 
 SHAPES = "relu: [{sizes: {x: 1048576}}, {sizes: {x: 500000}, held_out: true}]\nsoftmax: [{sizes: {x: 1024, y: 1024}, directions: [forward]}]\n"
 
@@ -30,7 +31,7 @@ def crew_of(monkeypatch):
             made.append(WorkerPool(count, what, *args))
         else:
             pytest.importorskip("ray", reason="ray is an optional extra and is not installed")
-            from tuning.workers.ray_worker_pool import RayWorkerPool
+            from dtkernels.tuning.workers.ray_worker_pool import RayWorkerPool
 
             monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'tools'}:{Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}")
             made.append(RayWorkerPool("local", count, 0, 0.1, what, *args))

@@ -94,7 +94,7 @@ def test_each_element_of_an_expanded_mask_has_a_gradient_of_its_own(dtype, monke
 
 def test_limits_that_no_query_reaches_cost_nothing():
     """They leave the variant without any limit, so that no kernel is made for them."""
-    from dtkernels.ops.attention import _reach
+    from dtkernels.ops.attention_arguments import _reach
 
     assert _reach(1, 64, True, None, 63) == {}
     assert _reach(8, 64, False, (71, None), 64) == {}

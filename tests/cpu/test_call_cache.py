@@ -253,7 +253,7 @@ def test_what_an_op_is_called_with_is_not_worked_out_again(attention, name, quer
     call, module = attention
     for _ in range(2):
         call(*heads(queries), **GIVEN[name])
-    monkeypatch.setattr(module, "_arguments", lambda *args: 1 / 0)
+    monkeypatch.setattr(module, "spec_arguments", lambda *args: 1 / 0)
     before = dtkernels.paths()["attention"]["gpu"]
     for seed in range(3):
         inputs = [t + seed for t in heads(queries)]
@@ -288,7 +288,7 @@ def test_a_call_before_says_nothing_under_modes_tangents_autocast_and_gradients(
             call(q, k, v), call(q, k, v)
         assert call(q, k, v).requires_grad
         with torch.no_grad(), monkeypatch.context() as patch:
-            patch.setattr(module, "_arguments", lambda *args: 1 / 0)
+            patch.setattr(module, "spec_arguments", lambda *args: 1 / 0)
             assert not call(q, k, v).requires_grad
             with raises(ZeroDivisionError), torch.autocast("cpu", dtype=torch.bfloat16):
                 call(q, k, v)
@@ -357,7 +357,7 @@ def test_calls_by_turns_are_known_again_though_more_than_are_compared(attention,
     assert len(given) > call_cache.FRONTS
     for inputs, options in given:
         call(*inputs, **options)
-    monkeypatch.setattr(module, "_arguments", lambda *args: 1 / 0)
+    monkeypatch.setattr(module, "spec_arguments", lambda *args: 1 / 0)
     for inputs, options in given:
         torch.testing.assert_close(call(*inputs, **options).double(), inline_access(*inputs, **options), atol=1e-5, rtol=1e-5)
     q, k, v = heads(keys=9)
@@ -390,7 +390,7 @@ def test_shapes_of_a_result_share_the_storage_of_arguments_and_other_orders_do_n
     q, k, v = heads(keys=13)
     call(q, k, v, scale=0.25), call(q, k, v, scale=0.25)
     run = module.ready((2, 1, 4, 16), module.AttentionArgs(q, k, v, scale=0.25))
-    (route,) = module.attention.operator().bind((), module._arguments(module.AttentionArgs(q, k, v, scale=0.25))).variant.dispatch._routes.values()
+    (route,) = module.attention.operator().bind((), module.spec_arguments(module.AttentionArgs(q, k, v, scale=0.25))).variant.dispatch._routes.values()
     bound, wanted = route.launch, inline_access(q, k, v)
     assert bound.shaped([(8, 1, 16)])._free is bound._free and bound.shaped([(8, 1, 16)], [1, 0, 2, 3])._free is not bound._free
     for seed in range(3):  # one after the other from one storage, each with pointers and a number of its own

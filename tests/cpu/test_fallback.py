@@ -126,7 +126,7 @@ def test_warmup_runs_forward_and_backward_and_leaves_gradients_alone(folder):
 
 
 def test_explain_names_what_there_is():
-    with pytest.raises(ValueError, match="no op 'nothing'; allowed: attention, "):
+    with pytest.raises(ValueError, match="no op 'nothing'; allowed: add_rmsnorm, attention, "):
         dtkernels.explain("nothing")
 
 

@@ -8,7 +8,7 @@ import torch
 
 pytest.importorskip("transformers")
 
-from dtkernels.integrations.huggingface.attention import attention_call_cache, attention_function, masks
+from dtkernels.integrations.huggingface.attention import attention_call_cache, attention_function, visible_keys
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
@@ -190,7 +190,7 @@ def test_a_mask_that_was_written_to_says_what_it_says_now(gpu, queries):
         for _ in range(2):  # known the second time
             agrees_with_sdpa(Attention(), qkv, mask)
         mask[..., step] = step % 2 == 1
-    assert not hasattr(mask.clone(), masks.NOTE) and masks.noted_keys(mask) is None
+    assert not hasattr(mask.clone(), visible_keys.NOTE) and visible_keys.noted_keys(mask) is None
 
 
 def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
@@ -198,4 +198,4 @@ def test_a_mask_made_where_torch_counts_no_writes_keeps_its_note(gpu):
         mask = decoding()
         for _ in range(3):
             agrees_with_sdpa(Attention(), inputs(queries=1, keys=9), mask)
-        assert masks.visible_keys_of(mask, 1, 9) is not None
+        assert visible_keys.visible_keys_of(mask, 1, 9) is not None

@@ -8,10 +8,11 @@ pytest.importorskip("transformers")
 from dtkernels.integrations import huggingface
 from dtkernels.integrations.huggingface.attention import attention_function
 from dtkernels.integrations.huggingface.attention.attention_function import dtkernels_attention
-from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask, visible_keys_of
+from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
+from dtkernels.integrations.huggingface.attention.visible_keys import visible_keys_of
 from dtkernels.integrations.huggingface.patching.call_stats import ATTRIBUTE, CallRecord
 from huggingface_calls import Attention, agrees_with_sdpa, inline_access, inputs
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, masking_utils
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sliding_window_causal_mask_function
 
@@ -216,6 +217,7 @@ def test_windows_offsets_and_padding_reach_the_kernel_as_such(sizes, padded, mon
 def test_a_mask_that_was_cut_or_made_otherwise_is_read_as_it_is():
     mask = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=window(3), allow_is_causal_skip=False)
     assert visible_keys_of(mask[:, :, :, :4], 5, 4) is None and visible_keys_of(mask.clone(), 5, 5) is None
+    assert all(visible_keys_of(whole, 5, 5).window == (2, 0) for whole in (mask[:, :, :, :5], mask[..., :7], mask[:, :], mask.to("cpu"), mask.detach()))
     agrees_with_sdpa(Attention(), inputs(keys=4), mask[:, :, :, :4])
     sizes = {"batch_size": 2, "q_length": 5, "kv_length": 5, "allow_is_causal_skip": False}
     custom = dtkernels_mask(mask_function=lambda b, h, q, k: (k <= q) & (k != 2), **sizes)
@@ -299,7 +301,7 @@ def test_ever_new_reasons_are_lumped_together():
 
 def test_calls_go_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
     reason, mask = "gradients without a mask: sdpa is faster", torch.ones(2, 1, 5, 5, dtype=torch.bool).tril()
-    matrix, noted = "a mask without a note of what it says: sdpa is faster", dtkernels_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=False)
+    matrix, noted = "a mask that is a matrix: sdpa is faster", dtkernels_mask(batch_size=2, q_length=5, kv_length=5, allow_is_causal_skip=False)
     monkeypatch.setattr(attention_function, "_on_gpu", lambda tensor: True)
     cases = [
         ("sdpa", True, True, None, {}, [reason]),
@@ -325,6 +327,13 @@ def test_calls_go_to_sdpa_where_that_was_measured_to_be_faster(monkeypatch):
             wanted = (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ truth[2]).transpose(1, 2)
             for got, right in zip(torch.autograd.grad(result.sum(), qkv), torch.autograd.grad(wanted.sum(), truth)):
                 torch.testing.assert_close(got.double(), right, atol=1e-5, rtol=1e-5)
+    numbers = torch.tensor([[0, 0, 0, 1, 1], [0, 0, 0, 0, 0]])
+    function = masking_utils.and_masks(masking_utils.causal_mask_function, masking_utils.packed_sequence_mask_function(numbers))
+    packed = dtkernels_mask(batch_size=2, q_length=5, kv_length=5, mask_function=function, allow_is_causal_skip=False)
+    for auto, counted in ((True, ["packed sequences: not timed beside sdpa"]), (False, [])):
+        module = Attention(original="sdpa")
+        module.record.as_measured = auto
+        agrees_with_sdpa(module, inputs(), packed, fallbacks=counted)
     monkeypatch.undo()
     module = Attention()
     module.record.as_measured = True

@@ -15,20 +15,9 @@ from dtkernels.integrations.huggingface.attention import masks
 from dtkernels.integrations.huggingface.attention.mask_conventions import writes_masks
 from dtkernels.integrations.huggingface.attention.masks import dtkernels_mask
 from functorch.compile import make_boxed_func
+from huggingface_calls import IDS, MODELS, PADDED, matrices
 from torch._dynamo.backends.common import aot_autograd
 from transformers.masking_utils import bidirectional_mask_function
-
-SIZES = {
-    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-}  # fmt: skip
-MODELS = {
-    "llama": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES)),
-    "opt": lambda: transformers.OPTForCausalLM(transformers.OPTConfig(**SIZES, ffn_dim=48, word_embed_proj_dim=32, dropout=0.0)),
-    "bert": lambda: transformers.BertModel(transformers.BertConfig(**SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)),
-}
-IDS = torch.randint(3, 97, (2, 9), generator=torch.Generator().manual_seed(2))
-PADDED = {"attention_mask": torch.ones(2, 9, dtype=torch.long).index_fill_(1, torch.tensor([8]), 0)}
 
 
 def parameters_of(model, **given) -> tuple[torch.Tensor, list[dict]]:
@@ -46,7 +35,7 @@ def parameters_of(model, **given) -> tuple[torch.Tensor, list[dict]]:
     return compiled(IDS, **given)[0], found
 
 
-@pytest.mark.parametrize(("name", "expected"), [("opt", {"causal": True}), ("bert", {}), ("llama", {"masked": True})])
+@pytest.mark.parametrize(("name", "expected"), [("opt", {"causal": True}), ("bert", {}), ("llama", {"keyed": True, "ranged": True, "segmented": True})])
 def test_a_mask_that_says_nothing_more_is_not_made(name, expected):
     """Llama's says more: its positions may be those of packed sequences, which only their numbers tell."""
     torch.manual_seed(0)
@@ -67,14 +56,15 @@ def test_padding_is_a_mask(name):
     with patched(model, ops=["attention"]):
         logits, found = parameters_of(model, **PADDED)
     torch.testing.assert_close(logits[:, :8], expected[:, :8], atol=1e-5, rtol=1e-5)
-    assert found == 2 * [{"masked": True} if name == "bert" else {"ends": True, "masked": True}], "a flag a key, and where a query ends: no matrix"
+    starts = {"starts": True} if name == "mistral" else {}
+    assert found == 2 * [{"masked": True} if name == "bert" else {"ends": True, "masked": True} | starts], "a flag a key, and where a query ends: no matrix"
 
 
 def test_a_mask_that_a_model_may_write_to_is_read_as_it_is():
     """torch.compile counts no writes, so that a note could be of what a mask said before."""
     importlib.import_module("transformers.models.xlnet.modeling_xlnet")
     made = [writes_masks(type(MODELS[name]().config)) for name in MODELS]
-    assert made == [False, False, False] and writes_masks(transformers.XLNetConfig) and writes_masks(SimpleNamespace)
+    assert made == [False, False, False, False] and writes_masks(transformers.XLNetConfig) and writes_masks(SimpleNamespace)
 
 
 NEEDED = {
@@ -102,13 +92,21 @@ def test_it_is_left_out_where_it_is_in_eager_calls(name):
     assert eager is None or torch.equal(eager, traced)
 
 
-def test_export_keeps_the_mask():
-    """An exported program runs at lengths, and with caches, that were not there when it was traced."""
-    model = MODELS["opt"]().eval()
+@pytest.mark.parametrize("given", [{}, PADDED], ids=["no mask", "padded"])
+@pytest.mark.parametrize(("name", "strict"), [("opt", True), ("mistral", False), ("llama", False)])
+def test_an_exported_program_runs_at_other_lengths_and_makes_no_matrix(name, strict, given, monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
+    model, other = MODELS[name]().eval(), torch.cat([IDS, IDS], 1)
+    longer = {key: torch.cat([flags, flags], 1) for key, flags in given.items()}
+    length = torch.export.Dim("length", min=2, max=64)
+    sizes = {"input_ids": {1: length}, "use_cache": None, **{key: {1: length} for key in given}}
     with torch.no_grad(), patched(model, ops=["attention"]):
-        exported = torch.export.export(model, (IDS,), {"use_cache": False}, strict=False)
-    calls = [node for node in exported.graph.nodes if "attention" in str(node.target)]
-    assert len(calls) == 2 and all(len(node.all_input_nodes) == 4 for node in calls)  # queries, keys, values and the mask
+        exported = torch.export.export(model, (IDS,), {"use_cache": False, **given}, strict=strict, dynamic_shapes=sizes)
+        right = model(other, use_cache=False, **longer)[0]
+    calls = [node for node in exported.graph.nodes if "dtkernels.attention" in str(node.target)]
+    assert len(calls) == 2 and not matrices(exported.graph)
+    torch.testing.assert_close(exported.module()(other, use_cache=False, **longer)[0], right, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", NOT_NEEDED)

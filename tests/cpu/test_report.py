@@ -13,7 +13,8 @@ sys.path.insert(0, str(ROOT / "tools"))
 
 import report  # noqa: E402
 from reporting import benchmark_runs, comparison, study  # noqa: E402
-from tuning.records.measurement_store import MeasurementMatrix, write_matrices  # noqa: E402
+
+from dtkernels.tuning.records.measurement_store import MeasurementMatrix, write_matrices  # noqa: E402
 
 HALF = "\x1f"
 ROW = """- op: softmax
@@ -39,9 +40,8 @@ def plan(fused: str, root: str, tiles: str) -> str:
 @pytest.fixture
 def table(tmp_path) -> Path:
     """Softmax at two sizes: three fused schedules, and one way of three kernels with 1 x 1 x 2 plans."""
-    from tuning.records.problems import operator_of
-
     from dtkernels.runtime.signature.spec_hash import spec_hash
+    from dtkernels.tuning.records.problems import operator_of
 
     fused = "total_shift.fuse_at(softmax, x);\ntotal.fuse_at(softmax, x);"
     own = [plan(fused, "softmax", f"softmax.block(x:1);\nsoftmax.tensorize(y:0, x:1);\nsoftmax.num_warps({w});") for w in (2, 4, 8)]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dtkernels.codegen.target import TARGETS
 from dtkernels.runtime.select.schedule_selection import choose, nearest, target_for
 from dtkernels.runtime.select.table_loader import forget, op_table
 from dtkernels.runtime.tables.table import Row, read_gpu, read_rows
@@ -13,7 +14,7 @@ from dtkernels.runtime.tables.table import Row, read_gpu, read_rows
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tuning.records.problems import CallKind, variants_of  # noqa: E402
+from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E402
 
 TABLES = sorted(p for p in (ROOT / "schedule_tables").glob("*/*.yaml") if p.stem != "gpu")
 
@@ -50,3 +51,15 @@ def test_a_call_of_a_rows_sizes_takes_that_row_prebuilt(path):
 
 def test_there_are_tables():
     assert {"nvidia_h200"} < {path.parent.name for path in TABLES}
+
+
+@pytest.mark.parametrize("group, heads, wanted", [(5, 40, 5), (19, 19, 19), (4, 32, 4)])
+def test_a_row_for_groups_of_another_size_does_not_keep_the_default_schedule_out(group, heads, wanted):
+    """One query of 40 heads on 8 of keys took 82 us by a row that reads keys once a query head, 39 by the default schedule."""
+    _, variant = variants_of(CallKind("attention", "forward", "bf16", (("group", group),)))
+    to, sizes = TARGETS["h200"], {"b": 3, "h": heads, "m": 1, "n": 128, "l": 7777, "d": 128}
+    dispatch = variant.dispatch
+    choice = choose(variant.subject, "bf16", sizes, to, dispatch.known_outline)
+    taken = dispatch.programs.plan(dispatch.programs.compete(choice, "bf16", 2, dispatch.known_outline, to), 2, to)
+    assert taken.program.schedule.sizes("attention", "block")["h"] == wanted
+    assert (taken.candidate is None) == (group != 4)

@@ -6,7 +6,7 @@ from small_programs import random
 
 from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
-from dtkernels.autoschedule.rules import gemm, skinny_gemm_pair
+from dtkernels.autoschedule.rules import chained_gemm, skinny_gemm_pair
 from dtkernels.codegen.target import target
 from dtkernels.lang import parse
 
@@ -40,7 +40,7 @@ def test_blocks_of_columns_of_few_rows(sizes):
 
 
 def test_a_chain_whose_large_operand_is_not_aligned(monkeypatch):
-    monkeypatch.setattr(gemm, "MERGED", 1)  # so that short sums count as long ones
+    monkeypatch.setattr(chained_gemm, "MERGED", 1)  # so that short sums count as long ones
     m, n, k, r = 300, 331, 333, 17
     text = made(CHAIN, ("f",), {"m": m, "n": n, "k": k, "l": r})
     assert "f.stage(B, C);" in text and "f.descriptor(B, C);" in text

@@ -1,5 +1,6 @@
 """The host half of an emitted file, recorded while kernels are launched."""
 
+import ctypes
 import gc
 import inspect
 import weakref
@@ -12,6 +13,7 @@ import triton
 from dtkernels.codegen.emit import host_helpers
 from dtkernels.codegen.emit.host_helpers import READY, SUPPORT
 from dtkernels.ops.registry import SPECS
+from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.launch.wrapper_recorder import _compiled, host_text, record
 
 TEXT = f"""
@@ -123,3 +125,45 @@ def test_lengths_that_share_a_schedule_share_what_is_emitted(monkeypatch):
         x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
         torch.testing.assert_close(op(x), torch.softmax(x, -1))
     assert len(set(emitted)) == len(emitted) == 2
+
+
+PIECES = f"""
+import torch
+import triton
+import triton.language as tl
+{SUPPORT["piece"]}
+@triton.jit
+def some_kernel(a, b):
+    ...
+
+def call(A):
+    part = torch.empty((4, 2), dtype=torch.float32, device=A.device)
+    out = torch.empty((6, 2), dtype=torch.float32, device=A.device)
+    for first in range(0, 6, 4):
+        size = min(4, 6 - first)
+        some_kernel[(1,)](piece(A, (1,), first, size), piece(part, (0,), 0, size))
+        some_kernel[(1,)](piece(part, (0,), 0, size), piece(out, (0,), first, size))
+    return out
+"""
+
+
+def test_views_of_pieces_are_replayed_at_their_offsets(monkeypatch):
+    """On other tensors of the same kind, by both ways to launch."""
+    launched = []
+
+    def launch(config, function, params, _):
+        launched.append(tuple(ctypes.c_uint64.from_address(params[i]).value for i in range(2)))
+        return 0
+
+    monkeypatch.setattr(bound_launch, "driver", lambda: SimpleNamespace(launch=launch, overlaps=False))
+    monkeypatch.setattr(bound_launch, "raw_stream", lambda index: 0)
+    entry = SimpleNamespace(given=[(0, "a", "*fp32"), (1, "b", "*fp32")], scratch=(0, 1), blocks=1, threads=32, shared=0)
+    bound = bound_launch.BoundLaunch(notes := record(PIECES, (a := torch.zeros(3, 6),)), (a,), {}, [(entry, None)] * len(notes.launches), torch.device("cpu"))
+    assert bound.alone() is None and len(bound.allocations) == 2
+    b = torch.zeros(3, 6)
+    for run in (lambda: bound((b,))[0], lambda: bound.together()((b,))):
+        launched.clear()
+        out = run()
+        (one, part), (again, first), (second, rest), (last, end) = launched
+        assert (one, second) == (b.data_ptr(), b.data_ptr() + 16) and part == again == rest == last
+        assert (first, end) == (out.data_ptr(), out.data_ptr() + 4 * 2 * 4) and out.shape == (6, 2)

@@ -14,11 +14,10 @@ from filelock import FileLock  # torch needs it too
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 
-from tuning.records import inputs_and_reference  # noqa: E402
-from tuning.records.problems import CallKind, TuningProblem, variants_of  # noqa: E402
-
 from dtkernels.runtime.bind.operator import Variant  # noqa: E402
 from dtkernels.runtime.tables.table import Row, read_rows  # noqa: E402
+from dtkernels.tuning.records import inputs_and_reference  # noqa: E402
+from dtkernels.tuning.records.problems import CallKind, TuningProblem, variants_of  # noqa: E402
 
 TABLE = ROOT / "schedule_tables" / "nvidia_h200"
 DEVICE = "cuda"

@@ -14,6 +14,7 @@ from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.batch import add_batch
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.algebra.rules.canonicalize import (
+    conditions_to_numbers,
     extract_nested_reductions,
     extract_reductions_for_gradient,
     fold_invariant_reductions,
@@ -25,6 +26,7 @@ from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_const
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
@@ -80,6 +82,8 @@ def derived(name: str, **params):
 RULES = {
     "bind_parameters": (bind_parameters, lambda a: bind_parameters(a)),
     "fold_constants": (fold_constants, lambda a: fold_constants(a)),
+    "extract_scans": (extract_scans, lambda a: extract_scans(a)),
+    "conditions_to_numbers": (conditions_to_numbers, lambda a: conditions_to_numbers(a)),
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),

@@ -177,7 +177,8 @@ BAD = [
     (["explain", "softmax", "--shape", "-4x4"], "argument --shape: expected one argument"),
     (["explain"], "the following arguments are required: OP_OR_FILE"),
     (["doctor", "stray"], "unrecognized arguments: stray"),
-    (["tune"], "invalid choice: 'tune'"),
+    (["tuned"], "invalid choice: 'tuned'"),
+    (["tune", "--minutes", "0"], "'0' is no number of minutes above 0"),
     ([], "the following arguments are required: COMMAND"),
 ]
 

@@ -46,8 +46,8 @@ def test_what_a_schedule_chooses_is_read_from_its_text():
     f.num_stages(3); g.store(); f.compile();"""
     (f,) = read_kernels(text)
     assert (f.func, f.blocks, f.tiles, f.split) == ("f", (("x", 64), ("y", 128)), (("x", 64), ("y", 128), ("k", 0)), (("k", 4),))
-    assert (f.warps, f.stages, f.persistent, f.descriptors, f.staged, f.specialized) == (8, 3, True, ("A", "B"), ("A",), "k")
-    assert (f.order, f.fused, f.stored) == ((("x", 8), ("y", 0), ("x1", 0)), (("g", "k"),), ("g", "f"))
+    assert (f.warps, f.stages, f.persistent, f.descriptors, f.staged, f.specialized) == (8, 3, True, ("A", "B"), ("A",), ("k",))
+    assert (f.order, f.members, f.written) == ((("x", "x1", 8), ("y", "", 0), ("x1", "", 0)), (("g", "k"),), {"g"})
     assert tiled_labels(text) == ({"x", "y", "k"}, ("k",)) and read_kernels("") == ()
 
 

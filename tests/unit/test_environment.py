@@ -65,15 +65,16 @@ def told(monkeypatch, name: str, value: str) -> tuple[bool, str]:
 
 
 @pytest.fixture
-def places(tmp_path) -> dict[str, str]:
+def places(tmp_path, monkeypatch) -> dict[str, str]:
     """Folders and files to point at, by name."""
+    monkeypatch.setenv("DTKERNELS_TRUST_TABLES", "1")  # the copies lie outside the package
     (tmp_path / "file").write_text("")
     for name in ("empty", "good", "corrupt", "rows", "store", "nogpu"):
         (tmp_path / name).mkdir()
     for name in ("good", "corrupt", "rows", "store"):
         (tmp_path / name / "nvidia_h200").mkdir()
-        for part in ("gpu.yaml", "relu.yaml", "relu.safetensors"):
-            shutil.copy(TABLES / "nvidia_h200" / part, tmp_path / name / "nvidia_h200" / part)
+        for part in ("nvidia_h200/gpu.yaml", "nvidia_h200/relu.yaml", "sm_90/relu.safetensors"):
+            shutil.copy(TABLES / part, tmp_path / name / "nvidia_h200")
     (tmp_path / "corrupt" / "nvidia_h200" / "gpu.yaml").write_text("- [")
     (tmp_path / "rows" / "nvidia_h200" / "relu.yaml").write_text("op: relu\n")
     (tmp_path / "store" / "nvidia_h200" / "relu.safetensors").write_bytes(b"\x08\0\0")
@@ -155,5 +156,5 @@ def test_no_gpu_and_the_interpreter_are_no_fault(monkeypatch):
 
 
 def test_broken_tables_of_the_package_are_a_fault(places, monkeypatch):
-    monkeypatch.setattr(table_loader, "_own_tables", lambda: Path(places["tmp"]) / "corrupt")
+    monkeypatch.setattr(table_loader, "package_tables", lambda: Path(places["tmp"]) / "corrupt")
     assert any(fact.fault and "gpu.yaml" in fact.text for fact in doctor.facts())

@@ -15,11 +15,11 @@ ONE = "Func f; In A; Var x;\n"
 TWO = "Func f; In A; Var x, y;\n"
 ADD = TWO + "f[x, y] = A[x, y];\n"
 SUM = "Func s, f; In A; Var x; RVar y;\ns[x] = rsum(A[x, y], y);\nf[x, y] = A[x, y] / s[x];\n"
-INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In and + - * / %"
-TOKENS = "names, numbers and + - * / % < <= > >= == != = ( ) [ ] , ; : . #"
+INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, integers, SIn, parameters, len(), elements of an In or of a Func of integers, and + - * / % & | ^ ~ << >>"
+TOKENS = "names, numbers and + - * / // % & | ^ ~ << >> < <= > >= == != = ( ) [ ] , ; : . #"
 STATEMENTS = "a declaration (Func, In, SIn, Var, RVar, Param, Extent), a definition f[...] = ...; or a schedule statement f.block(...);"
-POWER = "a power as a product, a * a, or exp(p * log(a)) of a positive a"
-FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, rsum, rmax, rmin, rmean, rdot, cast, reshape, len"
+POWER = "pow(a, b), or a product, a * a"
+FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, sin, cos, log1p, expm1, pow, clamp, round, ceil, trunc, sign, isnan, isinf, isfinite, random, normal, rsum, rmax, rmin, rmean, rprod, rany, rall, rargmax, rargmin, rdot, rscan, rrecur, cast, reshape, len"
 LATE = "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired: found s in f; allowed: s fused outside the loop over y"
 
 
@@ -59,8 +59,8 @@ NAMES = {
     "Func f; In A; SIn num_warps; Var x;\nf[x] = A[x] * num_warps;": "t.dt:1:19: a name that the emitted file uses itself: found 'num_warps'; allowed: another name",
     "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
-    ONE + "f[x] = cos(A[x]);": f"t.dt:2:8: unknown function: found 'cos'; allowed: {FUNCTIONS}",
-    ONE + "f[x] = cast(A[x], int8);": "t.dt:2:19: unknown dtype: found 'int8'; allowed: fp32, fp16, bf16",
+    ONE + "f[x] = cot(A[x]);": f"t.dt:2:8: unknown function: found 'cot'; allowed: {FUNCTIONS}",
+    ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, int8, uint8, int16, int32, int64, bool",
 }
 
 NUMBERS = {
@@ -93,7 +93,7 @@ SHAPES = {
 
 SYNTAX = {
     ONE + "f[x] = where(0 < A[x] < 1, 1, 0);": "t.dt:2:23: comparisons do not chain: found '<'; allowed: 'and' between two comparisons",
-    ONE + "f[x] = A[x] ^ 2;": f"t.dt:2:13: no DT token starts here: found '^'; allowed: {POWER}",
+    ONE + "f[x] = A[x] @ 2;": "t.dt:2:13: no DT token starts here: found '@'; allowed: rdot(A[x, k], B[k, y], k)",
     ONE + "  \t f[x] = A[x]; # note\n$": f"t.dt:3:1: no DT token starts here: found '$'; allowed: {TOKENS}",
     ONE + "f[x] = A[x]\nf.compile();": "t.dt:3:1: syntax: found 'f'; allowed: ';'",
     ONE + "f[x] = exp(A[x];": "t.dt:2:16: syntax: found ';'; allowed: ')'",
@@ -120,7 +120,7 @@ KINDS = {
 
 SCHEDULES = {
     ADD + "f.tile(x:4);": "t.dt:3:3: unknown schedule primitive: found 'tile'; allowed: block, tensorize, map, fuse_at, num_warps, num_stages, compile, compile_to_kernel, "
-    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail",
+    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail, chunk",
     ADD + "g.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
     ADD + "A.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'A'; allowed: f",
     ADD + "g.compile();": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
@@ -205,13 +205,13 @@ DECLARATIONS = {
 
 #: what other languages write -> what the error says to write instead
 HINTS = {
-    "A[x] ** 2": POWER, "A[x] ^ 2": POWER, "pow(A[x], 2)": POWER, "clamp(A[x], 0, 1)": "minimum(maximum(a, low), high)", "mean(A[x])": "rmean(e, k)",
+    "A[x] ** 2": POWER, "power(A[x], 2)": POWER, "clip(A[x], 0, 1)": "clamp(a, low, high)", "mean(A[x])": "rmean(e, k)",
     "softmax(A[x])": "e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]", "sum(A[x])": "rsum(e, k)",
     "max(A[x], 0)": "maximum(a, b), or rmax(e, k) over a label", "min(A[x], 0)": "minimum(a, b), or rmin(e, k) over a label",
-    "matmul(A, A)": "rdot(A[x, k], B[k, y], k)", "A[x] @ A[x]": "rdot(A[x, k], B[k, y], k)", "A[x] // 2": "floor(a / b); / in an index rounds down by itself",
+    "matmul(A, A)": "rdot(A[x, k], B[k, y], k)", "A[x] @ A[x]": "rdot(A[x, k], B[k, y], k)", "A[x] div 2": "a // b of whole numbers, floor(a / b) of others",
     "A[x] if x else 2": "where(c, a, b)", "if A[x] > 0 then 1 else 0": "where(c, a, b)", "A[x] > 0 ? 1 : 2": "where(c, a, b)",
-    "where(x > 1 && x < 4, 1, 2)": "'and'", "where(x > 1 || x < 4, 1, 2)": "'or'", "where(x > 1 & x < 4, 1, 2)": "'and'", "where(x > 1 | x < 4, 1, 2)": "'or'",
-    "where(!A[x], 1, 2)": "'not', or != between two values", "where(~A[x], 1, 2)": "'not'", "where(A[x] = 0, 1, 2)": "== to compare",
+    "where(x > 1 && x < 4, 1, 2)": "'and'", "where(x > 1 || x < 4, 1, 2)": "'or'", "where(x > 1 & x < 4, 1, 2)": "'and' between two comparisons",
+    "where(!A[x], 1, 2)": "'not', or != between two values", "where(A[x] = 0, 1, 2)": "== to compare",
     "where(A[x] => 0, 1, 2)": ">=", "where(A[x] =< 0, 1, 2)": "<=", "where(A[x] <> 0, 1, 2)": "!=", "where(x is 0, 1, 2)": "==",
     "A(x)": "A[...]", "A[x][x]": "all indices in one pair of brackets: A[x, y]", "where(True, 1, A[x])": "true", "Relu(A[x])": "maximum(a, 0)",
     "torch.exp(A[x])": "no methods or modules: exp(e) of a value, A[y, x] for a transpose, len(x) for a size", "rsum(A[x], dim=1)": "labels by name: rsum(e, k)",
@@ -232,7 +232,8 @@ def test_the_error_names_what_to_write_instead(text):
 
 def test_a_name_of_the_program_is_no_word_of_another_language():
     assert refusal("Func mod; In A; Var x;\nmod[x] = A[x]\nmod.compile();") == "t.dt:3:1: syntax: found 'mod'; allowed: ';'"
-    assert refusal("Func f; In pow; Var x;\nf[x] = pow(x);").endswith("allowed: pow[...]")
+    assert refusal("Func f; In power; Var x;\nf[x] = power(x);").endswith("allowed: power[...]")
+    assert refusal("Func f; In pow; Var x;\nf[x] = pow(x);").endswith("pow takes 2 argument(s): found 1; allowed: pow[...] for an element of pow")
 
 
 GOLDEN = {**NAMES, **NUMBERS, **DECLARATIONS, **SHAPES, **SYNTAX, **ARITY, **KINDS, **SCHEDULES, **FUSION}
@@ -247,8 +248,8 @@ def test_text_of_the_error(text):
 
 #: errors found while lowering
 PLACELESS = {
-    ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: a tile that is a power of two and divides 24, or one of up to 16, padded",
-    ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: a tile that is a power of two and divides 16, or one of up to 16, padded",
+    ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: a tile that is a power of two and divides 24, or, padded, 32",
+    ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: a tile that is a power of two and divides 16, or, padded, 16",
     "Func s, f; In A; Var x;\ns[x] = 2 * A[x];\nf[x] = s[x] + 1;\ns.fuse_at(f, x);\ns.compile();": "what is declared is used: found Func 'f' is not, by the result s; allowed: f.compile(); where it is a result too",
 
 }
@@ -297,7 +298,7 @@ def test_no_text_makes_the_parser_fail_otherwise():
 
 def test_names_of_the_emitted_file_are_those_that_are_refused():
     from dtkernels.codegen.emit.host_helpers import SUPPORT
-    from dtkernels.codegen.emit.triton.expr import HELPERS
+    from dtkernels.codegen.emit.triton.functions import HELPERS
     from dtkernels.lang.reserved_names import TAKEN
 
     ours = {n for n in HELPERS if n not in ("tanh", "sigmoid")}  # words of the language, which are refused for that

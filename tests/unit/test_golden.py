@@ -17,6 +17,11 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 PROGRAMS = {path.stem: path for path in sorted((GOLDEN / "programs").glob("*.dt"))}
 STAGES = ("nest", "triton")
 
+#: ops at the first shape of their spec
+OF_FIRST_SHAPE = (
+    "add_rmsnorm", "cosine_distance", "cpo", "dpo", "embedding", "groupnorm", "grpo", "jsd", "kl_divergence", "kto", "linear_cross_entropy", "linear_jsd",
+    "linear_kl", "linear_logprobs", "orpo", "partial_rope", "polynorm", "qk_norm_rope", "relu_squared", "simpo", "sparsemax", "tvd",
+)  # fmt: skip
 #: golden name -> op, shape, parameters
 OPS = {
     "op_relu": ("relu", (1 << 24,), {}),
@@ -35,6 +40,7 @@ OPS = {
     "op_geglu": ("geglu", (1 << 24,), {}),
     "op_rope": ("rope", (4, 32, 4096, 128, 8), {}),
     "op_cross_entropy": ("cross_entropy", (8192, 32768), {}),
+    **{f"op_{name}": (name, None, {}) for name in OF_FIRST_SHAPE},
 }
 CASES = [*OPS, *PROGRAMS]
 

@@ -17,8 +17,9 @@ sys.path[:0] = [p for p in (str(ROOT / "tools"), str(ROOT / "benchmarks")) if p 
 import random_shapes  # noqa: E402
 from common import baselines, timing, workloads  # noqa: E402
 from sampling import checking, domains, measuring, ratios, regret  # noqa: E402
-from tuning.search.candidates import KernelCandidate  # noqa: E402
-from tuning.workers.worker_pool import Finished  # noqa: E402
+
+from dtkernels.tuning.search.candidates import KernelCandidate  # noqa: E402
+from dtkernels.tuning.workers.worker_pool import Finished  # noqa: E402
 
 
 def extents(shape: str) -> list[int]:

@@ -1,0 +1,66 @@
+"""What the kernels of a last layer allocate, as the host half of the emitted file says: no matrix of logits, forward or backward."""
+
+import math
+
+import pytest
+import torch
+
+from dtkernels.codegen.emit.module import emit
+from dtkernels.lang import parse
+from dtkernels.runtime.launch.wrapper_recorder import host_text, record
+from dtkernels.show import Subject, Written
+
+LIMIT = 256 << 20
+HIDDEN, VOCABULARY = 4096, 128256
+SUM = "log(rsum(exp(z[x, y]), y))"
+HEAD = "Func z, out; In H, W, t; Var x; RVar y, k; z[x, y] = rdot(H[x, k], W[y, k], k);"
+LAYERS = {
+    "plain": HEAD + f"out[x] = {SUM} - z[x, t[x]];",
+    "ignored": HEAD + f"out[x] = cast(where(t[x] == -100, 0, {SUM} - z[x, t[x]]), fp32);",
+    "bias": HEAD.replace("W, t;", "W, t, b;").replace(", k);", ", k) + b[y];") + f"out[x] = {SUM} - z[x, t[x]];",
+    "softcap": HEAD.replace(" Var x;", " SIn cap; Var x;").replace("= rdot(H[x, k], W[y, k], k)", "= cap * tanh(rdot(H[x, k], W[y, k], k) / cap)") + f"out[x] = {SUM} - z[x, t[x]];",
+    "smoothing": HEAD + f"out[x] = {SUM} - 0.9 * z[x, t[x]] - 0.1 * rmean(z[x, y], y);",
+    "z_loss": HEAD.replace("out;", "lse, out;") + f"lse[x] = {SUM}; out[x] = lse[x] - z[x, t[x]] + 0.0001 * lse[x] * lse[x];",
+    "mean": HEAD.replace("out;", "loss, out;").replace(" Var x; RVar y", " RVar x, y") + f"loss[x] = {SUM} - z[x, t[x]]; out[] = rmean(loss[x], x);",
+}
+
+
+def allocated(layer: str, sizes: dict[str, int], backward: bool) -> dict[str, int]:
+    """Bytes of the outputs and of everything else that the wrapper of the default schedule allocates."""
+    program = parse(LAYERS[layer])
+    wanted = tuple(n for n in program.algorithm.inputs if n != "t") if backward else None
+    subject = Subject(Written(layer, program, scheduled=False), "h200", sizes, "bf16", {}, wanted)
+    source = emit(subject.program, "call", subject.target, True)
+    algorithm = subject.program.algorithm
+    args = [torch.empty([sizes[label] for label in algorithm.plain_labels(t)], dtype=torch.int64 if t == "t" else torch.bfloat16, device="meta") for t in algorithm.inputs]
+    notes = record(host_text(source), (*args, *[1.0] * len(algorithm.scalars)))
+    outputs = {id(t) for t in notes.results}
+    return {kind: sum(math.prod(t.shape) * t.itemsize for t in notes.allocated if (id(t) in outputs) == own) for kind, own in (("outputs", True), ("rest", False))}
+
+
+@pytest.mark.parametrize("rows", [1000, 4096, 8192])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_backward_holds_no_more_than_the_limit_beside_the_gradients(layer, rows):
+    sizes = {"x": rows, "y": VOCABULARY, "k": HIDDEN}
+    found = allocated(layer, sizes, backward=True)
+    assert found["outputs"] >= 2 * HIDDEN * (VOCABULARY + rows), "gradients of hidden and weight"
+    assert 0 < found["rest"] <= LIMIT + (1 << 20)  # and what is one number a row
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_forward_holds_numbers_of_rows_alone(layer):
+    found = allocated(layer, {"x": 8192, "y": VOCABULARY, "k": HIDDEN}, backward=False)
+    assert found["outputs"] + found["rest"] <= 8192 * 4 * 32
+
+
+def test_the_limit_can_be_set(monkeypatch):
+    sizes = {"x": 8192, "y": VOCABULARY, "k": HIDDEN}
+    monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", "0")
+    assert allocated("plain", sizes, backward=True)["rest"] == 2 * 8192 * VOCABULARY, "all of the gradient of the logits"
+    monkeypatch.setenv("DTKERNELS_MEMORY_LIMIT", "1024")
+    assert LIMIT < allocated("plain", sizes, backward=True)["rest"] <= 1024 << 20
+
+
+def test_small_layers_are_in_one_piece():
+    program = Subject(Written("plain", parse(LAYERS["plain"]), scheduled=False), "h200", {"x": 2048, "y": 32000, "k": 512}, "bf16", {}, ("H", "W")).program
+    assert not any(p.name == "chunk" for p in program.schedule.primitives)
