@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from .algebra import pipeline as algebra
@@ -26,6 +27,8 @@ from .lang import parse
 from .lang.algorithm import Algorithm
 from .lang.checks import check_given
 from .lang.errors import DTError
+from .lang.extents.formulas import follows_from_labels, inputs_of, size_of_labels, smallest_dimension, source_of
+from .lang.extents.sources import size_from
 from .lang.schedule import Program, Schedule
 from .lang.spec import load_spec
 from .runtime.signature.given_sizes import label_order, sizes_by_label, sizes_in_order
@@ -144,6 +147,8 @@ class Subject:
             group = [label, *sorted(algorithm.tied_labels(label))]
             size = next((self.sizes[t] for t in group if t in self.sizes), None) or algorithm.constant_extent(label)
             source = algorithm.extent_source(label)
+            if size is None and source is None and all(t in shapes for f in algorithm.extent_formulas(label) for t, _ in inputs_of(f)):
+                size = _from_shapes(algorithm, label, shapes)
             if size is None and source is not None and source[0] in shapes:
                 size = shapes[source[0]][source[1]]
             found[label] = size or DEFAULT_EXTENT
@@ -161,7 +166,9 @@ class Subject:
         if shape is not None:
             return sizes_in_order(algorithm, self.outputs[0], shape, self.name)
         usual = dict(self.written.usual)
-        return {label: usual.get(label) or algorithm.constant_extent(label) or DEFAULT_EXTENT for label in label_order(algorithm, self.outputs[0])}
+        order = label_order(algorithm, self.outputs[0])
+        free = {x: usual.get(x) or algorithm.constant_extent(x) or DEFAULT_EXTENT for x in order if not follows_from_labels(algorithm, x)}
+        return {x: free[x] if x in free else size_of_labels(algorithm, x, free) or DEFAULT_EXTENT for x in order}
 
     def kernels(self) -> tuple[Kernel, ...]:
         """Return the loop nests, in execution order."""
@@ -288,8 +295,15 @@ def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str,
         labels = plain_labels(algorithm, tensor)
         uses = [access.index for d in algorithm.definitions for access in ex.accesses(d.expr) if access.tensor == tensor]
         reach = [max((_range(index[dim], sizes, scalars)[1] for index in uses), default=0) + 1 for dim in range(len(labels))]
-        shapes[tensor] = tuple(sizes[label] if label else max(1, n) for label, n in zip(labels, reach))
+        sized = [smallest_dimension(algorithm, tensor, dim, sizes, max(1, n)) if algorithm.formulas else max(1, n) for dim, n in enumerate(reach)]
+        shapes[tensor] = tuple(sizes[label] if label else n for label, n in zip(labels, sized))
     return shapes
+
+
+def _from_shapes(algorithm: Algorithm, label: str, shapes: dict[str, tuple[int, ...]]) -> int | None:
+    """Return the extent that a formula gives for inputs of these shapes."""
+    found = algorithm.extent_formulas(label)
+    return size_from(source_of(found[0]), {t: SimpleNamespace(shape=s) for t, s in shapes.items()}, label) if found else None
 
 
 def _range(index: ex.Expr, sizes: dict[str, int], scalars: dict[str, int | float]) -> tuple[int, int]:
