@@ -59,11 +59,14 @@ def trained(method, name, folder, patch):
     """Train for three steps. Return what the trainer logged of each step, the weights, and the report."""
     model = made(name)
     report = dtkernels.apply_to(model) if patch else None
-    common = {"output_dir": str(folder), "max_steps": 3, "use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-2, "optim": "sgd", "seed": 3}  # AdamW would divide rounding errors by themselves
+    common = {"output_dir": str(folder), "max_steps": 3, "use_cpu": True, "bf16": False, "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    common |= {"save_strategy": "no", "learning_rate": 1e-2, "seed": 3, "optim": "sgd"}  # AdamW would divide rounding errors by themselves
     if method == "sft":
-        trainer = SFTTrainer(model, args=SFTConfig(**common, per_device_train_batch_size=2, max_length=16), train_dataset=Dataset.from_list(TEXTS * 4), processing_class=tokenizer())
+        options = SFTConfig(**common, per_device_train_batch_size=2, max_length=16)
+        trainer = SFTTrainer(model, args=options, train_dataset=Dataset.from_list(TEXTS * 4), processing_class=tokenizer())
     elif method == "dpo":
-        trainer = DPOTrainer(model, ref_model=made(name), args=DPOConfig(**common, per_device_train_batch_size=2, max_length=16), train_dataset=Dataset.from_list(PAIRS * 4), processing_class=tokenizer())
+        options = DPOConfig(**common, per_device_train_batch_size=2, max_length=16)
+        trainer = DPOTrainer(model, ref_model=made(name), args=options, train_dataset=Dataset.from_list(PAIRS * 4), processing_class=tokenizer())
     else:
         options = GRPOConfig(**common, per_device_train_batch_size=4, num_generations=4, max_completion_length=6)
         trainer = GRPOTrainer(model, reward_funcs=reward, args=options, train_dataset=Dataset.from_list(PROMPTS * 4), processing_class=tokenizer())
