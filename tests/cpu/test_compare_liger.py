@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 TOOLS = Path(__file__).parents[2] / "tools"
-sys.path[:0] = [str(TOOLS)]
+sys.path.insert(0, str(TOOLS))
 
 import compare_liger
 from liger import OPS, losses

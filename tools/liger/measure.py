@@ -37,7 +37,7 @@ class Figure:
 
 def both(name: str, theirs: dict[str, type]) -> dict[str, Callable]:
     """Return the two functions of a name."""
-    return {"dtkernels": FUNCTIONS[name][1], "liger": theirs[name].apply}
+    return {"dtkernels": FUNCTIONS[name][1], "liger": theirs[name].apply}  # type: ignore[attr-defined]
 
 
 # -- values -------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ def mix_streams(streams: torch.Tensor, mixing: torch.Tensor, output: torch.Tenso
     """
     if (output is None) != (gain is None):
         raise ValueError("mix_streams: output and gain are given together; found one of them")
-    both = {} if output is None else {"output": output, "gain": gain}
+    both = {} if output is None or gain is None else {"output": output, "gain": gain}
     only_tensors("mix_streams", streams=streams, mixing=mixing, **both)
     rows = streams.shape[:-2]
     fits = streams.dim() >= 2 and mixing.dim() == streams.dim() and mixing.shape[:-2] == rows and mixing.shape[-1] == streams.shape[-2]
@@ -27,7 +27,7 @@ def mix_streams(streams: torch.Tensor, mixing: torch.Tensor, output: torch.Tenso
         shapes = ", ".join(str(tuple(t.shape)) for t in (streams, mixing, *both.values()))
         raise ValueError(f"mix_streams: streams is (..., I, C), mixing (..., O, I), output (..., C), gain (..., O); got shapes {shapes}")
     count = rows.numel()
-    flat = {"X": streams.reshape(count, *streams.shape[-2:]), "M": mixing.reshape(count, *mixing.shape[-2:])}
+    flat: dict = {"X": streams.reshape(count, *streams.shape[-2:]), "M": mixing.reshape(count, *mixing.shape[-2:])}
     if output is not None and gain is not None:
         flat |= {"added": True, "F": output.reshape(count, output.shape[-1]), "u": gain.reshape(count, gain.shape[-1])}
     return mix_streams.operator()(**flat).reshape(*rows, mixing.shape[-2], streams.shape[-1])
