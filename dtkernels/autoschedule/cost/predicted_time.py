@@ -33,8 +33,14 @@ def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, t
 
 def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target) -> float:
     """Return the microseconds of one kernel at ``sizes``."""
-    c = rates_of(target.arch)[0 if plan.products else 1]
-    return kernel_time(plan.at(sizes, itemsize, target, c.live), plan.config, c, target)
+    rates = rates_of(target.arch)
+    work = plan.at(sizes, itemsize, target, rates[0].live)
+    return kernel_time(work, plan.config, rates_for(work, rates), target)
+
+
+def rates_for(work: Work, rates: tuple[Rates, Rates]) -> Rates:
+    """Return the rates of a kernel's kind: those with matrix products come first."""
+    return rates[0 if work.rows else 1]
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
@@ -111,10 +117,9 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
 
 def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds that a program takes by itself, waiting for its loads."""
-    if work.rows:
-        stages = 1 if work.narrow else config.stages
-    else:
-        stages = max(config.all_of("stages_of").values(), default=1)
+    stages = config.stages if work.rows else max(config.all_of("stages_of").values(), default=1)
+    if work.products and work.narrow:
+        stages = 1
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
     found += _requests(work, c) / (c.warp_rate * config.warps)

@@ -102,11 +102,16 @@ class KernelOptions:
             found["warp_specialize"] = True
         return tuple(found.items())
 
+    @property
+    def warps(self) -> int:
+        """Return the warps of a program."""
+        return self.schedule.number(self.root, "num_warps") or 4
+
     def launch_fields(self) -> LaunchFields:
         """Return the fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
         return {
-            "num_warps": number(self.root, "num_warps") or 4,
+            "num_warps": self.warps,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
             "options": tuple(
@@ -204,8 +209,7 @@ class KernelOptions:
         at = self.where("specialize_warps")
         if at is None:
             return
-        warps = self.schedule.number(self.root, "num_warps") or 4
-        if warps not in (4, 8, 16):
+        if (warps := self.warps) not in (4, 8, 16):
             raise DTError(
                 "specialize_warps needs whole warpgroups", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4), 8 or 16", at=at
             )
