@@ -222,7 +222,7 @@ class _KernelPrinter:
     def block_index(self, label: str) -> str:
         """Return the name of the index of a block; that of its one element, where a block is one."""
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
-        return axis.name if axis and axis.scalar else f"block_{label}"
+        return axis.name if axis and axis.scalar and axis.whole is None else f"block_{label}"
 
     def first(self, axis: Axis) -> str:
         """Return the name of the first index of the current tile of ``axis``."""
@@ -280,12 +280,12 @@ class _KernelPrinter:
         self.lines.append(pad + text)
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
-        if start == "block" and axis.scalar:
+        if start == "block" and axis.scalar and axis.whole is None:
             return  # the block's index is the element's
         base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
-            base += f" + {axis.name}_start" if start == "block+loop" else ""
+            base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
         if axis in self.started and not axis.scalar and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)

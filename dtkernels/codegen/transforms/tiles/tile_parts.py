@@ -1,0 +1,170 @@
+"""Compute a tile that is no power of two in parts that are: ``f.block(y:192); f.tensorize(y:192)``.
+
+Before::
+
+    y = 192 of a block
+    for k in 0 .. size_k:
+        A = A[x, k]
+        B = B[k, y]
+        acc[x, y] <- acc + dot(A, B)
+    f[x, y] := sigmoid(acc)
+
+After::
+
+    y_0, y_128 = the first 128 of a block, the last 64
+    for k in 0 .. size_k:
+        A = A[x, k]                                 loaded once, for both products
+        B_0, B_128 = B[k, y_0], B[k, y_128]
+        acc_0[x, y_0] <- acc_0 + dot(A, B_0)
+        acc_128[x, y_128] <- acc_128 + dot(A, B_128)
+    f[x, y_0] := sigmoid(acc_0)
+    f[x, y_128] := sigmoid(acc_128)
+
+Each statement whose value varies along the axis is made once for each part, others once. What is reduced along the axis is reduced along each
+part, and the results are combined. Loops keep the bounds that they have for the whole tile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import reduce
+
+from ....lang.errors import DTError
+from ...ir import nest
+from ...ir.nest import Axis, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Start, Statement, Store, Tile, TileDot, TileReduce, TileScan, axes_of
+from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
+from ...lower.schedule_options import KernelOptions
+from ...powers_of_two import binary_parts
+
+_COMBINED = {kind: fn for fn, kind in TILE_KINDS.items() if fn != "largest"}
+
+
+def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
+    """Replace each axis whose tile is no power of two by axes that are. Raises DTError where a part is too small for what it computes."""
+    body = kernel.body
+    for axis in [s.axis for s in nest.statements(body) if isinstance(s, Index) and len(binary_parts(s.axis.tile)) > 1]:
+        _check(kernel, axis, options)
+        body = _Cut(body, axis, kernel).run()
+    return replace(kernel, body=body)
+
+
+def _check(kernel: Kernel, axis: Axis, options: KernelOptions) -> None:
+    at = options.where("tensorize")
+    least = min(binary_parts(axis.tile))
+    nodes = [n for v in nest.values(kernel.body) for n in v.walk()]
+    if any(isinstance(n, TileScan) and n.axis == axis for n in nodes):
+        raise DTError("a scan runs along one tile", found=f"{axis.label}:{axis.tile}", allowed="a power of two", at=at)
+    if least < MIN_DOT and any(isinstance(n, TileDot) and axis in axes_of(n.left) | axes_of(n.right) for n in nodes):
+        raise DTError("a tile of a product is a sum of powers of two from 16 on", found=f"{axis.label}:{axis.tile}",
+                      allowed=f"{axis.label}:{-(-axis.tile // MIN_DOT) * MIN_DOT}", at=at)  # fmt: skip
+
+
+class _Cut:
+    """Replaces one axis of a body by its parts."""
+
+    def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel):
+        self.body, self.axis = body, axis
+        taken = nest.names_in(body) | {s.axis.name for s in nest.statements(body) if isinstance(s, Loop)} | {*kernel.scalars}
+        self.taken, self.named = taken, {}
+        self.parts, offset = [], 0
+        for size in binary_parts(axis.tile):
+            name = self._fresh(f"{axis.name}_{offset}")
+            self.parts.append(Axis(name, axis.label, size, offset=offset, whole=axis))
+            offset += size
+        self.varying = self._varying()
+
+    def _fresh(self, name: str) -> str:
+        while name in self.taken:
+            name += "_"
+        self.taken.add(name)
+        return name
+
+    def _varying(self) -> frozenset[str]:
+        """Return the names whose values differ from part to part."""
+        found: set[str] = set()
+        for s in nest.statements(self.body):
+            if isinstance(s, nest.Accumulator) and self.axis in s.axes or isinstance(s, (Let, nest.Assign)) and self._varies(s.value, found):
+                found.add(s.name)
+        return frozenset(found)
+
+    def _varies(self, tile: Tile, names: set[str] | frozenset[str]) -> bool:
+        """Return whether a value differs from part to part; a reduction along the axis does not."""
+        match tile:
+            case Position(axis):
+                return axis == self.axis
+            case Local(name, axes):
+                return self.axis in axes or name in names
+            case TileReduce(_, _, axes) | TileDot(_, _, axes) if self.axis in axes:
+                return False
+        return any(self._varies(child, names) for child in tile.children())
+
+    def run(self) -> tuple[Statement, ...]:
+        return self._cut(self.body)
+
+    def _cut(self, body: tuple[Statement, ...]) -> tuple[Statement, ...]:
+        return tuple(made for s in body for made in self._statement(s))
+
+    def _statement(self, s: Statement) -> Iterator[Statement]:
+        match s:
+            case Index(axis, start) if axis == self.axis:
+                yield from (Index(part, start) for part in self.parts)
+            case Loop():
+                bounds = {side: self._once(bound) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+                yield replace(s, body=self._cut(s.body), **bounds)  # type: ignore[arg-type]
+            case Let(name) | nest.Accumulator(name) | nest.Assign(name) if name in self.varying:
+                for part in self.parts:
+                    value = {} if isinstance(s, nest.Accumulator) else {"value": self._of(s.value, part)}
+                    moves = {"moves": tuple((self._name(n, part), t) for n, t in s.moves)} if isinstance(s, nest.Accumulator) else {}
+                    yield replace(s, name=self._name(name, part), axes=self._axes(s.axes, part), **value, **moves)  # type: ignore[arg-type]
+            case Store(_, index, value) if any(self._varies(t, self.varying) for t in (*index, value)):
+                for part in self.parts:
+                    own = tuple(self._of(i, part) for i in index)
+                    yield replace(s, index=own, value=self._of(value, part), axes=self._axes(s.axes, part))
+            case Store(_, index, value):
+                yield replace(s, index=tuple(map(self._once, index)), value=self._once(value))
+            case Let() | nest.Assign():
+                yield replace(s, value=self._once(s.value))
+            case _:
+                yield s
+
+    def _name(self, name: str, part: Axis) -> str:
+        if name not in self.varying:
+            return name
+        if (name, part) not in self.named:
+            self.named[name, part] = self._fresh(f"{name}_{part.offset}")
+        return self.named[name, part]
+
+    def _axes(self, axes: tuple[Axis, ...], part: Axis) -> tuple[Axis, ...]:
+        return tuple(part if a == self.axis else a for a in axes if a != self.axis or not part.scalar)
+
+    def _once(self, tile: Tile) -> Tile:
+        """Return a value that is the same for all parts: reductions along the axis are combined from those of the parts."""
+        return self._of(tile, None)
+
+    def _of(self, tile: Tile, part: Axis | None) -> Tile:
+        """Return the value of one part."""
+        match tile:
+            case Position(axis) if axis == self.axis and part is not None:
+                return Position(part)
+            case Start(axis) if axis == self.axis:
+                return Start(self.parts[0])
+            case Local(name, axes) if part is not None and (name in self.varying or self.axis in axes):
+                return replace(tile, name=self._name(name, part), axes=self._axes(axes, part))
+            case Guard(arg, axes) if part is not None and self.axis in axes:
+                return replace(tile, arg=self._of(arg, part), axes=tuple(part if a == self.axis else a for a in axes))
+            case TileReduce(kind, arg, axes) if self.axis in axes:
+                fn = "largest" if kind == "max" and not tile.keeps_nan else _COMBINED[kind]
+                over = [(self._of(arg, p), self._axes(axes, p)) for p in self.parts]
+                each = [replace(tile, arg=own, axes=left) if left else own for own, left in over]
+                return reduce(lambda a, b: Op(fn, (a, b)), each)
+            case TileDot(left, right, axes) if self.axis in axes:
+                sides = [(self._of(left, p), self._of(right, p), self._axes(axes, p)) for p in self.parts]
+                dots: list[Tile] = [replace(tile, left=a, right=b, axes=over) for a, b, over in sides]
+                return reduce(lambda a, b: Op("+", (a, b)), dots)
+            case Load():
+                return replace(tile, index=tuple(self._of(i, part) for i in tile.index))
+        return tile.rebuild(lambda child: self._of(child, part))
+
+
+__all__ = ["cut_tiles_into_parts"]
