@@ -5,6 +5,7 @@ Reading needs no parser and no algorithm: a first call reads the rows of a table
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -104,6 +105,12 @@ class KernelConfig(Choices):
     def parted(self) -> frozenset[str]:
         """Return the Funcs of which each program writes a part of a sum."""
         return frozenset([f.func for f in self.fused if f.parted])
+
+    @cached_property
+    def pieces(self) -> int:
+        """Return into how many a tail cuts a block of the last wave."""
+        tail = dict(self.tail)
+        return math.prod(size // tail[label] for label, size in self.blocks if label in tail)
 
     def all_of(self, field: str) -> dict[str, int]:
         """Return label -> size of a field of sizes, stated of the kernel's Func or of one fused into it."""

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...codegen.held_terms import HELD_BY_WARP
-from ...codegen.powers_of_two import next_power_of_two
+from ...codegen.powers_of_two import binary_parts, next_power_of_two
 from .kernel_config import KernelConfig, read_schedule
 from .outline import FuncOutline, Known, Product, Read
 
@@ -366,12 +366,16 @@ class _Count:
         total, rows, columns = 0.0, 0, 0
         for product, around, whole in self.plan.products:
             total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
-            own = max(1, int(self.elements(self.step, product.rows)))
-            other = max(1, int(self.elements(self.step, product.columns)))
+            own, other = self._side(product.rows), self._side(product.columns)
             if product.rows and product.columns and self._comes_later(product.rows[-1], product.columns[-1]):
                 own, other = other, own  # the product comes out transposed
             rows, columns = min(rows or own, own), min(columns or other, other)
         return total, rows, columns
+
+    def _side(self, labels: tuple[str, ...]) -> int:
+        """Return the rows or columns of a tile; of one in parts, of each part on the average."""
+        parts = math.prod(max(1, len(binary_parts(self.step.get(x, 1)))) for x in labels)
+        return max(1, int(self.elements(self.step, labels) / parts))
 
     def _is_streamed(self) -> bool:
         """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""

@@ -13,7 +13,6 @@ from .outline import Known
 if TYPE_CHECKING:
     from ...codegen.target import Target
 
-QUARTERS = 4  #: parts that a tail cuts the blocks of a last wave into
 GROUP = 4  #: warps that multiply together
 GROUP_ROWS = 64  #: rows of their tile
 
@@ -54,9 +53,9 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     computing = c.start + full * crowded
     if rest:
         last = _either(-(-rest // cores) * busy, waiting, c.rounds)
-        if config.tail and full:  # a kernel of its own, in quarters of the blocks
-            again = -(-QUARTERS * rest // cores)
-            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / QUARTERS, -(-again // 2) * waiting, c.rounds))
+        if config.tail and full:  # a kernel of its own, in pieces of the blocks
+            again = -(-config.pieces * rest // cores)
+            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1

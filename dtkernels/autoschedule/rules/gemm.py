@@ -89,6 +89,8 @@ class _Product:
         m, n, k, batch = self._extents
         cores, through = self.shape.target.multiprocessors, self._descriptors()
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores):
+            if of in gemm_candidates.PARTED and len(self.dots) > 2:
+                continue
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -215,12 +217,12 @@ class _Product:
         return found
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
-        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
+        """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
-        return (self.rows[-1], bm // 2), (self.columns[-1], bn // 2), (longest, 128)
+        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

@@ -31,12 +31,14 @@ TILES = tuple(
         (128, 128, 128, 8, 3), (256, 64, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
     )
 )  # fmt: skip
+#: tiles of two parts: whole waves of them may leave less idle than powers of two do; not measured
+PARTED = tuple(GemmTile(*t) for t in ((64, 96, 64, 4, 5), (64, 192, 64, 4, 4), (128, 96, 64, 4, 4), (128, 192, 64, 8, 3), (192, 128, 64, 8, 3)))
 PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 
 
 def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int) -> Iterator[GemmTile]:
     """Yield the tiles worth considering for a product of these extents."""
-    for tile in TILES:
+    for tile in (*TILES, *PARTED):
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
         if tile.rows == tile.columns == 16 and max(rows, columns) > 16:
