@@ -38,6 +38,7 @@ def test_products(more, sizes):
     ("Func f; In A; Var x, y; f[x, y] = A[x, y] * y + x; f.block(x:3, y:48); f.tensorize(x:3, y:48);", ((10, 100),)),
     ("Func f; In A; Var x, y; f[y, x] = A[x, y] * 2; f.block(y:12, x:3); f.tensorize(x:3, y:12);", ((10, 40),)),
     ("Func f; In A; Var x; RVar k; f[x] = rsum(exp(A[x, k]), k); f.block(x:6); f.tensorize(x:6, k:16);", ((20, 50),)),
+    ("Func t, f; In A; Var x, y; t[x] = rsum(A[x, y], y); f[x, y] = A[x, y] / (t[x] + 9); t.fuse_at(f, x); f.block(x:4, y:6); f.tensorize(x:4, y:6);", ((9, 20),)),
     ("Func f; In A; Var x; RVar k; f[x] = rmax(A[x, k], k); f.block(x:24); f.tensorize(x:24, k:0);", ((50, 20),)),
 ])  # fmt: skip
 def test_epilogues_masks_and_other_kernels(text, shapes):

@@ -75,6 +75,13 @@ def test_more_rows_are_for_the_matrix_units(sizes):
     assert any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, scheduled(shape))))
 
 
+def test_a_sum_over_a_label_of_the_result_is_left_to_others():
+    text = "Func g, f; In A, b, C; Var x, y; g[x] = rdot(A[x, y], b[y], y); f[x, y] = g[x] * C[x, y];"
+    shape = problem(text, {"x": 96, "y": 96})
+    assert not [*streamed_candidates(shape, "f", ["f", "g"])]
+    lower(Program(shape.algorithm, scheduled(shape)))
+
+
 def test_a_long_sum_of_few_blocks_is_split_over_programs():
     shape = problem(MM, {"x": 1, "y": 64, "k": 1 << 20})
     assert scheduled(shape).sizes("f", "split")["k"] > 1

@@ -43,6 +43,8 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in products(shape, members)):
         return
     own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in products(shape, members) for x in dot.labels)
+    if summed.keys() & set(own):  # such a sum runs over blocks
+        return
     along, across = _sides_of_largest(shape, root, members, (*own, *summed))
     vector = max(1, VECTOR // shape.itemsize)
     for warps, loaded, width in product(WARPS, LOADED, WIDTHS):

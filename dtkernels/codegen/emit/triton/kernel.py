@@ -226,7 +226,9 @@ class _KernelPrinter:
 
     def first(self, axis: Axis) -> str:
         """Return the name of the first index of the current tile of ``axis``."""
-        return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
+        if axis in self.started:
+            return f"{axis.name}_first"
+        return f"({axis.whole.name}_start + {axis.offset})" if axis.whole else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
         """Return the compile-time constant that holds how far ``axis`` advances."""
@@ -282,7 +284,7 @@ class _KernelPrinter:
     def _index(self, axis: Axis, start: str, depth: int) -> None:
         if start == "block" and axis.scalar and axis.whole is None:
             return  # the block's index is the element's
-        base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
+        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": ""}.get(start)
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
             base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
@@ -292,7 +294,7 @@ class _KernelPrinter:
         if axis not in self.vectors:
             return
         if axis.scalar:
-            if start != "loop":  # the loop counts in the axis itself
+            if start != "loop" or axis.whole:  # the loop counts in the axis itself
                 self.line(depth, f"{axis.name} = {base}")
         else:
             steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
@@ -308,7 +310,7 @@ class _KernelPrinter:
     def even_constant(self, axis: Axis) -> str:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
-        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else axis.tile
+        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:

@@ -32,7 +32,7 @@ from functools import reduce
 
 from ....lang.errors import DTError
 from ...ir import nest
-from ...ir.nest import Axis, Guard, Index, Kernel, Let, Load, Local, Loop, Op, Position, Start, Statement, Store, Tile, TileDot, TileReduce, TileScan, axes_of
+from ...ir.nest import Axis, Guard, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, TileDot, TileReduce, TileScan, axes_of
 from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts
@@ -65,39 +65,19 @@ class _Cut:
 
     def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel):
         self.body, self.axis = body, axis
-        taken = nest.names_in(body) | {s.axis.name for s in nest.statements(body) if isinstance(s, Loop)} | {*kernel.scalars}
-        self.taken, self.named = taken, {}
-        self.parts, offset = [], 0
+        self.taken = nest.names_in(body) | {s.axis.name for s in nest.statements(body) if isinstance(s, Loop)} | {*kernel.scalars}
+        self.named: dict[tuple[str, int], str] = {}
+        self.parts: list[Axis] = []
+        offset = 0
         for size in binary_parts(axis.tile):
-            name = self._fresh(f"{axis.name}_{offset}")
-            self.parts.append(Axis(name, axis.label, size, offset=offset, whole=axis))
+            self.parts.append(Axis(self._fresh(f"{axis.name}_{offset}"), axis.label, size, offset=offset, whole=axis))
             offset += size
-        self.varying = self._varying()
 
     def _fresh(self, name: str) -> str:
         while name in self.taken:
             name += "_"
         self.taken.add(name)
         return name
-
-    def _varying(self) -> frozenset[str]:
-        """Return the names whose values differ from part to part."""
-        found: set[str] = set()
-        for s in nest.statements(self.body):
-            if isinstance(s, nest.Accumulator) and self.axis in s.axes or isinstance(s, (Let, nest.Assign)) and self._varies(s.value, found):
-                found.add(s.name)
-        return frozenset(found)
-
-    def _varies(self, tile: Tile, names: set[str] | frozenset[str]) -> bool:
-        """Return whether a value differs from part to part; a reduction along the axis does not."""
-        match tile:
-            case Position(axis):
-                return axis == self.axis
-            case Local(name, axes):
-                return self.axis in axes or name in names
-            case TileReduce(_, _, axes) | TileDot(_, _, axes) if self.axis in axes:
-                return False
-        return any(self._varies(child, names) for child in tile.children())
 
     def run(self) -> tuple[Statement, ...]:
         return self._cut(self.body)
@@ -110,46 +90,40 @@ class _Cut:
             case Index(axis, start) if axis == self.axis:
                 yield from (Index(part, start) for part in self.parts)
             case Loop():
-                bounds = {side: self._once(bound) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+                bounds = {side: self._of(bound, None) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
                 yield replace(s, body=self._cut(s.body), **bounds)  # type: ignore[arg-type]
-            case Let(name) | nest.Accumulator(name) | nest.Assign(name) if name in self.varying:
+            case Let(name, _, axes) | nest.Accumulator(name, axes) | nest.Assign(name, axes) if self.axis in axes:
                 for part in self.parts:
                     value = {} if isinstance(s, nest.Accumulator) else {"value": self._of(s.value, part)}
-                    moves = {"moves": tuple((self._name(n, part), t) for n, t in s.moves)} if isinstance(s, nest.Accumulator) else {}
-                    yield replace(s, name=self._name(name, part), axes=self._axes(s.axes, part), **value, **moves)  # type: ignore[arg-type]
-            case Store(_, index, value) if any(self._varies(t, self.varying) for t in (*index, value)):
+                    yield replace(s, name=self._name(name, part), axes=self._axes(axes, part), **value)  # type: ignore[arg-type]
+            case Store(_, index, value, axes) if self.axis in axes:
                 for part in self.parts:
                     own = tuple(self._of(i, part) for i in index)
-                    yield replace(s, index=own, value=self._of(value, part), axes=self._axes(s.axes, part))
+                    yield replace(s, index=own, value=self._of(value, part), axes=self._axes(axes, part))
             case Store(_, index, value):
-                yield replace(s, index=tuple(map(self._once, index)), value=self._once(value))
+                yield replace(s, index=tuple(self._of(i, None) for i in index), value=self._of(value, None))
             case Let() | nest.Assign():
-                yield replace(s, value=self._once(s.value))
+                yield replace(s, value=self._of(s.value, None))
             case _:
                 yield s
 
     def _name(self, name: str, part: Axis) -> str:
-        if name not in self.varying:
-            return name
-        if (name, part) not in self.named:
-            self.named[name, part] = self._fresh(f"{name}_{part.offset}")
-        return self.named[name, part]
+        key = name, part.offset
+        if key not in self.named:
+            self.named[key] = self._fresh(f"{name}_{part.offset}")
+        return self.named[key]
 
     def _axes(self, axes: tuple[Axis, ...], part: Axis) -> tuple[Axis, ...]:
         return tuple(part if a == self.axis else a for a in axes if a != self.axis or not part.scalar)
 
-    def _once(self, tile: Tile) -> Tile:
-        """Return a value that is the same for all parts: reductions along the axis are combined from those of the parts."""
-        return self._of(tile, None)
-
     def _of(self, tile: Tile, part: Axis | None) -> Tile:
-        """Return the value of one part."""
+        """Return the value of one part, or of none: what is reduced along the axis is combined from the parts."""
         match tile:
             case Position(axis) if axis == self.axis and part is not None:
                 return Position(part)
             case Start(axis) if axis == self.axis:
                 return Start(self.parts[0])
-            case Local(name, axes) if part is not None and (name in self.varying or self.axis in axes):
+            case Local(name, axes) if part is not None and self.axis in axes:
                 return replace(tile, name=self._name(name, part), axes=self._axes(axes, part))
             case Guard(arg, axes) if part is not None and self.axis in axes:
                 return replace(tile, arg=self._of(arg, part), axes=tuple(part if a == self.axis else a for a in axes))
@@ -162,9 +136,4 @@ class _Cut:
                 sides = [(self._of(left, p), self._of(right, p), self._axes(axes, p)) for p in self.parts]
                 dots: list[Tile] = [replace(tile, left=a, right=b, axes=over) for a, b, over in sides]
                 return reduce(lambda a, b: Op("+", (a, b)), dots)
-            case Load():
-                return replace(tile, index=tuple(self._of(i, part) for i in tile.index))
         return tile.rebuild(lambda child: self._of(child, part))
-
-
-__all__ = ["cut_tiles_into_parts"]
