@@ -107,6 +107,7 @@ class Scheduler:
             statements.append(Primitive("f", "persistent"))
             if self.chance(2):
                 label = self.pick(["x", "y"])
+                statements += [Primitive("f", "stream", (Sized("k", self.pick([2, 3])),))] * self.chance(2)
                 statements.append(Primitive("f", "tail", (Sized(label, min(blocks[label] // 2, blocks[label] & -blocks[label])), *[Sized("k", 32)] * self.chance(3))))
         if self.chance(3):
             statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (4,))]

@@ -40,6 +40,7 @@ class Choices:
     specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
     unrolled: Sizes = ()
     tail: Sizes = ()  #: smaller blocks of the last wave
+    stream: Sizes = ()  #: the parts of its sum
     chunked: Sizes = ()  #: the label of which memory holds a piece, and its size
     evictions: Pairs = ()
     approximations: Pairs = ()  #: function, and the share of its evaluations, "" for all
@@ -196,11 +197,11 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "descriptor": "descriptors",
-    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "chunk": "chunked", "evict": "evictions",
+    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "stream": "stream", "chunk": "chunked", "evict": "evictions",
     "approximate": "approximations", "specialize": "constants", "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
 }  # fmt: skip
 _FORMS = (
-    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
+    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
     (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -56,6 +57,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         if config.tail and full:  # a kernel of its own, in pieces of the blocks
             again = -(-config.pieces * rest // cores)
             last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
+        if config.stream and full:
+            last = min(last, _streamed(rest, busy, waiting, config, c, (cores, slots)))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
@@ -71,6 +74,18 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if work.copied:
         took += c.merge + work.copied / c.bandwidth
     return took
+
+
+def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: Rates, machine: tuple[int, int]) -> float:
+    """Return the microseconds of a last wave of ``rest`` blocks whose sums are split, and of the kernel that merges the parts."""
+    parts = math.prod(n for _, n in config.stream)
+    each = parts * (config.pieces if config.tail else 1)
+    cores, slots = machine
+    again, elements = -(-each * rest // cores), math.prod(size for _, size in config.blocks)
+    if -(-each * rest // slots) >= each:  # the wrapper leaves it to the first kernel
+        return math.inf
+    merging = c.merge + 2 * 4 * rest * parts * elements / c.merge_rate + c.merge_part * parts
+    return c.launch / 2 + _either(again * busy / each, again * waiting / each, c.rounds) + merging
 
 
 def _either(a: float, b: float, sharp: float) -> float:

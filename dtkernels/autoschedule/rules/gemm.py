@@ -18,6 +18,7 @@ from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
+FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
@@ -106,6 +107,8 @@ class _Product:
                 yield self._config(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
+                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+                    yield self._config(of, {**through, "stream": stream})
             if min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
@@ -223,6 +226,12 @@ class _Product:
             return ()
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
         return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
+
+    def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
+        """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
+        rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
+        for parts in gemm_candidates.streams(rest, steps, at_once):
+            yield ((max(self.dot.labels, key=lambda label: self.shape.sizes[label]), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

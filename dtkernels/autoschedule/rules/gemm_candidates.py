@@ -55,3 +55,9 @@ def parts(blocks: int, steps: int, multiprocessors: int) -> Iterator[int]:
     """Yield numbers of parts that a sum of ``steps`` tiles may be split into, so that its programs fill about a wave."""
     useful = [n for n in PARTS if blocks * n <= MOST_WAVES * multiprocessors and steps >= LEAST_PARTS * n]
     yield from useful[-4:]
+
+
+def streams(rest: int, steps: int, at_once: int) -> list[int]:
+    """Return the two best numbers of parts for the sums of a last wave of ``rest`` blocks, as far as they take fewer rounds than whole sums."""
+    rounds = {n: -(-rest * n // at_once) / n for n in PARTS[:5] if steps >= LEAST_PARTS * n}
+    return sorted((n for n in rounds if rest and rounds[n] < 1), key=lambda n: (rounds[n], n))[:2]

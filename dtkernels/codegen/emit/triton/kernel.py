@@ -48,7 +48,7 @@ from ...ir.value_type import overflowing_integers
 from . import exp2_emulation
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
-from .grid import BEFORE, grid_lines, grid_size, programs_per_block
+from .grid import BEFORE, grid_lines, grid_size
 from .memory import LINE, MemoryPrinter
 
 
@@ -182,7 +182,7 @@ class _KernelPrinter:
         text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
-        text.arguments += [(BEFORE, BEFORE)] if k.tail or programs_per_block(k) > 1 else []
+        text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
         text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"

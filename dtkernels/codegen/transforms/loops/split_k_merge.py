@@ -34,7 +34,6 @@ from dataclasses import replace
 from ...ir import nest
 from ...ir.axes import swap_axis
 from ...ir.nest import WHOLE, Accumulator, Axis, Index, Loop, Position, Statement, Store, TileReduce
-from ...powers_of_two import last_power_of_two
 
 COLUMNS = 32  #: columns of one program: 128 bytes of a part
 ROWS = 4  #: rows of one program, where the kernel before it pads them for a matrix product
@@ -115,7 +114,7 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         if not wide or max(_elements(s) for s in stored) <= limit:
             break
         axis = max(wide, key=lambda a: a.tile)
-        body = swap_axis(body, axis, replace(axis, tile=last_power_of_two(axis.tile - 1)))
+        body = swap_axis(body, axis, replace(axis, tile=min(axis.tile // 2, axis.tile & -axis.tile)))
         stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     return body
 
