@@ -1,4 +1,4 @@
-"""Tiles that are sums of powers of two, to machine code for every GPU: both parts on the matrix units, one load of the shared operand, no spills."""
+"""Tiles that are sums of powers of two, and last waves of split sums, to machine code: on the matrix units, without spills."""
 
 import re
 import subprocess
@@ -43,3 +43,17 @@ def test_both_parts_are_products_of_warp_groups_in_registers(rows, columns, warp
 def test_every_target_compiles(gpu):
     (kernel,) = built(64, 96, 4, "", gpu)
     assert kernel.metadata.shared <= target(gpu).shared_bytes
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+@pytest.mark.parametrize("rows, columns, warps", [(128, 256, 8), (128, 192, 8)])
+def test_parts_of_a_last_wave_are_stored_and_merged_by_whole_vectors(rows, columns, warps, gpu, tmp_path):
+    found = {k.metadata.name: k for k in built(rows, columns, warps, f"{THROUGH} f.stream(k:4);", gpu)}
+    assert set(found) == {"f_descriptor_kernel", "f_tail_part_descriptor_kernel", "f_tail_descriptor_kernel"}
+    part, merge = found["f_tail_part_descriptor_kernel"], found["f_tail_descriptor_kernel"]
+    assert "mma" in part.asm["ptx"] and "mma" not in merge.asm["ptx"]
+    assert re.search(r"ld\.global\S*\.v4\.b32", merge.asm["ptx"])
+    for kernel in found.values():
+        (path := tmp_path / "kernel.cubin").write_bytes(kernel.asm["cubin"])
+        usage = subprocess.run([CUOBJDUMP, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+        assert "STACK:0" in usage, usage
