@@ -8,7 +8,7 @@ import pytest
 import torch
 import triton
 
-from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.algebra.pipeline import prepare, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import target
@@ -53,6 +53,17 @@ def test_the_large_operand_moves_by_whole_vectors_without_matrix_units(case, dty
         assert "st.global.v4.b32" in text
     else:  # either copied to shared memory ahead of its use or loaded
         assert re.search(r"cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10|ld\.global\S*\.v4\.b32", text)
+
+
+@pytest.mark.parametrize("text, tile", [(ROW_MAJOR, "x:4, y:64, k:32"), (COLUMN_MAJOR, "x:4, y:4, k:512"), (COLUMN_MAJOR, "x:3, y:4, k:512")])
+def test_few_rows_share_one_load_of_the_large_operand_in_registers(text, tile, tmp_path):
+    rows, blocks = int(tile[2]), tile.rpartition(",")[0]
+    program = prepare(parse(f"{text} f.block({blocks}); f.tensorize({tile}); f.stages(k:4);"))
+    tensors = [torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((rows, 8192), (8192, 8192))]
+    (launch,) = record_launches(load_module(emit(program, "call", target("h200")), "streamed"), "call", tuple(tensors))
+    built = build(launch, target("h200"))
+    assert "mma" not in built.asm["ptx"] and "cp.async.cg" in built.asm["ptx"]
+    assert stack(built, tmp_path / "kernel.cubin") == 0
 
 
 @pytest.mark.parametrize("gpu", ["a100", "b200", "mi300x"])

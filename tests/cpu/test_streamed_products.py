@@ -33,6 +33,8 @@ def proposed(text: str, sizes: dict[str, int]) -> list[str]:
     (ROW_MAJOR, {"x": 33, "y": 517, "k": 1}, ((33, 1), (1, 517))), (ROW_MAJOR, {"x": 33, "y": 70, "k": 5}, ((33, 5), (5, 70))),
     (COLUMN_MAJOR, {"x": 1, "y": 75, "k": 300}, ((1, 300), (75, 300))), (COLUMN_MAJOR, {"x": 77, "y": 1, "k": 301}, ((77, 301), (1, 301))),
     (GATED, {"x": 1, "y": 75, "k": 300}, ((1, 300), (300, 75), (300, 75))), (BATCH, {"b": 4, "x": 1, "y": 40, "k": 70}, ((4, 1, 70), (2, 70, 40))),
+    (ROW_MAJOR, {"x": 3, "y": 75, "k": 130}, ((3, 130), (130, 75))), (COLUMN_MAJOR, {"x": 77, "y": 5, "k": 131}, ((77, 131), (5, 131))),
+    (GATED, {"x": 2, "y": 75, "k": 130}, ((2, 130), (130, 75), (130, 75))),
 ])  # fmt: skip
 def test_every_form_of_thin_product_has_right_candidates(text, sizes, shapes):
     schedules = proposed(text, sizes)
@@ -61,5 +63,7 @@ def test_gathered_rows():
 def test_terms_are_added_to_one_another_after_the_loop_where_registers_hold_them():
     held = dtkernels.compile(ROW_MAJOR + "f.block(x:1, y:16); f.tensorize(x:1, y:16, k:64);").source
     assert "f_acc += A[:, None] * B" in held and held.index("tl.sum(f_acc") > held.index("f_acc +=")
+    rows = dtkernels.compile(ROW_MAJOR + "f.block(x:3, y:16); f.tensorize(x:3, y:16, k:64);").source
+    assert all(f"f_acc_{i} += A_{i}[:, None] * B" in rows for i in range(3)) and rows.count("tl.load(B_ptr") + rows.count("B_ptr + k") == 1
     many = dtkernels.compile(ROW_MAJOR + "f.block(x:8, y:64); f.tensorize(x:8, y:64, k:64); f.num_warps(4);").source
     assert "f_acc += tl.sum(" in many, "32768 terms are 256 in each of 128 threads"

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 (programs read best on one line)
-"""The rule for products with one row, one column or a short sum: what it proposes, what it costs, and when it is taken. Without torch."""
+"""The rule for products with few rows, few columns or a short sum: what it proposes, what it costs, and when it is taken. Without torch."""
 
 import math
 
@@ -45,10 +45,10 @@ def scheduled(shape: SchedulingProblem) -> Schedule:
 def test_every_candidate_is_legal(form, itemsize):
     labels = prepare_algorithm(parse(FORMS[form]).algorithm, ("f",)).labels
     count = 0
-    for thin in labels:
-        shape = problem(FORMS[form], dict.fromkeys(labels, 96) | {thin: 1}, itemsize)
+    for thin, size in ((x, n) for x in labels for n in (1, 5)):
+        shape = problem(FORMS[form], dict.fromkeys(labels, 96) | {thin: size}, itemsize)
         fused = [p for p in scheduled(shape).primitives if p.name == "fuse_at"]
-        for config in [*streamed_candidates(shape, "f", ["f", *(p.func for p in fused)])][::7]:
+        for config in [*streamed_candidates(shape, "f", ["f", *(p.func for p in fused)])][::11]:
             schedule, count = Schedule((*fused, *config.statements())), count + 1
             check_schedule(schedule, shape.algorithm)
             assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule)))
@@ -68,7 +68,7 @@ def test_large_thin_products_read_their_operand_by_vectors_without_matrix_units(
     assert 8 <= held <= 64, "a vector of 16 bytes or several for each thread, in registers"
 
 
-@pytest.mark.parametrize("sizes", [{"x": 2, "y": 4096, "k": 4096}, {"x": 16, "y": 8192, "k": 8192}, {"x": 512, "y": 512, "k": 512}])
+@pytest.mark.parametrize("sizes", [{"x": 9, "y": 4096, "k": 4096}, {"x": 16, "y": 8192, "k": 8192}, {"x": 512, "y": 512, "k": 512}])
 def test_more_rows_are_for_the_matrix_units(sizes):
     shape = problem(MM, sizes)
     assert not [*streamed_candidates(shape, "f", ["f"])]
@@ -80,6 +80,13 @@ def test_a_sum_over_a_label_of_the_result_is_left_to_others():
     shape = problem(text, {"x": 96, "y": 96})
     assert not [*streamed_candidates(shape, "f", ["f", "g"])]
     lower(Program(shape.algorithm, scheduled(shape)))
+
+
+def test_few_rows_are_all_in_one_block_and_their_sums_in_registers():
+    shape = problem(MM, {"x": 5, "y": 4096, "k": 4096})
+    found = [*streamed_candidates(shape, "f", ["f"])]
+    assert found and all(dict(c.blocks)["x"] == 5 for c in found)
+    assert all(math.prod(size for _, size in c.tiles) <= 64 * 32 * c.warps for c in found)
 
 
 def test_a_long_sum_of_few_blocks_is_split_over_programs():

@@ -91,6 +91,7 @@ class Accumulator(Statement):
     origin: str = ""
     combine: str = "+"
     moves: tuple[tuple[str, Fraction], ...] = ()
+    terms: bool = False  #: it holds the sum of each term of a product without matrix units
 
 
 @dataclass(frozen=True)

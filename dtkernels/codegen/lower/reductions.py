@@ -298,7 +298,7 @@ class _Step:
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
-        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves))
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves, partial and isinstance(node, ex.Dot)))
         return Local(name, ordered, value_type(terms) if kind in ex.PLACES else "number")
 
     # -- running values that change during the loop -----------------------------------------------------------------

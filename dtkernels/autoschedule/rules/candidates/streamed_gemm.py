@@ -1,4 +1,4 @@
-"""Propose schedules of products with one row, one column or a sum of one term, without matrix units.
+"""Propose schedules of products with few rows, few columns or a sum of few terms, without matrix units.
 
 Such a product moves memory, and does next to nothing with it. A program reads tiles of the large operand with vectors along the label
 that lies contiguous, multiplies each element by that of the other operand, and adds up each place of the tile by itself. Before, for
@@ -19,6 +19,7 @@ import math
 from collections.abc import Iterator
 from itertools import product
 
+from ....codegen.held_terms import HELD_BY_WARP
 from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ...cost.kernel_config import KernelConfig
@@ -29,34 +30,37 @@ from ..reduction import approximations, contiguous_label, loaded_accesses
 from ..sibling_gemms import products
 
 VECTOR = 16  #: bytes that a thread loads at once
-LOADED = (2, 4)  #: vectors of a thread in a tile
+LOADED = (1, 2, 4)  #: vectors of a thread in a tile
 WIDTHS = (4, 32, 128)  #: vectors along the contiguous label
 WARPS = (4, 8)
 STAGES = (1, 4)  #: tiles on their way, one of them in use
 AHEAD = 4  #: steps of a loop from which on tiles are loaded ahead
-FEW = 1  #: rows or columns up to which matrix units do not pay
-FEW_TERMS = 8  #: the same of the terms of a sum
+FEW = 8  #: rows or columns, each of which has sums of its own
+FEW_TERMS = 8  #: terms of a sum that need no matrix units
 
 
 def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield schedules of a kernel of products that each read, or write, one tensor much larger than the others."""
-    if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in products(shape, members)):
+    dots = products(shape, members)
+    if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in dots):
         return
-    own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in products(shape, members) for x in dot.labels)
+    own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in dots for x in dot.labels)
     if summed.keys() & set(own):  # such a sum runs over blocks
         return
     along, across = _sides_of_largest(shape, root, members, (*own, *summed))
+    few = {x: max(1, shape.sizes[x]) for dot in dots for side in sides(shape, root, dot) if math.prod(shape.sizes[x] for x in side) <= FEW for x in side}
     vector = max(1, VECTOR // shape.itemsize)
     for warps, loaded, width in product(WARPS, LOADED, WIDTHS):
-        tile = dict.fromkeys((*own, *summed), 1)
+        tile = {x: 1 if x in summed else few.get(x, 1) for x in (*own, *summed)}
         tile |= {x: min(next_power_of_two(shape.sizes[x]), vector * width) for x in along}
-        room = loaded * warps * 32 * vector // math.prod(tile.values())
+        room = loaded * warps * 32 * vector // math.prod(tile[x] for x in along)
         tile |= {x: min(next_power_of_two(shape.sizes[x]), room) for x in across if room}
-        yield from _split(shape, root, members, tile, warps)
+        if len(dots) * math.prod(tile.values()) <= HELD_BY_WARP * warps:
+            yield from _split(shape, root, members, tile, warps)
 
 
 def _is_thin(shape: SchedulingProblem, root: str, dot: ex.Dot) -> bool:
-    """Return whether a product has one row, one column or few terms."""
+    """Return whether a product has few rows, few columns or few terms."""
     rows, columns, terms = (math.prod(shape.sizes[x] for x in side) for side in (*sides(shape, root, dot), dot.labels))
     return min(rows, columns) <= FEW or terms <= FEW_TERMS
 

@@ -20,6 +20,16 @@ After::
     f[x, y_0] := sigmoid(acc_0)
     f[x, y_128] := sigmoid(acc_128)
 
+Few rows of a product without matrix units are parts of one row each, ``f.block(x:3); f.tensorize(x:3, y:1, k:1024)``::
+
+    for k in 0 .. size_k by 1024:
+        B = B[y, k]                                 each thread keeps its elements for all rows
+        acc_0[y, k] <- acc_0 + A[x_0, k] * B
+        acc_1[y, k] <- acc_1 + A[x_1, k] * B
+        acc_2[y, k] <- acc_2 + A[x_2, k] * B
+
+As one tile of three dimensions, both operands would pass through shared memory to be broadcast.
+
 Each statement whose value varies along the axis is made once for each part, others once. What is reduced along the axis is reduced along each
 part, and the results are combined. Loops keep the bounds that they have for the whole tile.
 """
@@ -37,21 +47,33 @@ from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts
 
+FEW_ROWS = 8  #: most rows, of which each is a part
 _COMBINED = {kind: fn for fn, kind in TILE_KINDS.items() if fn != "largest"}
 
 
 def cut_tiles_into_parts(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Replace each axis whose tile is no power of two by axes that are. Raises DTError where a part is too small for what it computes."""
     body = kernel.body
-    for axis in [s.axis for s in nest.statements(body) if isinstance(s, Index) and len(binary_parts(s.axis.tile)) > 1]:
-        _check(kernel, axis, options)
-        body = _Cut(body, axis, kernel).run()
+    for axis in [s.axis for s in nest.statements(body) if isinstance(s, Index) and s.axis.tile > 1]:
+        sizes = (1,) * axis.tile if _is_few_rows(body, axis) else binary_parts(axis.tile)
+        if len(sizes) > 1:
+            _check(kernel, axis, sizes, options)
+            body = _Cut(body, axis, sizes, kernel).run()
     return replace(kernel, body=body)
 
 
-def _check(kernel: Kernel, axis: Axis, options: KernelOptions) -> None:
+def _is_few_rows(body: tuple[Statement, ...], axis: Axis) -> bool:
+    """Return whether an axis is that of few rows, in all sums of terms that have it, which an operand of two dimensions lacks."""
+    held = {s.name for s in nest.statements(body) if isinstance(s, nest.Accumulator) and s.terms and axis in s.axes}
+    updates = [s for s in nest.statements(body) if isinstance(s, nest.Assign) and s.name in held]
+    block = any(isinstance(s, Index) and s.axis == axis and s.start == "block" for s in body)
+    lacked = all(any(isinstance(n, Local) and len(n.axes) > 1 and axis not in n.axes for n in s.value.walk()) for s in updates)
+    return block and axis.tile <= FEW_ROWS and bool(updates) and lacked
+
+
+def _check(kernel: Kernel, axis: Axis, sizes: tuple[int, ...], options: KernelOptions) -> None:
     at = options.where("tensorize")
-    least = min(binary_parts(axis.tile))
+    least = min(sizes)
     nodes = [n for v in nest.values(kernel.body) for n in v.walk()]
     if any(isinstance(n, TileScan) and n.axis == axis for n in nodes):
         raise DTError("a scan runs along one tile", found=f"{axis.label}:{axis.tile}", allowed="a power of two", at=at)
@@ -63,13 +85,13 @@ def _check(kernel: Kernel, axis: Axis, options: KernelOptions) -> None:
 class _Cut:
     """Replaces one axis of a body by its parts."""
 
-    def __init__(self, body: tuple[Statement, ...], axis: Axis, kernel: Kernel):
+    def __init__(self, body: tuple[Statement, ...], axis: Axis, sizes: tuple[int, ...], kernel: Kernel):
         self.body, self.axis = body, axis
         self.taken = nest.names_in(body) | {s.axis.name for s in nest.statements(body) if isinstance(s, Loop)} | {*kernel.scalars}
         self.named: dict[tuple[str, int], str] = {}
         self.parts: list[Axis] = []
         offset = 0
-        for size in binary_parts(axis.tile):
+        for size in sizes:
             self.parts.append(Axis(self._fresh(f"{axis.name}_{offset}"), axis.label, size, offset=offset, whole=axis))
             offset += size
 
