@@ -37,7 +37,7 @@ from .rules.warp_specialized import warpgroup_tiles
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
-OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
+OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 
 
 def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:

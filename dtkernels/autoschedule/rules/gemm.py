@@ -18,6 +18,7 @@ from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
+FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
@@ -89,6 +90,8 @@ class _Product:
         m, n, k, batch = self._extents
         cores, through = self.shape.target.multiprocessors, self._descriptors() if self.shape.itemsize == 2 else {}
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
+            if of in gemm_candidates.PARTED and len(self.dots) > 2:
+                continue
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -104,6 +107,8 @@ class _Product:
                 yield self._config(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
+                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+                    yield self._config(of, {**through, "stream": stream})
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
@@ -215,12 +220,18 @@ class _Product:
         return found
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
-        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
+        """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
-        return (self.rows[-1], bm // 2), (self.columns[-1], bn // 2), (longest, 128)
+        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
+
+    def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
+        """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
+        rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
+        for parts in gemm_candidates.streams(rest, steps, at_once):
+            yield ((max(self.dot.labels, key=lambda label: self.shape.sizes[label]), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))
