@@ -25,7 +25,7 @@ from .fit_resources import fit_resources
 from .memory_limit import pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.gemm_row_reduction import recomputes_product_rows, swept
+from .rules.gemm_row_reduction import recomputes_product_rows, sweep_underfills_gpu, swept
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
@@ -391,7 +391,7 @@ class _Fusion:
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(missing))
-        if self.shape.underfills_gpu(func, root):
+        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

@@ -12,7 +12,7 @@ from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes
-from ..problem import WHOLE_SIDE, SchedulingProblem
+from ..problem import LONG, WHOLE_SIDE, SchedulingProblem
 
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
 STEP = {2: 128, 4: 64}  #: of a swept row
@@ -36,6 +36,21 @@ def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made
     """
     along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
+
+
+def sweep_underfills_gpu(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether ``root`` would sweep wide rows of the long product ``func`` in too few programs, split as far as possible.
+
+    In a kernel of its own the product has blocks of columns too, and its sum can be split. Its result is small then.
+    """
+    own, labels = shape.algorithm[root].labels, shape.algorithm[func].labels
+    rows = [label for label in labels if label in own]
+    across = [label for label in labels if label not in own]
+    if len(across) != 1 or not rows or shape.sizes[across[0]] <= WHOLE_SIDE or shape.longest_sum(func) < LONG:
+        return False
+    block = {label: min(ROWS, shape.sizes[label]) if label == rows[-1] else 1 for label in rows}
+    programs = shape.programs(block) * max(1, _max_parts(shape, across[0], STEP[2 if shape.itemsize == 2 else 4]))
+    return 3 * programs < 2 * shape.target.multiprocessors
 
 
 def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
