@@ -6,6 +6,7 @@ torch's. Where outputs are normalized in groups, or pooled, W and what goes with
 
 from __future__ import annotations
 
+import convolutions2
 import torch
 import torch.nn.functional as F
 from problem import Problem, Sizes, products
@@ -154,6 +155,7 @@ PROBLEMS = {
         lambda X, W, bias: torch.max(F.gelu(F.avg_pool1d(F.linear(X, W.flatten(0, 1), bias.flatten())[:, None], W.shape[1])[:, 0]) * 2.0, 1).values,
         {"X": "bk", "W": "prk", "bias": "pr"}, dict(b=1024, k=8192, p=512, r=16), dict(b=19, k=37, p=23, r=3), KINDS, flops=products("bkpr")),
     "099_matmul_gelu_softmax": _linear(lambda y: torch.softmax(F.gelu(y), 1)),
+    **convolutions2.PROBLEMS,
 }  # fmt: skip
 
 NOT_SAID: dict[str, str] = {}
