@@ -25,7 +25,7 @@ from .fit_resources import fit_resources
 from .memory_limit import pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.gemm_row_reduction import recomputes_product_rows, sweep_underfills_gpu, swept
+from .rules.gemm_row_reduction import recomputes_product_rows, reduces_beyond_tiles, reduces_products, sweep_underfills_gpu, swept
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
@@ -375,12 +375,28 @@ class _Fusion:
         ``root`` is written along, too long to hold, and each step would add them up.
         """
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
+        if self._leaves_few_programs(func, root) or over and self._is_read_in_windows(func, root):
+            return True
         if missing and sum_needs_own_kernel(self.shape, func, root, missing):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
         terms, others = self._elements(over), self._elements(missing)
         return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
+
+    def _is_read_in_windows(self, func: str, root: str) -> bool:
+        """Return whether the kernel of ``root`` reduces windows of ``func``, which would be reduced anew at each place of each window."""
+        for g in self.algorithm.needed_by((root,)):
+            reduced = set(reduction_labels(self.algorithm, g))
+            places = (i for a in ex.accesses(self.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))
+            if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
+                return True
+        return False
+
+    def _leaves_few_programs(self, func: str, root: str) -> bool:
+        """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
+        programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
+        return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
 
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.
@@ -389,6 +405,8 @@ class _Fusion:
         would be recomputed for every block or step.
         """
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
+            return True
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(missing))
         if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root):

@@ -18,6 +18,7 @@ from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
+CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
@@ -28,10 +29,20 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return
     main, dot = main_product(shape, members)
     labels = shape.algorithm[root].labels
-    rows, columns = (sorted(side, key=lambda label: min(shape.sizes[label], TILED)) for side in sides(shape, root, dot))  # tiles lie along the last
+    rows, columns = (sorted(side, key=lambda label: _worth(shape, root, dot, label)) for side in sides(shape, root, dot))  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     yield from _Product(shape, root, members, main, dot, rows, columns).configs()
+
+
+def _worth(shape: SchedulingProblem, root: str, dot: ex.Dot, label: str) -> int:
+    """Return how much a label is worth as that of a tile's side: its extent, as far as a tile is filled.
+
+    Where an operand and what is written are contiguous along it, as along the rows of an image, a part of a tile is worth more than a whole one elsewhere.
+    """
+    read = {i for a in (*ex.accesses(dot.left), *ex.accesses(dot.right)) for i in ex.free_labels(a.index[-1]) if a.index}
+    along = label in read and label == shape.algorithm[root].labels[-1]
+    return min(shape.sizes[label], TILED) * (CONTIGUOUS if along else 1)
 
 
 @dataclass
