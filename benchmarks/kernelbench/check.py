@@ -8,15 +8,14 @@ import math
 import os
 import re
 import subprocess
-import sys
 import tempfile
 import warnings
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from problem import DTYPES, Problem, as_tuple, operations, operator, problems
 
+from dtkernels.autoschedule.cost.coefficients import rates_of
 from dtkernels.autoschedule.cost.predicted_time import predicted_time
 from dtkernels.codegen.emit.module import emit
 from dtkernels.codegen.target import Target
@@ -39,9 +38,14 @@ class Checked:
     limit: float = math.nan  #: microseconds that memory or the matrix units need
     wrong: list[str] = field(default_factory=list)
 
+    @property
+    def long(self) -> bool:
+        """Whether the time is predicted to be far above the limit."""
+        return self.limit < LONG / 100 * self.microseconds
+
     def __str__(self) -> str:
         share = f"{100 * self.limit / self.microseconds:3.0f}% of the limit" if self.microseconds > 0 else ""
-        said = f"predicted {self.microseconds:9.1f} us, {share}; {len(self.kernels)} kernels: {', '.join(self.kernels)}"
+        said = f"predicted {self.microseconds:9.1f} us, {share}{' (long)' if self.long else ''}; {len(self.kernels)} kernels: {', '.join(self.kernels)}"
         return "; ".join([said, *self.wrong]) if self.kernels else "; ".join(self.wrong)
 
 
@@ -100,8 +104,6 @@ def planned(level: int, name: str, dtype: str, target: Target) -> Planned:
 
 def limit(plan: Planned, dtype: str, target: Target) -> float:
     """Return the microseconds that memory needs for inputs and results, or the matrix units for the products, whichever are more."""
-    from dtkernels.autoschedule.cost.coefficients import rates_of
-
     moved = plan.problem.bytes(plan.problem.published, DTYPES[dtype].itemsize) / target.bandwidth * 1e6
     rates = rates_of(target.arch)[0]
     rate = (rates.rate if dtype == "bf16" else rates.wide_rate) * target.multiprocessors
@@ -124,8 +126,6 @@ def check_schedule(level: int, name: str, dtype: str, target: Target, compiled: 
     for launch in launches:
         found.kernels.append(f"{launch.kernel.__name__} {'x'.join(map(str, launch.grid))}")
         found.wrong += _wrong_launch(launch, target, compiled)
-    if found.limit < LONG / 100 * found.microseconds:
-        found.wrong.append("long")
     return found
 
 

@@ -24,7 +24,6 @@ from dtkernels.runtime.reference.evaluator import extents
 FOLDER = Path(__file__).resolve().parent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}  #: absolute and relative, of the suite: every element against torch's own result
-LEVELS = (1, 2)
 
 Sizes = dict[str, int]
 
@@ -126,6 +125,11 @@ def operations(problem: Problem, algorithm: Algorithm, sizes: Sizes) -> float:
     extent = extents(algorithm, tensors)
     dots = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
     return sum(2.0 * math.prod(extent[x] for x in {*ex.free_labels(n.left), *ex.free_labels(n.right), *n.labels}) for n in dots)
+
+
+def levels() -> tuple[int, ...]:
+    """Return the levels that are declared here."""
+    return tuple(sorted(int(p.stem.removeprefix("problems")) for p in FOLDER.glob("problems?.py")))
 
 
 def problems(level: int) -> dict[str, Problem]:
