@@ -14,14 +14,16 @@ from pathlib import Path
 
 import torch
 
+from dtkernels.lang import expr as ex
 from dtkernels.lang import parse
+from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import Spec
 from dtkernels.runtime.bind.operator import Operator
+from dtkernels.runtime.reference.evaluator import extents
 
 FOLDER = Path(__file__).resolve().parent
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 TOLERANCE = {"fp32": 1e-4, "bf16": 1e-2}  #: absolute and relative, of the suite: every element against torch's own result
-LEVELS = (1, 2)
 
 Sizes = dict[str, int]
 
@@ -40,7 +42,8 @@ class Problem:
     probabilities, ``scaled softmax``, ``symmetric``, ``upper`` and ``lower`` triangular matrices, ``positive`` uniform in [0.5, 1.5).
 
     ``grad`` are the inputs that ``--backward`` differentiates: by default all that hold numbers; () where nothing is differentiable.
-    ``flops`` counts the operations of matrix products. ``extra`` is the error beyond the dtype's that small sizes are allowed, as a
+    ``flops`` counts the operations of products, where those that the text's products have along all of their labels are too many: half
+    of a masked product is nothing. ``extra`` is the error beyond the dtype's that small sizes are allowed, as a
     factor, with its reason in a comment beside it.
     """
 
@@ -51,7 +54,7 @@ class Problem:
     kinds: dict[str, str] = field(default_factory=dict)
     scalars: dict[str, float] = field(default_factory=dict)
     grad: tuple[str, ...] | None = None
-    flops: Callable[[Sizes], float] = lambda sizes: 0.0
+    flops: Callable[[Sizes], float] | None = None
     extra: float = 1.0
 
     def shapes(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -112,6 +115,21 @@ def as_tuple(result) -> tuple:
 def products(*labels: str, times: float = 2.0) -> Callable[[Sizes], float]:
     """Return a count of the operations of products along all of the labels, one letter each."""
     return lambda sizes: times * math.prod(sizes[label] for group in labels for label in group)
+
+
+def operations(problem: Problem, algorithm: Algorithm, sizes: Sizes) -> float:
+    """Return the operations of a problem's products: as declared, else along all labels of each product of its text."""
+    if problem.flops is not None:
+        return problem.flops(sizes)
+    tensors = {name: torch.empty(shape, device="meta") for name, shape in problem.shapes(sizes).items()}
+    extent = extents(algorithm, tensors)
+    dots = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
+    return sum(2.0 * math.prod(extent[x] for x in {*ex.free_labels(n.left), *ex.free_labels(n.right), *n.labels}) for n in dots)
+
+
+def levels() -> tuple[int, ...]:
+    """Return the levels that are declared here."""
+    return tuple(sorted(int(p.stem.removeprefix("problems")) for p in FOLDER.glob("problems?.py")))
 
 
 def problems(level: int) -> dict[str, Problem]:
