@@ -74,7 +74,7 @@ class SchedulingProblem:
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
             return False
-        few = self._inner(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
+        few = self.longest_sum(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
         return not self.underfills_gpu(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
 
     def underfills_gpu(self, func: str, root: str) -> bool:
@@ -83,9 +83,10 @@ class SchedulingProblem:
         In a kernel of its own it can be split over programs.
         """
         narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
-        return narrow and self._inner(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
+        return narrow and self.longest_sum(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
 
-    def _inner(self, func: str) -> int:
+    def longest_sum(self, func: str) -> int:
+        """Return the most terms that a label is summed over in the definition of ``func``."""
         return max((self.sizes[k] for k in reduction_labels(self.algorithm, func)), default=0)
 
     def _row_blocks(self, func: str, root: str) -> int:

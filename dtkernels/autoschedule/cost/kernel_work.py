@@ -83,7 +83,7 @@ class KernelPlan:
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
-        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks)
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks and any((x, 1) in o.labels for o in f.reads))
         self.scattered = frozenset(x for x, by in apart if by % self.blocks[x])  #: labels whose blocks reach over groups
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
