@@ -375,12 +375,21 @@ class _Fusion:
         ``root`` is written along, too long to hold, and each step would add them up.
         """
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
-        if missing and sum_needs_own_kernel(self.shape, func, root, missing):
+        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self._bounds_loop(func, missing)):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
         terms, others = self._elements(over), self._elements(missing)
         return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
+
+    def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
+        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""
+        over = set(reduction_labels(self.algorithm, func))
+        if self._elements(missing) <= WHOLE_SIDE:
+            return False
+        tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
+        sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
+        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.

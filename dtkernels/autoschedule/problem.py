@@ -154,10 +154,19 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
+    def is_picked(self, root: str, label: str) -> bool:
+        """Return whether each row of ``root`` needs one element of the sum over ``label``, the one that data names."""
+        for n in self.algorithm[root].expr.walk():
+            match n:
+                case ex.Binary("==", a, ex.Label(name)) | ex.Binary("==", ex.Label(name), a) if name == label:
+                    if any(ex.accesses(a)) and label not in ex.free_labels(a):
+                        return True
+        return False
+
     def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> Sizes:
         """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""
         programs = self.programs(block)
-        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
+        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0 and not self.is_picked(root, k)]
         wanted = self.target.multiprocessors * share
         if not looped or not parts and 2 * programs > wanted:
             return ()

@@ -16,7 +16,7 @@ from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
-from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
+from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
@@ -205,7 +205,7 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if not shape.target.has_tma:
+        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
