@@ -15,7 +15,7 @@ from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
 from ..rules.func_cse import merge_equal_funcs
-from ..rules.grouped_products import labels_without_data
+from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.index_inversion import Inverse, solve, unknown
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where

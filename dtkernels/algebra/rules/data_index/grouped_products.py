@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm
-from ..smart_constructors import ZERO
-from .canonicalize import fresh_name
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm
+from ...smart_constructors import ZERO
+from ..canonicalize import fresh_name
 
 
 def group_products(algorithm: Algorithm) -> Algorithm:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from ..smart_constructors import ZERO, is_zero
-from .canonicalize import fresh_name
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ...smart_constructors import ZERO, is_zero
+from ..canonicalize import fresh_name
 
 EXACT = 2**24  #: whole numbers up to this one are exact in float32
 
