@@ -316,6 +316,11 @@ class _Reverse:
         Over what one factor alone has with the condition, that factor is summed first.
 
         Before: ``rsum(where(t[m] == r, d[m, n] * W[k, n], 0), m, n)``  After: ``rdot(rsum(where(t[m] == r, d[m, n], 0), m), W[k, n], n)``
+
+        Over what the condition lacks, the product is made first where both factors vary with the rest.
+
+        Before: ``rsum(where(t[m] == r, d[m, n] * W[e[m], k, n], 0), m, n)``
+        After:  ``rsum(where(t[m] == r, rdot(d[m, n], W[e[m], k, n], n), 0), m)``
         """
         if not (isinstance(a, ex.Access) and isinstance(b, ex.Access)):
             return None
@@ -334,7 +339,18 @@ class _Reverse:
             if rest and set(rest) <= left & right and left - right and right - left:
                 sides = (masked, other) if one is a else (other, masked)
                 return ex.Dot(*sides, tuple(sorted(rest, key=lambda label: label not in ex.free_labels(c))))  # what the mask bounds is the outer loop
-        return None
+        inner = tuple(label for label in labels if label not in ex.free_labels(c))
+        product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
+        if not isinstance(product, ex.Dot):
+            return None
+        return self._picked_sum(c, self._named(f"{a.tensor}_dot", product, c), tuple(label for label in labels if label not in inner))
+
+    def _named(self, wish: str, e: ex.Expr, c: ex.Expr) -> ex.Access:
+        """Return an element of a new Func that is ``e``; its rows are those that ``c`` picks."""
+        free = tuple(sorted(ex.free_labels(e), key=lambda label: (label not in ex.free_labels(c), label)))
+        name = fresh_name(wish, self.taken)
+        self.new.append(Definition(name, free, e))
+        return ex.Access(name, tuple(map(ex.Label, free)))
 
     def _picked_sum(self, c: ex.Expr, e: ex.Access, labels: tuple[str, ...]) -> ex.Expr:
         """Return the sum of the elements of ``e`` that ``c`` picks, as a Func of its own whose rows lie as those of ``e``."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Const, Kernel, Let, LoadLet, Local, Loop, Op, Position, Statement, axes_of, is_load, map_values, statements, values
+from ...ir.nest import Accumulator, Assign, Const, Index, Kernel, Let, LoadLet, Local, Loop, Op, Position, Statement, axes_of, is_load, map_values, statements, values
 from ...lower.schedule_options import KernelOptions
 
 
@@ -34,9 +34,11 @@ class _Sinking:
         self.data, self.descriptors = data, descriptors
 
     def body(self, body: tuple[Statement, ...], defined: frozenset[str]) -> tuple[Statement, ...]:
-        """Rewrite ``body``, before which the names ``defined`` are."""
+        """Rewrite ``body``, before which the names and indices ``defined`` are."""
         result: list[Statement] = []
         for i, s in enumerate(body):
+            if isinstance(s, Index):
+                defined |= {s.axis.name}
             if isinstance(s, Loop):
                 s = replace(s, body=self.body(s.body, defined))
             elif is_load(s) and (found := self._choice(s, body[i + 1 :], defined)):
@@ -60,5 +62,6 @@ class _Sinking:
             match n:
                 case Op("where", (condition, Local(name), Const(0))) if name == s.name and axes_of(condition) <= set(s.axes) - {last.axis}:
                     used = {x.name for x in condition.walk() if isinstance(x, Local)}
-                    return n if used & self.data and used <= defined and not used & changing else None
+                    known = used | {x.axis.name for x in condition.walk() if isinstance(x, Position)} <= defined
+                    return n if used & self.data and known and not used & changing else None
         return None
