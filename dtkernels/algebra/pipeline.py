@@ -28,8 +28,8 @@ from .rules.canonicalize import (
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
 from .rules.data_index.data_bounds import bound_picked_sums
-from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.data_index.grouped_products import group_products
+from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.scans import extract_scans

@@ -14,8 +14,8 @@ from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
-from ..rules.func_cse import merge_equal_funcs
 from ..rules.data_index.grouped_products import labels_without_data
+from ..rules.func_cse import merge_equal_funcs
 from ..rules.index_inversion import Inverse, solve, unknown
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
@@ -338,7 +338,8 @@ class _Reverse:
             left, right = labels_without_data(one) | ex.free_labels(c) - set(alone), labels_without_data(b if one is a else a)
             if rest and set(rest) <= left & right and left - right and right - left:
                 sides = (masked, other) if one is a else (other, masked)
-                return ex.Dot(*sides, tuple(sorted(rest, key=lambda label: label not in ex.free_labels(c))))  # what the mask bounds is the outer loop
+                picked_first = tuple(sorted(rest, key=lambda label: label not in ex.free_labels(c)))  # what the mask bounds is the outer loop
+                return ex.Dot(*sides, picked_first)
         inner = tuple(label for label in labels if label not in ex.free_labels(c))
         product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
         if not isinstance(product, ex.Dot):

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from ...ir import nest
 from ...ir.affine import extreme, inequalities
-from ...ir.nest import Axis, Const, Index, Let, Local, Loop, Op, Position, Statement, Tile, TileReduce, statements
+from ...ir.nest import Axis, Const, Index, Let, Local, Loop, Op, Position, Tile, TileReduce, statements
 from ..arithmetic.simplify import FALSE, is_noop
 
 
@@ -57,8 +57,12 @@ def _conditions(loop: Loop, first: int) -> Iterator[Op]:
         used = {n.axis for n in c.walk() if isinstance(n, Position)} | nest.axes_of(c)
         if used & axes or {n.name for n in c.walk() if isinstance(n, Local)} & later:
             continue
-        if is_noop(loop.body, lambda t, c=c: t.transform(lambda n: FALSE if n == c else n)):  # type: ignore[misc]
+        if is_noop(loop.body, _failing(c)):
             yield c
+
+
+def _failing(c: Op) -> Callable[[Tile], Tile]:
+    return lambda tile: tile.transform(lambda n: FALSE if n == c else n)
 
 
 def _is_equality(c: Op) -> bool:

@@ -18,7 +18,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ...ir.nest import Accumulator, Assign, Const, Index, Kernel, Let, LoadLet, Local, Loop, Op, Position, Statement, axes_of, is_load, map_values, statements, values
+from ...ir.nest import (
+    Accumulator,
+    Assign,
+    Const,
+    Index,
+    Kernel,
+    Let,
+    LoadLet,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Statement,
+    axes_of,
+    is_load,
+    map_values,
+    statements,
+    values,
+)
 from ...lower.schedule_options import KernelOptions
 
 
