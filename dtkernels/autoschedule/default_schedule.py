@@ -30,7 +30,7 @@ from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
 from .rules.scan import scan_consumer
-from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
+from .rules.sibling_gemms import loads_sum_operands, rows_of, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 
@@ -287,7 +287,7 @@ class _Fusion:
             return False
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
-            taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
+            taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
             if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
                 return True
@@ -296,6 +296,8 @@ class _Fusion:
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
         reduced = reduction_labels(self.algorithm, func)
+        if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
+            return (sibling, reduced[-1])
         longest = max((self.sizes[r] for r in reduced), default=0)
         if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
             return place
@@ -303,6 +305,13 @@ class _Fusion:
             if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
+
+    def _is_sibling(self, func: str, other: str) -> bool:
+        """Return whether both are products of one operand, which one loop then loads for both."""
+        dots = [self.algorithm[f].expr for f in (func, other)]
+        if not all(isinstance(dot, ex.Dot) for dot in dots) or not self._same_iteration_space(func, other):
+            return False
+        return bool({dots[0].left, dots[0].right} & {dots[1].left, dots[1].right})  # type: ignore[attr-defined]
 
     def _needs_own_row_reduction(self, func: str, root: str) -> bool:
         """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.

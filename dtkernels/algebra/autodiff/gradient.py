@@ -322,12 +322,12 @@ class _Reverse:
         Before: ``rsum(where(t[m] == r, d[m, n] * W[e[m], k, n], 0), m, n)``
         After:  ``rsum(where(t[m] == r, rdot(d[m, n], W[e[m], k, n], n), 0), m)``
         """
-        if not (isinstance(a, ex.Access) and isinstance(b, ex.Access)):
+        if not (isinstance(a, ex.Access) or isinstance(b, ex.Access)):
             return None
         for one, other in ((a, b), (b, a)):
             alone = tuple(label for label in labels if label not in ex.free_labels(other))
             rest = tuple(label for label in labels if label not in alone)
-            if alone and ex.free_labels(c) & set(labels) <= set(alone):
+            if alone and isinstance(one, ex.Access) and ex.free_labels(c) & set(labels) <= set(alone):
                 masked = self._picked_sum(c, one, alone)
             elif not alone and set(labels) <= ex.free_labels(one) | ex.free_labels(c):
                 masked = where(c, one, ZERO)
@@ -344,7 +344,8 @@ class _Reverse:
         product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
         if not isinstance(product, ex.Dot):
             return None
-        return self._picked_sum(c, self._named(f"{a.tensor}_dot", product, c), tuple(label for label in labels if label not in inner))
+        name = next(side.tensor for side in (a, b) if isinstance(side, ex.Access))
+        return self._picked_sum(c, self._named(f"{name}_dot", product, c), tuple(label for label in labels if label not in inner))
 
     def _named(self, wish: str, e: ex.Expr, c: ex.Expr) -> ex.Access:
         """Return an element of a new Func that is ``e``; its rows are those that ``c`` picks."""

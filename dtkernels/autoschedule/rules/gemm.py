@@ -61,14 +61,14 @@ class _Product:
         shape = self.shape
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
         batch = math.prod(shape.sizes[label] for label in shape.algorithm[self.root].labels if label not in self.rows[-1:] + self.columns[-1:])
-        return m, n, max((shape.sizes[label] for label in self.dot.labels), default=1), batch
+        return m, n, shape.sizes[shape.longest(self.dot)] if self.dot.labels else 1, batch
 
     def _tile(self, of: GemmTile) -> dict[str, int]:
         """Return the tile of each label: all of a product's sums but the longest advance by one."""
         shape = self.shape
         tile = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
         for dot in self.dots:
-            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            longest = shape.longest(dot)
             tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), of.depth)) if k == longest else 1 for k in dot.labels}
         return tile
 
@@ -219,7 +219,7 @@ class _Product:
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
-        longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
+        longest = self.shape.longest(self.dot)
         return (self.rows[-1], bm // 2), (self.columns[-1], bn // 2), (longest, 128)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:

@@ -41,15 +41,22 @@ def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> i
     """Count the tiles that shared memory holds for one side of a product: those loaded, and the side itself if it is computed."""
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
-    return 1 if isinstance(side, ex.Access) or picked_rows(side) else 1 + sum(1 for _ in ex.accesses(side))
+    return 1 if rows_of(side) else 1 + sum(1 for _ in ex.accesses(side))
+
+
+def rows_of(side: ex.Expr) -> ex.Access | None:
+    """Return the tensor that is a side of a product, all of it or rows that data chooses; None for a side that is computed."""
+    match side:
+        case ex.Access():
+            return side
+        case ex.Call("where", (condition, ex.Access(_, (*_, ex.Label(last))) as rows, zero)) if is_zero(zero):
+            return rows if any(ex.accesses(condition)) and last not in ex.free_labels(condition) else None  # type: ignore[return-value]
+    return None
 
 
 def picked_rows(side: ex.Expr) -> bool:
     """Return whether a side of a product is rows that data chooses: they are loaded as such (codegen/transforms/memory/load_masks.py)."""
-    match side:
-        case ex.Call("where", (condition, ex.Access(_, (*_, ex.Label(last))), zero)) if is_zero(zero):
-            return any(ex.accesses(condition)) and last not in ex.free_labels(condition)
-    return False
+    return not isinstance(side, ex.Access) and rows_of(side) is not None
 
 
 def width(shape: SchedulingProblem, members: list[str], tile: dict[str, int]) -> int:

@@ -21,11 +21,10 @@ def group_products(algorithm: Algorithm) -> Algorithm:
     """
     grouping = _Grouping(algorithm)
     definitions = tuple(replace(d, expr=d.expr.transform(grouping.change)) for d in algorithm.definitions)
-    if not grouping.extents:
+    if not grouping.by_index:
         return algorithm
-    labels = tuple(dict.fromkeys(label for label, _, _ in grouping.extents))
-    kept = algorithm.whole_inputs | algorithm.integer_inputs()
-    made = replace(algorithm, rvars=algorithm.rvars + labels, extents=algorithm.extents + tuple(grouping.extents), whole_inputs=kept)
+    rvars, extents = algorithm.rvars + tuple(grouping.by_index.values()), algorithm.extents + tuple(grouping.extents)
+    made = replace(algorithm, rvars=rvars, extents=extents, whole_inputs=algorithm.whole_inputs | algorithm.integer_inputs())
     return made.with_definitions(definitions)
 
 
