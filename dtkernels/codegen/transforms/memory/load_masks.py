@@ -38,13 +38,15 @@ from ...ir.nest import (
     values,
 )
 from ...lower.schedule_options import KernelOptions
+from ..loops.loop_partition import without_aliases
 
 
 def sink_masks_into_loads(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Load rows under the condition that chooses them, or else 0."""
     data = frozenset(s.name for s in statements(kernel.body) if is_load(s))
     sinking = _Sinking(data, frozenset(kernel.descriptors) | frozenset(options.descriptors()))
-    return replace(kernel, body=sinking.body(kernel.body, frozenset()))
+    body = sinking.body(kernel.body, frozenset())
+    return kernel if body == kernel.body else replace(kernel, body=without_aliases(body))
 
 
 class _Sinking:
