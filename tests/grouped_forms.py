@@ -40,7 +40,7 @@ FORMS = {
                  {"A": (40, 24), "W": (4, 24, 20), "w": (40,), "e": ("sorted", 4, 40)}),
     "gathered": ("Func f; In A, W, t; Var m, n; RVar k; f[m, n] = rdot(A[t[m], k], W[k, n], k);", lambda A, W, t: A[t] @ W, {"A": (30, 24), "W": (24, 20), "t": ("index", 30, 50)}),
     "gathered_and_grouped": ("Func f; In A, W, t, e; Var m, n; RVar k; f[m, n] = rdot(A[t[m], k], W[e[m], k, n], k);", lambda A, W, t, e: grouped(A[t], W, e),
-                             {"A": (30, 24), "W": (4, 24, 20), "t": ("index", 30, 50), "e": ("sorted", 4, 50)}),
+                             {"A": (10, 24), "W": (4, 24, 20), "t": ("index", 10, 40), "e": ("sorted", 4, 40)}),
     "blocks": ("Func f; In A, W, e; Var m, n; RVar k; f[m, n] = rdot(A[m, k], W[e[m / 8], k, n], k);", lambda A, W, e: grouped(A, W, e.repeat_interleave(8)[: len(A)]),
                {"A": (61, 24), "W": (4, 24, 20), "e": ("index", 4, 8)}),
     "batched": ("Func f; In A, W, e; Var b, m, n; RVar k; f[b, m, n] = rdot(A[b, m, k], W[b, e[b, m], k, n], k);",

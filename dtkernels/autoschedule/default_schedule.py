@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import BYTES, InputTypes
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
@@ -30,7 +31,7 @@ from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
 from .rules.scan import scan_consumer
-from .rules.sibling_gemms import loads_sum_operands, rows_of, sum_needs_own_kernel
+from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 

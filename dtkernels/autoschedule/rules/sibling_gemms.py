@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ...algebra.smart_constructors import is_zero
+from ...algebra.operand_types import rows_of
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..problem import WHOLE_SIDE, SchedulingProblem
@@ -42,16 +42,6 @@ def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> i
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
     return 1 if rows_of(side) else 1 + sum(1 for _ in ex.accesses(side))
-
-
-def rows_of(side: ex.Expr) -> ex.Access | None:
-    """Return the tensor that is a side of a product, all of it or rows that data chooses; None for a side that is computed."""
-    match side:
-        case ex.Access():
-            return side
-        case ex.Call("where", (condition, ex.Access(_, (*_, ex.Label(last))) as rows, zero)) if is_zero(zero):
-            return rows if any(ex.accesses(condition)) and last not in ex.free_labels(condition) else None  # type: ignore[return-value]
-    return None
 
 
 def picked_rows(side: ex.Expr) -> bool:
