@@ -42,6 +42,7 @@ from .transforms.loops.tail_wave import add_tail_wave
 from .transforms.loops.unrolled_ranges import bound_unrolled_ranges
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
 from .transforms.memory.eviction_hints import add_eviction_hints
+from .transforms.memory.load_masks import sink_masks_into_loads
 from .transforms.memory.offset_hoisting import hoist_offsets
 from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
@@ -65,6 +66,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("loop_partition", partition_loops),
     ("exp_to_exp2", rewrite_exp_to_exp2),
     ("scale_sinking", sink_scales),
+    ("load_masks", sink_masks_into_loads),
     ("tile_orientation", orient_tiles),
     ("dot_scheduling", schedule_dots),
     ("exp2_emulation", emulate_exp2),

@@ -16,7 +16,7 @@ from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
-from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
+from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
@@ -74,14 +74,14 @@ class _Product:
         shape = self.shape
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
         batch = math.prod(shape.sizes[label] for label in shape.algorithm[self.root].labels if label not in self.rows[-1:] + self.columns[-1:])
-        return m, n, max((shape.sizes[label] for label in self.dot.labels), default=1), batch
+        return m, n, shape.sizes[shape.longest(self.dot)] if self.dot.labels else 1, batch
 
     def _tile(self, of: GemmTile) -> dict[str, int]:
         """Return the tile of each label: all of a product's sums but the longest advance by one."""
         shape = self.shape
         tile = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
         for dot in self.dots:
-            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            longest = shape.longest(dot)
             tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), of.depth)) if k == longest else 1 for k in dot.labels}
         return tile
 
@@ -235,7 +235,7 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if not shape.target.has_tma:
+        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
@@ -249,14 +249,14 @@ class _Product:
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
-        longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
+        longest = self.shape.longest(self.dot)
         return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
 
     def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
         """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
         rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
         for parts in gemm_candidates.streams(rest, steps, at_once):
-            yield ((max(self.dot.labels, key=lambda label: self.shape.sizes[label]), parts),)
+            yield ((self.shape.longest(self.dot), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

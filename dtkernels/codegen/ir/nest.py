@@ -57,7 +57,8 @@ class Index(Statement):
 class Loop(Statement):
     """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
 
-    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent.
+    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent. It runs only where
+    ``when`` holds, if it has one: a single truth value that is known before the loop.
     """
 
     axis: Axis
@@ -68,6 +69,7 @@ class Loop(Statement):
     begin: Tile | None = None
     end: Tile | None = None
     tail: bool = False
+    when: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -298,6 +300,7 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
+                extra += f", where {s.when}" if s.when is not None else ""
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
                 _lines(inner, depth + 1, lines)
             case InteriorOrEdge(axis, interior, edge):

@@ -328,7 +328,10 @@ class _KernelPrinter:
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
-        steady = dict(self.steady)
+        steady, before = dict(self.steady), set(self.before)
+        if loop.when is not None:
+            self.line(depth, f"if {self.expr.text(loop.when, ())}:")
+            depth += 1
         self._hoisted_offsets(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
@@ -336,7 +339,7 @@ class _KernelPrinter:
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
         self._body(loop.body, depth + 1)
-        self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
+        self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
@@ -386,7 +389,7 @@ class _KernelPrinter:
             if not steady and is_load(s) and (axis := s.value.hoisted_from):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
                 continue
-            roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
+            roots = [getattr(s, side) for side in ("value", "begin", "end", "when") if getattr(s, side, None) is not None]
             for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
                 yield from tile.walk()
 
