@@ -16,11 +16,12 @@ HIDDEN = -1e9  #: a score that is set to this, or lower, has a weight of 0
 
 @dataclass(frozen=True)
 class Operation:
-    """What a node computes: a name, its operands (nodes and numbers), and what else was said by keyword."""
+    """What a node computes, with the nodes ``within`` it: a name, its operands (nodes and numbers), and what else was said by keyword."""
 
     name: str
     operands: tuple = ()
     said: dict[str, Any] = field(default_factory=dict)
+    within: tuple[Node, ...] = ()
 
 
 OTHER = Operation("")
@@ -129,12 +130,13 @@ def _div(node: Node, given: tuple, said: dict) -> Operation:
         return OTHER
     below = given[1]
     if isinstance(below, Node) and operation(below).name == "sqrt":  # x / sqrt(v), and 1 / sqrt(v)
-        return Operation("rsqrt", operation(below).operands) if given[0] == 1 else Operation("div_sqrt", (given[0], *operation(below).operands))
+        root = operation(below).operands
+        return Operation("rsqrt", root, within=(below,)) if given[0] == 1 else Operation("div_sqrt", (given[0], *root), within=(below,))
     return Operation("div", given[:2])
 
 
 def _reciprocal(node: Node, given: tuple, said: dict) -> Operation:
-    return Operation("rsqrt", operation(given[0]).operands) if operation(given[0]).name == "sqrt" else OTHER
+    return Operation("rsqrt", operation(given[0]).operands, within=given[:1]) if operation(given[0]).name == "sqrt" else OTHER
 
 
 def _mean(node: Node, given: tuple, said: dict) -> Operation:

@@ -82,12 +82,16 @@ def rms(x, weight, eps: Number):
 
 def rms_spelled_out(x, weight, eps: Number):
     """x / sqrt(mean(x^2) + eps) * weight."""
-    return x * torch.rsqrt(torch.square(x).mean(-1, keepdim=True) + eps) * weight
+    return _over_root(x, torch.square(x).mean(-1, keepdim=True) + eps) * weight
 
 
 def rms_of_difference(x, weight, eps: Number):
     """x / sqrt(mean(x^2) + eps) * (1 + weight)."""
-    return x * torch.rsqrt(torch.square(x).mean(-1, keepdim=True) + eps) * (weight + 1)
+    return _over_root(x, torch.square(x).mean(-1, keepdim=True) + eps) * (weight + 1)
+
+
+def _over_root(x, square):
+    return either(x * torch.rsqrt(square), x / torch.sqrt(square))
 
 
 def layer(x, weight, bias, eps: Number):

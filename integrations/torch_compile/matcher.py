@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from .canonical import aliased, cast_from, example, number_of, operation
+from .canonical import Operation, aliased, cast_from, example, number_of, operation
 
 
 class Number:
@@ -72,8 +72,10 @@ class Match:
     def with_(self, **captured: object) -> Match:
         return Match({**self.captured, **captured}, self.covered, self.said)
 
-    def over(self, node: fx.Node, name: str | None = None, said: dict | None = None) -> Match:
-        return Match(self.captured, (*self.covered, node), {**self.said, name: said} if name and said is not None else self.said)
+    def over(self, node: fx.Node, found: Operation | None = None) -> Match:
+        if found is None:
+            return Match(self.captured, (*self.covered, node), self.said)
+        return Match(self.captured, (*self.covered, node, *found.within), {**self.said, found.name: found.said})
 
     def get(self, name: str) -> Any:
         return self.captured.get(name)
@@ -130,7 +132,7 @@ def _matched_node(form: Form, node: fx.Node, match: Match) -> Iterator[Match]:
     elif found.name == form.name:
         orders = [found.operands, found.operands[::-1]] if form.name in _COMMUTES else [found.operands]
         for operands in orders:
-            yield from _all(form.operands, operands, match.over(node, form.name, found.said))
+            yield from _all(form.operands, operands, match.over(node, found))
     elif (inner := _seen_through(node)) is not None:
         yield from matches(form, inner, match.over(node))
 
