@@ -1,7 +1,7 @@
 """The loop nest: the intermediate form between the schedule and the printed kernel.
 
     Kernel    = grid of block labels, body of statements
-    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
+    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
     Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
@@ -104,16 +104,19 @@ class Assign(Statement):
 
 @dataclass(frozen=True)
 class Store(Statement):
+    """Write a tile. ``onto``: what the buffer holds before, where that counts: a "sum" to add to, or "zeros" where 0 need not be written."""
+
     buffer: str
     index: tuple[Tile, ...]
     value: Tile
     axes: tuple[Axis, ...]
     origin: str = ""
+    onto: str = ""
 
 
 @dataclass(frozen=True)
 class Put(Statement):
-    """Store a box of a buffer through its tensor descriptor."""
+    """Store a box of a buffer through its tensor descriptor; ``onto`` as of a Store."""
 
     buffer: str
     start: tuple[Tile, ...]
@@ -121,6 +124,12 @@ class Put(Statement):
     value: Tile
     axes: tuple[Axis, ...]
     origin: str = ""
+    onto: str = ""
+
+
+@dataclass(frozen=True)
+class Barrier(Statement):
+    """Let what the threads of a program have written come before what they write next."""
 
 
 #: Statements that have a value. ``isinstance`` takes the alias.
@@ -286,6 +295,9 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
+_SIGNS = {"": ":=", "zeros": ":=", "sum": "+="}
+
+
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for s in body:
@@ -309,9 +321,11 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
             case Assign(name, _, value):
                 lines.append(f"{pad}{name} <- {value}")
             case Put(buffer, start, box, value, _, origin):
-                lines.append(f"{pad}{Fetch(buffer, start, box)} := {value}" + (f"   # {origin}" if origin else ""))
+                lines.append(f"{pad}{Fetch(buffer, start, box)} {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
             case Store(buffer, index, value, _, origin):
-                lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] := {value}" + (f"   # {origin}" if origin else ""))
+                lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
+            case Barrier():
+                lines.append(f"{pad}barrier")
 
 
 def _axes(axes: tuple[Axis, ...]) -> str:

@@ -17,6 +17,7 @@ from ...ir.nest import (
     Accumulator,
     Assign,
     Axis,
+    Barrier,
     Fetch,
     Guard,
     Index,
@@ -272,6 +273,8 @@ class _KernelPrinter:
                     self._assign(name, axes, value, depth)
                 case Store() | Put():
                     self.memory.store(s, depth)
+                case Barrier():
+                    self.line(depth, "tl.debug_barrier()")
 
     def line(self, depth: int, text: str) -> None:
         pad = "    " * depth

@@ -66,7 +66,7 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
             if axes_of(s.value) != frozenset(s.axes):
                 raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
-            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
+            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin, s.onto)
         return s
 
     body = eliminate_dead_code(tuple(one(s) for s in kernel.body))
