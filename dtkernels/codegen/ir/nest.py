@@ -104,7 +104,11 @@ class Assign(Statement):
 
 @dataclass(frozen=True)
 class Store(Statement):
-    """Write a tile. ``onto``: what the buffer holds before, where that counts: a "sum" to add to, or "zeros" where 0 need not be written."""
+    """Write a tile. ``onto``: what the buffer holds before, where that counts.
+
+    A "sum" is added to, by several programs. To an "ordered sum" one program adds, in the order of its statements. Of "zeros" each
+    element is written once, and 0 need not be.
+    """
 
     buffer: str
     index: tuple[Tile, ...]
@@ -295,7 +299,7 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
-_SIGNS = {"": ":=", "zeros": ":=", "sum": "+="}
+_SIGNS = {"": ":=", "zeros": ":=", "sum": "+=", "ordered sum": "+="}
 
 
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:

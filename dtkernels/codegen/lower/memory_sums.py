@@ -117,7 +117,7 @@ def _ordered(body: tuple[Statement, ...], func: str, again: set[str], inside: bo
     waiting = False
     for s in body:
         if isinstance(s, Store) and s.buffer == func:
-            found.append(s if inside else replace(s, onto="zeros"))
+            found.append(replace(s, onto="ordered sum" if inside else "zeros"))
             waiting = waiting or inside
         elif isinstance(s, Loop):
             comes_back = s.axis.label in again

@@ -150,6 +150,7 @@ class _KernelPrinter:
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
+        text.condition = self._condition()
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
@@ -202,6 +203,11 @@ class _KernelPrinter:
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
+
+    def _condition(self) -> str:
+        """Return what the wrapper must ask before a launch: additions through a descriptor are beyond Triton's interpreter."""
+        added = next((s.buffer for s in statements(self.kernel.body) if isinstance(s, Put) and s.onto == "sum"), None)
+        return f'{added}_out.device.type != "cpu"' if added else ""
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""

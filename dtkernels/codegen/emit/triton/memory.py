@@ -57,10 +57,10 @@ class MemoryPrinter:
             value = f"({value})" if " " in value else value
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
-            return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto == 'sum' else 'store'}({self._starts(s)}, {value})")
+            return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto.endswith('sum') else 'store'}({self._starts(s)}, {value})")
         checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, Position)) if s.onto else ()
         mask = self._mask(s.buffer, s.index, checked, s.axes, self._filled(s, depth))
-        if s.onto == "sum":
+        if s.onto.endswith("sum"):
             args = [self._pointer(s.buffer, s.index, s.axes), f"tl.cast({value}, tl.float32)", *([f"mask={mask}"] if mask else []), 'sem="relaxed"']
             return self._call(depth, "tl.atomic_add", args)
         return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
