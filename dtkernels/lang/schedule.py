@@ -197,7 +197,6 @@ class FuseAt(Primitive):
 class AccumulateAt(FuseAt):
     """``f.accumulate_at(g, k)``, or in a fixed order ``f.accumulate_at(g, k, ordered)``"""
 
-    name: Literal["accumulate_at"]
     count = (2, 3)
 
     @classmethod

@@ -254,8 +254,7 @@ class _Estimate:
 
     def _added_bytes(self, s: Statement) -> int:
         """Return the shared memory through which a product that is added to memory in a loop gets another layout, in two halves."""
-        added = isinstance(s, nest.Store) and s.onto and isinstance(s.value, TileDot)
-        return self._bytes(s, s.buffer) // 2 if added else 0  # type: ignore[union-attr]
+        return self._bytes(s, s.buffer) // 2 if isinstance(s, nest.Store) and s.onto and isinstance(s.value, TileDot) else 0
 
     def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
         """Return the shared memory that one statement needs: for a load that a product reads, or for a computed operand."""

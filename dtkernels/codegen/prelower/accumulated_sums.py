@@ -53,9 +53,15 @@ def clearing(program: Program, accumulation: Accumulation) -> Program:
     """Return a program of one Func, which is 0: that of the sum."""
     name = accumulation.func
     alone = program.algorithm.with_definitions((Definition(name, program.algorithm[name].labels, ex.Const(0.0)),))
-    sizes = (("block", accumulation.blocks), ("tensorize", accumulation.tiles))
-    cut = [Sizes(name, word, (*(Sized(x, 1) for x in accumulation.parts), *(Sized(*s) for s in of))) for word, of in sizes if of or accumulation.parts]
+    one = tuple((x, 1) for x in accumulation.parts)
+    cut = _cut_by(name, (*one, *accumulation.blocks), (*one, *accumulation.tiles))
     return Program(alone, Schedule((*cut, Bare(name, "compile"))), program.counted)
+
+
+def _cut_by(func: str, blocks: tuple[tuple[str, int], ...], tiles: tuple[tuple[str, int], ...]) -> list[Primitive]:
+    """Return the statements that cut a kernel into these blocks and tiles."""
+    block, tile = (tuple(Sized(*s) for s in sizes) for sizes in (blocks, tiles))
+    return [*([Sizes(func, "block", block)] if block else []), *([Sizes(func, "tensorize", tile)] if tile else [])]
 
 
 @dataclass
@@ -111,7 +117,7 @@ class _Accumulated:
         members = sorted(funcs_in_kernel(self.program, self.host))
         if along := [m for m in members if isinstance(algorithm[m].expr, ex.Scan)]:
             raise self._refuse("no scan runs in the same kernel", along[0], f"{name} in a kernel of its own")
-        for word in ("split", "tail"):
+        for word in ("split", "tail", "cluster", "specialize_warps"):
             if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
                 raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
         if self.host in self._needed(node) and self.label not in algorithm[self.host].labels:
@@ -279,7 +285,7 @@ class _Accumulated:
         said += [Sizes(name, "tensorize", whole)] if whole else []
         said += [Sizes(made, "unroll", (Sized(numbers[-1], AT_ONCE),))] if numbers else []
         if not in_place and not self.schedule.sizes(made, "block"):
-            said += [Sizes(made, word, tuple(Sized(*s) for s in sizes)) for word, sizes in zip(("block", "tensorize"), self._cut()) if sizes]
+            said += _cut_by(made, *self._cut())
         return Schedule((*_distinct(kept, said), *said, *self.program.implied()))
 
 

@@ -145,8 +145,8 @@ class Surroundings:
 
 
 def split_sums(plan: KernelCandidate) -> set[str]:
-    """Return Funcs that another kernel sums from parts that this kernel makes: no step changes their statements."""
-    return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
+    """Return Funcs whose sums this kernel makes, in parts or by additions, and another one finishes: no step changes their statements."""
+    return {p.func for p in parse_schedule(plan.fused).primitives if p.name in ("parts_at", "accumulate_at")}
 
 
 def drawn(plan: KernelCandidate, around: Surroundings, steps: int, rng: random.Random) -> KernelCandidate:
