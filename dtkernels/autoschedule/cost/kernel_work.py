@@ -277,7 +277,8 @@ class _Count:
         parts = math.prod(plan.split.values())
         heavy, light = self._arithmetic()
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
-                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize, added, cleared, len(plan.config.added))  # fmt: skip
+                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
+                    added, cleared, len(plan.config.added))  # fmt: skip
 
     def _again(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""

@@ -24,7 +24,26 @@ from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
 from ...lang.schedule import Accumulation
 from ..ir import nest
-from ..ir.nest import Accumulator, Assign, Axis, Barrier, Const, Index, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, TileDot, names_in, statements
+from ..ir.nest import (
+    Accumulator,
+    Assign,
+    Axis,
+    Barrier,
+    Const,
+    Index,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    names_in,
+    statements,
+)
 from .reduction_terms import reduced
 from .scope import Scope
 

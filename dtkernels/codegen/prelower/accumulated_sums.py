@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError
-from ...lang.schedule import Accumulation, AccumulateAt, Bare, FuseAt, Names, Primitive, Program, Schedule, Sized, Sizes, host
+from ...lang.schedule import AccumulateAt, Accumulation, Bare, FuseAt, Names, Primitive, Program, Schedule, Sized, Sizes, host
 from ...lang.schedule_checks import reduction_labels
 from .kernel_partition import funcs_in_kernel
 from .partial_sums import AT_ONCE, free_name

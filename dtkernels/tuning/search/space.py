@@ -134,7 +134,9 @@ class Surroundings:
         nodes = [n for m in members for n in algorithm[m].expr.walk()]
         dots = [n for n in nodes if isinstance(n, ex.Dot)]
         read = [a.tensor for n in dots for a in ex.accesses(n) if a.tensor in algorithm.inputs or a.tensor not in members]
-        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes), _ordered(algorithm, plan))
+        exponentials = any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+        tensors = tuple(dict.fromkeys((*read, plan.root)))
+        return Surroundings(algorithm, tuple(members), sizes, len(dots), tensors, tma, exponentials, _ordered(algorithm, plan))
 
     @property
     def product(self) -> bool:
