@@ -2,7 +2,7 @@
 
     Kernel    = grid of block labels, body of statements
     Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
-    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -18,6 +18,7 @@ from typing import TypeGuard
 from .tile import (  # noqa: F401 (the grammar is one: its expressions are imported from here)
     WHOLE,
     Axis,
+    BlockNumber,
     Const,
     Fetch,
     Guard,

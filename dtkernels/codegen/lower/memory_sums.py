@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from ...lang.errors import DTError
 from ...lang.schedule import Accumulation
 from ..ir import nest
 from ..ir.nest import (
@@ -29,7 +28,7 @@ from ..ir.nest import (
     Assign,
     Axis,
     Barrier,
-    Const,
+    BlockNumber,
     Index,
     Let,
     Local,
@@ -74,22 +73,11 @@ def add_in_memory(lowering: _Lowering, d: Definition, env: dict[str, Tile], scop
     lowering.reducer.check_finished(d)
     terms = lowering.reducer.terms(node, at, scope, tuple(axes))
     value = terms if isinstance(terms, TileDot) else reduced("sum", terms, tuple(axes))
-    at |= {part: _block_number(lowering, part, env) for part in asked.parts}
+    at |= {part: BlockNumber(lowering.counted[part][0]) for part in asked.parts}
     index = tuple(at[label] for label in d.labels)
     over = tuple(dict.fromkeys(a for i in index for a in sorted(nest.axes_of(i), key=lambda a: a.name)))
     scope.body.append(Store(d.name, index, value, over, str(d), "sum"))
     lowering.stored.append(d.name)
-
-
-def _block_number(lowering: _Lowering, part: str, env: dict[str, Tile]) -> Tile:
-    """Return the number of the program's block along the label that ``part`` counts."""
-    label, size = lowering.counted[part]
-    here = env[label]
-    if not isinstance(here, Position):
-        raise DTError("accumulate_at: a part is of one block", found=f"{label}, which runs backwards", allowed="accumulate_at without ordered")
-    if size == 1:
-        return here
-    return Op("//", (here if here.axis.scalar else Start(here.axis), Const(size)))
 
 
 def additions(body: tuple[Statement, ...], added: Mapping[str, Accumulation], algorithm: Algorithm) -> tuple[Statement, ...]:

@@ -119,6 +119,7 @@ class _KernelPrinter:
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = overflowing_integers(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
+        self.expr.block_of = self.block_index
         self.started = self._started_axes()
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
+from ...ir.nest import Axis, BlockNumber, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
 from ...ir.value_type import never_negative
 from .expr import arrange
 
@@ -58,7 +58,7 @@ class MemoryPrinter:
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
             return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto.endswith('sum') else 'store'}({self._starts(s)}, {value})")
-        checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, Position)) if s.onto else ()
+        checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, (Position, BlockNumber))) if s.onto else ()
         mask = self._mask(s.buffer, s.index, checked, s.axes, self._filled(s, depth))
         if s.onto.endswith("sum"):
             args = [self._pointer(s.buffer, s.index, s.axes), f"tl.cast({value}, tl.float32)", *([f"mask={mask}"] if mask else []), 'sem="relaxed"']
