@@ -323,6 +323,9 @@ class Wrapper:
                 if self._stored_for_products(w)
                 else "torch.float32"
             )
+            if w in self.copied and dtype == "torch.float32":
+                lines.append(f"    {w}_out = {self.copied[w]}_out")
+                continue
             same = f"{self.copied[w]}_out if {dtype} == torch.float32 else " if w in self.copied else ""
             lines.append(f"    {w}_out = {same}torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines

@@ -220,7 +220,7 @@ class _Accumulated:
 
     def _rewritten(self, node: ex.Reduce | ex.Dot, places: tuple[tuple[str, ex.Expr], ...], parts: tuple[tuple[str, str, int], ...]) -> Program:
         made, algorithm = self.made, self.algorithm
-        plain = made.expr == node and not parts
+        plain = made.expr in (node, ex.Cast(node, "fp32")) and not parts
         in_place = not parts and self._holds_its_sum(node)
         numbers = tuple(name for name, _, _ in parts)
         name = made.name if in_place else free_name(f"{made.name}_{'parts' if parts else 'sum'}", algorithm)
@@ -250,11 +250,11 @@ class _Accumulated:
         expr = self.made.expr
         if any(q.func == self.made.name and q.name not in _OF_PLAIN_SUMS for q in self.schedule.primitives):
             return False
-        if isinstance(expr, ex.Cast):
-            return expr.dtype == "fp32" and expr.arg == node
+        if isinstance(expr, ex.Cast) or self.made.name in self.program.outputs():
+            return False  # an output has a wrapper of its own
         operands = {id(s) for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for s in (n.left, n.right)}
         taken = any(id(a) in operands and a.tensor == self.made.name for d in self.algorithm.definitions for a in ex.accesses(d.expr))
-        return expr == node and self.made.name not in self.program.outputs() and not taken
+        return expr == node and not taken
 
     def _cut(self) -> tuple[tuple[tuple[str, int], ...], tuple[tuple[str, int], ...]]:
         """Return the blocks and tiles of the kernels that clear the sum and convert it."""
