@@ -14,8 +14,8 @@ TAKEN = frozenset(
     {
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "EXACT", "ON_GPU", "EXP_DEGREE", "STAGES",
-        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "tiles_before", "tail_block", "nvidia_only", "cluster", "unrolled", "described",
-        "operand_dtype", "piece", "language_type",
+        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "tiles_before", "tail_block", "nvidia_only", "cluster",
+        "unrolled", "described", "operand_dtype", "piece", "language_type", "in_any_order",
         "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),
         "floor_divide", "floor_modulo", "floor_to_int", "ceil_to_int", "nan_max", "nan_min",

@@ -142,6 +142,12 @@ def ring_stages(most, fixed, each):
     return max(2, min(most, (232448 - 1024 - fixed) // each))
 
 
+def in_any_order(func, name):
+    """Refuse sums that are added up in whatever order programs run, where torch is told to be reproducible."""
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(f"{func}: {name} is added up in no fixed order, which torch.use_deterministic_algorithms(True) forbids; allowed: accumulate_at(..., ordered)")
+
+
 def piece(tensor, dims, first, size):
     """The view of ``size`` elements from ``first`` on, along each of ``dims``."""
     for dim in dims:

@@ -17,6 +17,7 @@ from ...ir.nest import (
     Accumulator,
     Assign,
     Axis,
+    Barrier,
     Fetch,
     Guard,
     Index,
@@ -118,6 +119,7 @@ class _KernelPrinter:
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = overflowing_integers(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
+        self.expr.block_of = self.block_index
         self.started = self._started_axes()
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
@@ -149,6 +151,7 @@ class _KernelPrinter:
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
+        text.condition = self._condition()
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
@@ -203,6 +206,11 @@ class _KernelPrinter:
             if "rdot" in k.approximate:
                 text.constants.append(("EXACT", f"exact_products({names[0]})"))
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
+
+    def _condition(self) -> str:
+        """Return what the wrapper must ask before a launch: additions through a descriptor are beyond Triton's interpreter."""
+        added = next((s.buffer for s in statements(self.kernel.body) if isinstance(s, Put) and s.onto == "sum"), None)
+        return f'{added}_out.device.type != "cpu"' if added else ""
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
@@ -276,6 +284,8 @@ class _KernelPrinter:
                     self._assign(name, axes, value, depth)
                 case Store() | Put():
                     self.memory.store(s, depth)
+                case Barrier():
+                    self.line(depth, "tl.debug_barrier()")
 
     def line(self, depth: int, text: str) -> None:
         pad = "    " * depth

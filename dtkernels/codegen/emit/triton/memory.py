@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
+from ...ir.nest import Axis, BlockNumber, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
 from ...ir.value_type import never_negative
 from .expr import arrange
 
@@ -51,14 +51,18 @@ class MemoryPrinter:
         return self._call(depth, f"{name} = tl.load", args, tail)
 
     def store(self, s: Store | Put, depth: int) -> None:
-        """Write a value."""
+        """Write a value, or add it to what is there."""
         value = self.k.expr.text(s.value, s.axes)
         if isinstance(s, Put):
             value = f"({value})" if " " in value else value
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
-            return self.k.line(depth, f"{self._descriptor(s)}.store({self._starts(s)}, {value})")
-        mask = self._mask(s.buffer, s.index, (), s.axes, self._filled(s, depth))
+            return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto.endswith('sum') else 'store'}({self._starts(s)}, {value})")
+        checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, (Position, BlockNumber))) if s.onto else ()
+        mask = self._mask(s.buffer, s.index, checked, s.axes, self._filled(s, depth))
+        if s.onto.endswith("sum"):
+            args = [self._pointer(s.buffer, s.index, s.axes), f"tl.cast({value}, tl.float32)", *([f"mask={mask}"] if mask else []), 'sem="relaxed"']
+            return self._call(depth, "tl.atomic_add", args)
         return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
 
     def _filled(self, s: Store, depth: int) -> dict[Axis, str]:
