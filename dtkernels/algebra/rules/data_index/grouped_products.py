@@ -60,8 +60,8 @@ class _Grouping:
             slices = picked.transform(lambda n, old=access, new=index: replace(old, index=new) if n == old else n)  # type: ignore[misc]
             same = ex.Binary("==", ex.as_value(access.index[dim]), ex.Label(label))
             rows = ex.Call("where", (same, other, ZERO))
-            sides = (rows, slices) if picked is node.right else (slices, rows)
-            return ex.Dot(*sides, (label, *node.labels), pos=node.pos)
+            left, right = (rows, slices) if picked is node.right else (slices, rows)
+            return ex.Dot(left, right, (label, *node.labels), pos=node.pos)
         return node
 
     def _picked_dimension(self, picked: ex.Expr, other: ex.Expr, over: tuple[str, ...]) -> int | None:
