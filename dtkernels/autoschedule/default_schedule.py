@@ -56,6 +56,7 @@ def schedules(
     """Yield the default schedule, then those that fuse differently, each legal; the last fuses nothing."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    algorithm = types.typed(algorithm) if types else algorithm
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})

@@ -34,6 +34,17 @@ class Function:
     is_name: bool = False  #: a program may declare its name for something else, which is not called
 
 
+@dataclass(frozen=True)
+class Float8:
+    """A floating-point dtype of eight bits: OCP Formats 8-bit, revision 1.0. Both have codes for NaN, e5m2 for infinities too."""
+
+    torch: str  #: torch's name
+    triton: str  #: Triton's name
+    largest: float  #: finite number
+    fraction: int  #: bits of the fraction
+    bias: int  #: of the exponent
+
+
 NONE = ("0",)
 
 #: the elementwise functions: a row has all that the compiler asks of one by name, but its forms in Triton
@@ -90,12 +101,14 @@ PLACES = frozenset({"argmax", "argmin"})
 REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 #: dtypes that a program may cast to: DT name -> torch name
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: dtypes of eight bits that values are stored in, and in which products of two such operands multiply
+FLOAT8 = {"e4m3": Float8("float8_e4m3fn", "float8e4nv", 448.0, 3, 7), "e5m2": Float8("float8_e5m2", "float8e5", 57344.0, 2, 15)}
 #: the same of integers and truth values: DT name -> (least, largest) value
 INTEGERS = {
     "int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1), "bool": (0, 1),
 }  # fmt: skip
-TORCH_NAMES = {**DTYPES, **{name: name for name in INTEGERS}}  #: every dtype of a cast: DT name -> torch name
+TORCH_NAMES = {**DTYPES, **{name: f.torch for name, f in FLOAT8.items()}, **{name: name for name in INTEGERS}}  #: every dtype of a cast: DT name -> torch name
 #: operators on integers alone
 INTEGER_OPERATORS = ("//", "&", "|", "^", "<<", ">>")
 #: kinds of rscan -> the value before the first element

@@ -70,6 +70,8 @@ select if ifelse iif sel: {CHOOSE}
 float: cast(e, fp32)
 half: cast(e, fp16)
 bfloat16: cast(e, bf16)
+float8 fp8 fp8e4 fp8e4nv float8e4nv float8_e4m3fn: cast(e, e4m3)
+fp8e5 float8e5 float8_e5m2: cast(e, e5m2)
 int: cast(a, int32)
 size shape: len(k)
 range arange: a label, which is its own index

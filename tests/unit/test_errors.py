@@ -60,7 +60,7 @@ NAMES = {
     "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
     ONE + "f[x] = cot(A[x]);": f"t.dt:2:8: unknown function: found 'cot'; allowed: {FUNCTIONS}",
-    ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, int8, uint8, int16, int32, int64, bool",
+    ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, e4m3, e5m2, int8, uint8, int16, int32, int64, bool",
 }
 
 NUMBERS = {
