@@ -92,12 +92,14 @@ BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.is_boolean)
 #: reductions: DT name -> kind
 REDUCTIONS = {
     "rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean",
-    "rprod": "prod", "rany": "any", "rall": "all", "rargmax": "argmax", "rargmin": "argmin",
+    "rprod": "prod", "rany": "any", "rall": "all", "rargmax": "argmax", "rargmin": "argmin", "rtopk": "topk", "rargtopk": "argtopk",
 }  # fmt: skip
 #: reductions whose names a program may declare for something else
-NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin"})
+NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin", "rtopk", "rargtopk"})
+#: reductions to the element of a rank, which the algebra rewrites (algebra/rules/top_k.py)
+RANKED = frozenset({"topk", "argtopk"})
 #: reductions whose value is a place: the first element that is largest or smallest
-PLACES = frozenset({"argmax", "argmin"})
+PLACES = frozenset({"argmax", "argmin", "argtopk"})
 REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 #: dtypes that a program may cast to: DT name -> torch name
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -297,6 +299,7 @@ class Reduce(Expr):
     kind: str
     arg: Expr
     labels: tuple[str, ...]
+    rank: Expr | None = None  #: of the kinds ``RANKED``: a label or a number, 0 for the largest element
 
 
 @dataclass(frozen=True)
@@ -353,6 +356,8 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
             return all(is_integer(c, inputs, scalars) for c in expr.children())
         case Reduce(kind, _, _):
             return kind in PLACES
+        case Call("where", (_, a, b)):
+            return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
         case Call("floor", (Binary("/", a, b),)):
             return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
     return False
@@ -428,8 +433,8 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
             return f"cast({_text(arg, 0)}, {dtype})", ATOM
         case Reshape(arg, shape):
             return f"reshape({_text(arg, 0)}, {_join(shape)})", ATOM
-        case Reduce(kind, arg, labels):
-            return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join(labels)})", ATOM
+        case Reduce(kind, arg, labels, rank):
+            return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join((*labels, *([] if rank is None else [_text(rank, 0)])))})", ATOM
         case Dot(left, right, labels):
             return f"rdot({_text(left, 0)}, {_text(right, 0)}, {', '.join(labels)})", ATOM
         case Scan(kind, args, label, reverse, exclusive):

@@ -40,6 +40,8 @@ prod product: rprod(e, k)
 any: rany(c, k)
 all: rall(c, k)
 argmax: rargmax(e, k)
+topk top_k: rtopk(e, k, j) and rargtopk(e, k, j), Extent j = 8; for the eight largest
+kthvalue: rtopk(e, k, 7) for the eighth largest
 argmin: rargmin(e, k)
 matmul mm bmm dot einsum: {PRODUCT}
 softmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]

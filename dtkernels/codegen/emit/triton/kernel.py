@@ -202,9 +202,10 @@ class _KernelPrinter:
             text.constants.append(("PRECISION", "dot_precision()"))
         if any(h.startswith("code_of_") for h in self.expr.helpers):
             text.constants.append(("FLOAT8", "has_float8"))
-        for t in self.expr.types:
-            name = self.operands.variable(t)
-            text.constants.append((self.operands.constant(t), f"float8_type({name}, has_float8)" if t and t.float8 else f"language_type({name})"))
+        for wanted in self.expr.types:
+            name = self.operands.variable(wanted)
+            form = f"float8_type({name}, has_float8)" if wanted and wanted.float8 else f"language_type({name})"
+            text.constants.append((self.operands.constant(wanted), form))
 
     def _passed(self, buffer: str) -> str:
         """Return what the wrapper passes for a buffer."""
