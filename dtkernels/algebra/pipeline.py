@@ -34,7 +34,7 @@ from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
-from .rules.top_k import expand_top_k
+from .top_k import expand_top_k
 
 
 @dataclass(frozen=True)

@@ -96,7 +96,7 @@ REDUCTIONS = {
 }  # fmt: skip
 #: reductions whose names a program may declare for something else
 NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin", "rtopk", "rargtopk"})
-#: reductions to the element of a rank, which the algebra rewrites (algebra/rules/top_k.py)
+#: reductions to the element of a rank, which the algebra rewrites (algebra/top_k.py)
 RANKED = frozenset({"topk", "argtopk"})
 #: reductions whose value is a place: the first element that is largest or smallest
 PLACES = frozenset({"argmax", "argmin", "argtopk"})

@@ -248,8 +248,8 @@ class _Evaluator:
             case ex.Reduce():
                 v = self.value(expr)
                 return Named(v.data.to(torch.int64), v.labels)
-            case ex.Call("where", (condition, a, b)):
-                data, labels = self._broadcast(self.value(condition), self._index(a), self._index(b))
+            case ex.Call("where", (condition, chosen, other)):
+                data, labels = self._broadcast(self.value(condition), self._index(chosen), self._index(other))
                 return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
             case ex.Call("floor", (quotient,)):  # of integers, where the value is an integer too
                 return self._index(quotient)

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from ...lang.errors import DTError
-from ..smart_constructors import ONE, ZERO
-from .canonicalize import fresh_name
+from ..lang import expr as ex
+from ..lang.algorithm import Algorithm, Definition
+from ..lang.errors import DTError
+from .smart_constructors import ONE, ZERO
+from .rules.canonicalize import fresh_name
 
 MOST = 32  #: elements: each takes two reductions of its own
 
