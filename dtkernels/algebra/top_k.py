@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm, Definition
 from ..lang.errors import DTError
-from .smart_constructors import ONE, ZERO
 from .rules.canonicalize import fresh_name
+from .smart_constructors import ONE, ZERO
 
 MOST = 32  #: elements: each takes two reductions of its own
 

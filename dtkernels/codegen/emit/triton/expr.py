@@ -264,7 +264,8 @@ class ExpressionPrinter:
             parts.append(self.text(older, rows + columns))
         if kind is not None and kind.float8 and (depth := _depth(dot)) >= FLOAT8_DEPTH:
             parts.append(f"max_num_imprecise_acc={min(depth, MOST_IMPRECISE)}")
-        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
+        precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
+        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision={precision})", rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
         """Return ``older + dot`` as one matrix instruction."""

@@ -200,6 +200,8 @@ class _KernelPrinter:
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
+            if "rdot" in k.approximate:
+                text.constants.append(("EXACT", f"exact_products({names[0]})"))
         if any(h.startswith("code_of_") for h in self.expr.helpers):
             text.constants.append(("FLOAT8", "has_float8"))
         for wanted in self.expr.types:
