@@ -58,6 +58,7 @@ def schedules(
     """Yield the default schedule, then those that fuse differently, each legal; last those that add up an output in another one's kernel."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    algorithm = types.typed(algorithm) if types else algorithm
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
     compiled = tuple(Bare(o, "compile") for o in outputs)
     first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
@@ -452,7 +453,7 @@ class _Fusion:
         if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
             return True
         if not self.shape.dots(func):
-            return self._recomputes_sum(func, root, tuple(missing))
+            return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
         if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)

@@ -213,10 +213,11 @@ class Forms:
     descriptors: Kernel | WarpSpecializedKernel | None = None
 
 
-def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True) -> tuple[Forms, ...]:
+def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True, float8: bool = False) -> tuple[Forms, ...]:
     """Return the forms of each kernel of one call and of their tail waves, in the order they are launched.
 
     ``once``: each is launched once. In a loop over pieces the next kernel overwrites what another reads, and waits for its end.
+    ``float8``: the program has values in float8, which warp-specialized kernels do not.
     """
     left_out = _left_out.get()
     overlapping = once and target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
@@ -226,7 +227,7 @@ def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True)
         for one in (kernel, *kernel.tail):
             one = replace(one, link=linked.get(one.name))
             pointers = triton_form(pointer_form(one)) if one.name == kernel.name else None
-            found.append(Forms(pointers, _through_descriptors(one, target) if kernel.descriptors else None))
+            found.append(Forms(pointers, _through_descriptors(one, None if float8 else target) if kernel.descriptors else None))
     return tuple(found)
 
 

@@ -64,6 +64,28 @@ def language_type(dtype):
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 
 
+def float8_units(tensor):
+    """Whether the GPU converts and multiplies float8: compute capability 8.9 or higher."""
+    return tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 9)
+
+
+def float8_bits(func, name, tensor, dtype):
+    """The bits of a tensor that must be in this dtype."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"{func}: {name} is {tensor.dtype}; this file was made for {dtype}")
+    return tensor.view(torch.uint8)
+
+
+def float8_pointer(tensor, native):
+    """What a kernel is passed for a tensor in float8: its bits, where the GPU has no such numbers."""
+    return tensor if native else tensor.view(torch.uint8)
+
+
+def float8_type(dtype, native):
+    """Triton's name of the dtype that products in float8 multiply in."""
+    return {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}[dtype] if native else tl.float16
+
+
 def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""
     return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3

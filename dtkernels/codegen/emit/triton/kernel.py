@@ -182,7 +182,7 @@ class _KernelPrinter:
     def _parameters(self, text: KernelText) -> None:
         k = self.kernel
         buffers = tuple(dict.fromkeys(k.reads + k.writes))
-        text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
+        text.arguments += [(f"{t}_ptr", self._passed(t)) for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
         text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
@@ -205,7 +205,17 @@ class _KernelPrinter:
             text.constants.append(("PRECISION", "dot_precision()"))
             if "rdot" in k.approximate:
                 text.constants.append(("EXACT", f"exact_products({names[0]})"))
-        text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
+        if any(h.startswith("code_of_") for h in self.expr.helpers):
+            text.constants.append(("FLOAT8", "has_float8"))
+        for wanted in self.expr.types:
+            name = self.operands.variable(wanted)
+            form = f"float8_type({name}, has_float8)" if wanted and wanted.float8 else f"language_type({name})"
+            text.constants.append((self.operands.constant(wanted), form))
+
+    def _passed(self, buffer: str) -> str:
+        """Return what the wrapper passes for a buffer."""
+        name = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        return f"float8_pointer({name}, has_float8)" if buffer in self.algorithm.float8_buffers else name
 
     def _condition(self) -> str:
         """Return what the wrapper must ask before a launch: additions through a descriptor are beyond Triton's interpreter."""
@@ -423,7 +433,7 @@ class _KernelPrinter:
             for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        kept = self.operands.held.keys() | self.operands.loose
+        kept = self.operands.held.keys() | self.operands.loose | self.algorithm.float8_buffers.keys()
         widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 
