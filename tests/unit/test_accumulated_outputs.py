@@ -16,7 +16,7 @@ from dtkernels.runtime.dispatch.dispatcher import call_key
 from dtkernels.runtime.launch.wrapper_recorder import host_text, record
 from dtkernels.runtime.select.row_ranking import candidates
 from dtkernels.runtime.tables.table import Row
-from dtkernels.tuning.records.problems import CallKind, TuningProblem
+from dtkernels.tuning.records.problems import CallKind
 from dtkernels.tuning.search.candidates import cut
 from dtkernels.tuning.search.space import Surroundings, Tiling, dimensions
 from dtkernels.tuning.workers.compile_worker import completed, family_texts

@@ -160,6 +160,8 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
         space["dot_precision"] = dot_precision
     if "in_any_order" in space:
         space["in_any_order"] = _unordered(notes, space["in_any_order"])
+    if "float8_pointer" in space:
+        space["float8_pointer"] = _noted_bits(notes, space["float8_pointer"])
     if "piece" in space:
         space["piece"] = _noted(notes, space["piece"])
     return space[ENTRY]
@@ -181,6 +183,18 @@ def _noted(notes: Record, piece: Any) -> Any:
     def note(tensor: torch.Tensor, dims: tuple[int, ...], first: int, size: int) -> torch.Tensor:
         view = piece(tensor, dims, first, size)
         notes.views[id(view)] = (tensor, first * sum(tensor.stride(d) for d in dims) * tensor.element_size(), view)
+        return view
+
+    return note
+
+
+def _noted_bits(notes: Record, pointer: Any) -> Any:
+    """Return the helper ``float8_pointer``, which also notes the view that it may return."""
+
+    def note(tensor: torch.Tensor, native: bool) -> torch.Tensor:
+        view = pointer(tensor, native)
+        if view is not tensor:
+            notes.views[id(view)] = (tensor, 0, view)
         return view
 
     return note
