@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from ...autoschedule.fit_resources import element_bytes
 from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_extent_labels
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Loop, Put, Store, statements
-from ...codegen.pipeline import check_heeded, lower
+from ...codegen.pipeline import check_heeded, lower, prelower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.checks import check_given
@@ -68,6 +69,7 @@ class CompiledProgram:
 
         self._fit = self._fit or ArgumentCheck(self.prepared)
         self._check_kinds(name, args, kwargs)
+        self._warn_of_order(name)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
         run = getattr(self._module_for(args, kwargs), name, None)
@@ -91,6 +93,14 @@ class CompiledProgram:
             said = str(error).strip().splitlines() or ["no message"]
             line = next((text for text in said if "fatal" in text), said[-1])  # the message of ptxas, without the rest that Triton prints
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
+
+    def _warn_of_order(self, name: str) -> None:
+        """Warn of sums in no fixed order where torch asks for warnings alone; else the wrapper raises RuntimeError."""
+        if sums := self.prepared.schedule.unordered_sums():
+            from ..torch_support.determinism import fixed_order, refuses_any_order
+
+            if fixed_order() and not refuses_any_order():
+                warnings.warn(f"{name}: {', '.join(sums)} is added up in no fixed order; accumulate_at(..., ordered) has one", stacklevel=4)
 
     def _check_indices(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise IndexError, one line, for a used element out of range.
@@ -166,6 +176,7 @@ class ArgumentCheck:
         self.program, self.algorithm, self.outputs = program, (algorithm := program.algorithm), program.outputs()
         self.fused = program.schedule.fused()
         self.kernels = lower(program)
+        self.added = {a.func for a in prelower(program).accumulated}
         self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_extent_labels(self.kernels)}
         self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
         self.formulas = {label: source_of(f[0]) for label, n in self.constants.items() if n is None and (f := self.algorithm.extent_formulas(label))}
@@ -216,7 +227,8 @@ class ArgumentCheck:
             return place[0] in tensors and tensors[place[0]].shape[place[1] :][:1] == (0,)
 
         def left(buffers: Iterable[str]) -> str | None:
-            return next((b for b in buffers if b in needed and b in self.outputs and not any(map(empty, self.algorithm[b].labels))), None)
+            stored = (b for b in buffers if b in needed and b in self.outputs and b not in self.added)  # what is added to is cleared before
+            return next((b for b in stored if not any(map(empty, self.algorithm[b].labels))), None)
 
         for kernel in self.kernels:
             root = kernel.writes[0]

@@ -28,6 +28,7 @@ from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
 from ..tables.kernel_store import KernelStore, KernelStores, StoredKernel, StoreError, digest
+from ..torch_support.determinism import fixed_order
 from ..torch_support.dtypes import DTYPE_NAMES, float8_inputs
 from ..torch_support.tf32 import allows_tf32
 
@@ -58,7 +59,7 @@ def call_key(values: tuple, precision: bool) -> tuple:
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
             parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may be specialized on a number's sign
-    return (*parts, precision and allows_tf32())
+    return (*parts, precision and allows_tf32(), fixed_order())
 
 
 class Dispatcher:

@@ -13,6 +13,7 @@ from ...ir import nest
 from ...ir.layout import as_no_matrix_product, preferred_dim_order
 from ...ir.nest import (
     Axis,
+    BlockNumber,
     Const,
     Fetch,
     Guard,
@@ -53,6 +54,7 @@ class ExpressionPrinter:
         self.raw, self.loads, self.operands = raw, loads, operands
         self.types: dict[OperandType | None, None] = {}  #: types of operands that the kernel is passed
         self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
+        self.block_of: Callable[[str], str] = lambda label: f"block_{label}"
         self.float8 = operands.algorithm.float8_buffers
         self.helpers: set[str] = set()
 
@@ -70,6 +72,8 @@ class ExpressionPrinter:
                 return self.size_of(label), _ATOM
             case Start(axis):
                 return self.start_of(axis), _ATOM
+            case BlockNumber(label):
+                return self.block_of(label), _ATOM
             case Step(axis):
                 return self.step_of(axis), _ATOM
             case Position(axis):
