@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from ....codegen.held_terms import HELD_BY_WARP
 from ....codegen.powers_of_two import next_power_of_two
@@ -80,5 +81,5 @@ def _split(shape: SchedulingProblem, root: str, members: list[str], tile: dict[s
     steps, longest = max((-(-shape.sizes[x] // size), x) for x, size in tile.items() if x not in block)
     for count in (0, *parts(shape.programs(block), steps, 4 * shape.target.multiprocessors)):
         for stages in STAGES if steps >= AHEAD * max(1, count) else STAGES[:1]:
-            more = {"approximations": approximations(shape, members), "stages_of": ((longest, stages),) if stages > 1 else ()}
+            more: dict[str, Any] = {"approximations": approximations(shape, members), "stages_of": ((longest, stages),) if stages > 1 else ()}
             yield shape.config(root, block, tile, warps, 1, parts=count, **more)
