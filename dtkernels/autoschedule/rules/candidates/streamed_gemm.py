@@ -46,7 +46,8 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in dots):
         return
     own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in dots for x in dot.labels)
-    if summed.keys() & set(own):  # such a sum runs over blocks
+    others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
+    if others or summed.keys() & set(own):  # they run inside the loop, or over blocks
         return
     along, across = _sides_of_largest(shape, root, members, (*own, *summed))
     few = {x: max(1, shape.sizes[x]) for dot in dots for side in sides(shape, root, dot) if math.prod(shape.sizes[x] for x in side) <= FEW for x in side}
