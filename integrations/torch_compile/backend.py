@@ -44,7 +44,7 @@ class CompileBackend:
         """
         return CompileBackend(ops, backend)
 
-    def __call__(self, module: fx.GraphModule, inputs: list, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Callable:
+    def __call__(self, module: fx.GraphModule, inputs: list, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Any:
         """Rewrite a traced module and compile it. ``mode`` and ``options`` are Inductor's."""
         replace(module, self.wanted)
         if self.backend == "inductor":

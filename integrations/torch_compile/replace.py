@@ -14,7 +14,7 @@ from .builder import Builder, same_shape
 from .canonical import example, operation
 from .matcher import Match, matches
 from .report import REPLACED, count
-from .safety import regions, transforms, why_unsafe
+from .safety import mark_written, regions, transforms, why_unsafe
 from .table import Replacement, Wanted
 
 #: operators whose subgraphs run as they stand, perhaps again in backward
@@ -44,6 +44,7 @@ def replace_in_graph(graph: fx.Graph, wanted: Wanted) -> int:
     if transforms(graph):
         count(len(nodes), Counter({("any op", "torch.func transforms"): 1}))
         return 0
+    mark_written(graph)
     region, place = regions(graph), {node: i for i, node in enumerate(nodes)}
     gone: set[fx.Node] = set()
     for node in reversed(nodes):

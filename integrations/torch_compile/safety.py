@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .canonical import aliased, cast_from, example
+from .canonical import WRITTEN, aliased, cast_from, example, operation
 from .matcher import Match
 
 _HARMLESS = ("_log_api_usage_once", "_assert_async", "_check", "_check_is_size", "getattr", "size", "dim", "item", "sym_size", "numel", "stride")
@@ -57,6 +57,15 @@ def _storage(node: object) -> int | None:
         return None
 
 
+def mark_written(graph: fx.Graph) -> None:
+    """Mark the nodes whose memory some node of the graph may write to, before or after them."""
+    stores = {_storage(a) for node in graph.nodes for a in written(node)}
+    for node in graph.nodes:
+        node.meta.pop(WRITTEN, None)
+        if stores and isinstance(example(node), torch.Tensor) and (_storage(node) in stores or None in stores):
+            node.meta[WRITTEN] = True
+
+
 def why_unsafe(match: Match, result: fx.Node, region: dict[fx.Node, int], place: dict[fx.Node, int]) -> str | None:
     """Return why a match cannot be replaced where it stands; None if it can."""
     covered = set(match.covered)
@@ -76,7 +85,7 @@ def why_unsafe(match: Match, result: fx.Node, region: dict[fx.Node, int], place:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    return aliased(node) is not None or cast_from(node, widening=True) is not None
+    return aliased(node) is not None or cast_from(node, widening=True) is not None or operation(node).name in ("transposed", "reshape", "getitem")
 
 
 def _reads_shape(node: fx.Node) -> bool:

@@ -168,6 +168,12 @@ def key_written_after_the_scores(q, k, v):
     return F.softmax(scores, -1) @ v + k
 
 
+def a_copy_that_is_written(q, k, v):
+    wide = q.to(torch.bfloat16).float()
+    wide.add_(2)
+    return rms(wide, v[0, 0, 0])
+
+
 def half_without_gradients(q, k, v):
     with torch.no_grad():
         weights = F.softmax(q @ k.transpose(-1, -2), -1)
@@ -178,6 +184,7 @@ LEFT = {
     weights_too: {"attention": {"something else reads what would not be computed": 1}},
     written_inside: {},
     key_written_after_the_scores: {"attention": {"something is written to in between": 1}},
+    a_copy_that_is_written: {"rmsnorm": {"replaced": 1}},
     half_without_gradients: {"attention": {"grad mode or autocast changes inside it": 1}},
     lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()): {"attention": {"dtypes float64, float64, float64": 1}},
     lambda q, k, v: F.softmax((q @ k.mT).masked_fill(FLAGS, -1.0), -1) @ v: {"attention": {"hidden scores that are not -inf": 1}},
