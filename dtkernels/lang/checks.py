@@ -197,8 +197,9 @@ def _check_used(algorithm: Algorithm, declared_at: Places) -> None:
         if label not in reduced:
             raise DTError("an RVar is reduced somewhere", found=f"{label!r} is not", allowed=f"Var {label}", at=declared_at.get(label))
     results = {label for d in algorithm.definitions for label in d.labels}
+    measured = {n.label for n in nodes if isinstance(n, ex.Len)} & {label for label, *_ in (*algorithm.extents, *algorithm.formulas)}
     for label in algorithm.vars:
-        if label not in results:
+        if label not in results | measured:
             raise DTError("a Var is a dimension of a Func", found=f"{label!r} is not", allowed=f"RVar {label}", at=declared_at.get(label))
 
 

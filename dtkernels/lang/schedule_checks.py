@@ -20,14 +20,16 @@ from .schedule import (
     Primitive,
     Schedule,
     Sized,
+    Sizes,
     host,
     subject,
 )
 
 MOST_ELEMENTS = 2**20  #: per tensor, in Triton
+MOST_PARTS = 3  #: powers of two that add up to a tile
 MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
-_OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail")
-_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
+_OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail", "stream")
+_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
@@ -37,6 +39,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=", ".join(algorithm.funcs), at=p.pos)
         _check_form(p)
         _check_names(p, algorithm, schedule)
+    _check_tiles(schedule)
     _check_fusion(schedule, algorithm)
     _check_agreement(schedule)
     _check_kernels(schedule)
@@ -67,7 +70,7 @@ def _check_form(p: Primitive) -> None:
         raise DTError(
             f"arguments of {p.name}",
             found=f"({', '.join(map(str, p.args))})",
-            allowed=f"({form.rstrip('*')}{', ...' if form.endswith('*') else ''})",
+            allowed=" or ".join(f"({one.rstrip('*')}{', ...' if one.endswith('*') else ''})" for one in _forms(p.name, form)),
             at=p.pos,
         )
     for a in p.args:
@@ -78,6 +81,11 @@ def _check_form(p: Primitive) -> None:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if isinstance(p, Number):
         _check_number(p)
+
+
+def _forms(name: str, form: str) -> list[str]:
+    """Return the forms that the arguments of a primitive may have as a whole."""
+    return form.split(" or ") if name == "accumulate_at" else [form]
 
 
 def _check_size(p: Primitive, a: Argument) -> None:
@@ -92,14 +100,26 @@ def _check_size(p: Primitive, a: Argument) -> None:
     most = {"tensorize": MOST_ELEMENTS, "tail": MOST_ELEMENTS, "unroll": MOST_UNROLLED}.get(p.name, 2**31 - 1)
     if size > most:
         raise DTError(f"a size in {p.name}", found=str(a), allowed=f"at most {most}", at=p.pos)
-    if p.name in ("tensorize", "tail") and size & (size - 1):
-        label = subject(a)
-        raise DTError(
-            "a tile is a power of two",
-            found=str(a),
-            allowed=f"{label}:{1 << (size.bit_length() - 1)} or {label}:{1 << size.bit_length()}",
-            at=p.pos,
-        )
+    if p.name == "tail" and size & (size - 1):
+        raise _no_power_of_two(p, a, size)
+
+
+def _no_power_of_two(p: Primitive, a: Argument, size: int) -> DTError:
+    label = subject(a)
+    allowed = f"{label}:{1 << (size.bit_length() - 1)} or {label}:{1 << size.bit_length()}"
+    return DTError("a tile is a power of two", found=str(a), allowed=allowed, at=p.pos)
+
+
+def _check_tiles(schedule: Schedule) -> None:
+    """Check that a tile that is no power of two is all of a block, in few parts that are."""
+    for p in (p for p in schedule.primitives if p.name == "tensorize" and isinstance(p, Sizes)):
+        blocks = schedule.sizes(p.func, "block")
+        for a in p.sizes:
+            if a.size & (a.size - 1) and blocks.get(a.label) != a.size:
+                raise _no_power_of_two(p, a, a.size)
+            if a.size.bit_count() > MOST_PARTS:
+                raise DTError(f"a tile is a sum of at most {MOST_PARTS} powers of two", found=str(a),
+                              allowed=f"{a.label}:{1 << (a.size.bit_length() - 1)} or {a.label}:{1 << a.size.bit_length()}", at=p.pos)  # fmt: skip
 
 
 def _check_number(p: Number) -> None:
@@ -144,12 +164,13 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         if p.name in ("descriptor", "evict", "stage") and named not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(named), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
-    if isinstance(p, FuseAt) and p.name == "parts_at":
+    if isinstance(p, FuseAt) and p.name != "fuse_at":
         if p.consumer not in algorithm:
-            raise DTError("parts_at names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)
-        if p.label not in algorithm[p.consumer].labels:
-            allowed_labels = ", ".join(algorithm[p.consumer].labels)
-            raise DTError(f"parts_at names a label of {p.consumer}", found=repr(p.label), allowed=allowed_labels, at=p.pos)
+            raise DTError(f"{p.name} names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)
+        loops = algorithm[p.consumer].labels + (reduction_labels(algorithm, p.consumer) if p.name == "accumulate_at" else ())
+        if p.label not in loops:
+            what = "loop" if p.name == "accumulate_at" else "label"
+            raise DTError(f"{p.name} names a {what} of {p.consumer}", found=repr(p.label), allowed=", ".join(loops) or "none", at=p.pos)
     if isinstance(p, Map):
         _check_map(p, inner, own)
 
@@ -199,7 +220,7 @@ def _check_agreement(schedule: Schedule) -> None:
     """Check that statements agree: one setting per label, tensor or function, or per Func for a primitive with one argument or an order."""
     said: dict[tuple[str, str, str], tuple[str, Primitive]] = {}
     for p in schedule.primitives:
-        whole = p.name in ("map", "reorder", "fuse_at") or isinstance(p, Number)
+        whole = p.name in ("map", "reorder", "fuse_at", "accumulate_at") or isinstance(p, Number)
         parts = {"": ", ".join(map(str, p.args))} if whole else {}
         if p.name == "reorder" and len(set(p.args)) < len(p.args):
             raise DTError("reorder names a label once", found=str(p).rstrip(";"), at=p.pos)

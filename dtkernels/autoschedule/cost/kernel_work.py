@@ -6,8 +6,9 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...codegen.powers_of_two import next_power_of_two
-from .kernel_config import KernelConfig, read_schedule
+from ...codegen.held_terms import HELD_BY_WARP
+from ...codegen.powers_of_two import binary_parts, next_power_of_two
+from .kernel_config import ORDERED, KernelConfig, read_schedule
 from .outline import FuncOutline, Known, Product, Read
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
 class Work(NamedTuple):
-    """The work of one kernel at given sizes. Amounts are of one program, but for ``memory``, ``merged`` and ``copied``."""
+    """The work of one kernel at given sizes. Amounts are of one program, but for ``memory``, ``merged``, ``copied`` and ``cleared``."""
 
     programs: int
     held: int  #: programs that a multiprocessor holds at once
@@ -48,6 +49,9 @@ class Work(NamedTuple):
     narrow: bool  #: loads of less than 4 bytes, which no copy engine takes
     fetched: bool  #: loads by tensor descriptors
     itemsize: int
+    added: float = 0.0  #: bytes that are added to sums in memory
+    cleared: float = 0.0  #: bytes that the kernels before and after it write and read of these sums
+    sums: int = 0
 
 
 class _Access(NamedTuple):
@@ -82,7 +86,7 @@ class KernelPlan:
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
-        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks)
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks and any((x, 1) in o.labels for o in f.reads))
         self.scattered = frozenset(x for x, by in apart if by % self.blocks[x])  #: labels whose blocks reach over groups
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
@@ -112,7 +116,8 @@ class KernelPlan:
 
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
-        return tuple([x for x in func.reduced if x in self.blocks]) if func is not self.root and func.name not in self.config.parted else ()
+        apart = func is self.root or func.name in self.config.parted or func.name in self.config.added
+        return () if apart else tuple([x for x in func.reduced if x in self.blocks])
 
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
@@ -160,7 +165,7 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     """Return the plan of each kernel of a schedule."""
     read = read_schedule(schedule)
     written = {f for k in read.kernels for f in k.written} | read.outputs
-    sums = {f for k in read.kernels for f in k.parted}
+    sums = {f for k in read.kernels for f in (*k.parted, *k.added)}
     aligned = frozenset([k.func for k in read.kernels if k.aligned])
     kernels = [k for k in read.kernels if "" in known.funcs or (k.func in known.funcs and k.func not in sums)]
     fused = frozenset([f for k in read.kernels for f, _ in k.members if f in known.funcs and f not in written and f not in known.outputs])
@@ -230,10 +235,10 @@ class _Count:
         return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
 
     def work(self, live: float) -> Work:
-        plan, programs = self.plan, 1
+        plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
         for count in self.count.values():
             programs *= count
-        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = 0.0
+        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = added = cleared = 0.0
         narrow, reads = False, []
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
@@ -246,7 +251,8 @@ class _Count:
                 requests += asked / VECTOR
             else:
                 short += asked / vector
-            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.labels) > 1)
+            dims = [x for x, _ in access.read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
+            narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
                 issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
@@ -254,23 +260,44 @@ class _Count:
             reads.append((access, each, amount))
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
-        multiplied, rows, columns = self._multiplied()
+        multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, _, _ in plan.products)
-        held, spilled = self._resident(rows, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         for func in plan.writes:
             each = self.bytes_of(func.name)
             amount = each * self.elements(self.extent, func.labels)
             written += amount
+            if func.name in plan.config.added:
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._again(func), ()), cleared + self._cleared(func)
+                continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
         heavy, light = self._arithmetic()
+        if streamed:
+            terms = self._multiplied()[0]
+            light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
-                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
+                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
+                    added, cleared, len(plan.config.added))  # fmt: skip
+
+    def _again(self, func: FuncOutline) -> tuple[str, ...]:
+        """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
+        within = [x for x in func.reduced if x in self.plan.blocks or x in self.plan.root.reduced]
+        return tuple([x for x in within if any(y in self.plan.root.reduced for y in func.labels)])
+
+    def _cleared(self, func: FuncOutline) -> float:
+        """Return the bytes of clearing and converting a sum: one part, or in a fixed order one for each block that adds to the same elements."""
+        whole = 1.0
+        for x in func.labels:
+            for y in (x,) if x in self.sizes else self.plan.known.aliases.get(x, ()):
+                whole *= max(1, self.sizes.get(y, 1))
+        parts = math.prod(self.count.get(x, 1) for x in func.reduced) if self.plan.config.added[func.name] == ORDERED else 1
+        return whole * (8.0 * parts + self.bytes_of(func.name))
 
     def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
         """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""
@@ -291,19 +318,21 @@ class _Count:
         """Return the bytes of one load, by the alignment of rows."""
         return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
 
-    def _resident(self, rows: int, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
+    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
         most = 1.0
         for labels in self.plan.results:
             most = max(most, self.elements(self.step, labels))
+        if streamed:
+            most = max(most, sum(self.elements(self.step, p.labels) for p, _, _ in self.plan.products))
         each = most / threads
         if rows:
             operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else 0.0 if config.descriptors else issued / threads
             registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
         else:
-            registers, shared = 28 + each * live, 0.0
+            registers, shared = 28 + each * live, max(config.all_of("stages_of").values(), default=0) * tile_bytes * streamed
         held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
@@ -359,12 +388,21 @@ class _Count:
         total, rows, columns = 0.0, 0, 0
         for product, around, whole in self.plan.products:
             total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
-            own = max(1, int(self.elements(self.step, product.rows)))
-            other = max(1, int(self.elements(self.step, product.columns)))
+            own, other = self._side(product.rows), self._side(product.columns)
             if product.rows and product.columns and self._comes_later(product.rows[-1], product.columns[-1]):
                 own, other = other, own  # the product comes out transposed
             rows, columns = min(rows or own, own), min(columns or other, other)
         return total, rows, columns
+
+    def _side(self, labels: tuple[str, ...]) -> int:
+        """Return the rows or columns of a tile; of one in parts, of each part on the average."""
+        parts = math.prod(max(1, len(binary_parts(self.step.get(x, 1)))) for x in labels)
+        return max(1, int(self.elements(self.step, labels) / parts))
+
+    def _is_streamed(self) -> bool:
+        """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""
+        held = HELD_BY_WARP * self.plan.config.warps
+        return bool(self.plan.products) and all(self._is_ordinary(p) and self.elements(self.step, p.labels) <= held for p, _, _ in self.plan.products)
 
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.streamed_gemm import streamed_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
@@ -55,7 +56,7 @@ KINDS = (
     Kind("row and column reductions", _only(row_column_tiles)),
     Kind("elementwise, reductions, transposes", _only(row_tiles)),
 )
-RULES = (Rule("chained products", chain_candidates),)
+RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates))
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
 
 

@@ -35,9 +35,10 @@ from ..ir.value_type import value_type, whole_quotient
 from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
+from .memory_sums import add_in_memory, additions
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
-from .scans import axis_of, lower_scan, position, reversed_labels, scans_of
+from .scans import axis_of, lower_scan, position, reversed_labels, scans_of, spans
 from .schedule_options import KernelOptions
 from .scope import Scope
 
@@ -72,6 +73,7 @@ class _Lowering:
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.whole_tensors()
         self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.added = {a.func: a for a in program.accumulated if a.host == root}  #: sums that this kernel adds to in memory
         self.summed = frozenset(name for name, _ in program.pieces.sums) if program.pieces else frozenset()  #: read from memory by their own kernel
         self.blocked: dict[str, Axis] = {}  #: label of the output -> its axis, where one tile is the whole block
         self.scanned = scans_of(self.algorithm, options.members)
@@ -89,7 +91,7 @@ class _Lowering:
         if missing:
             raise DTError("an output is computed over all its labels", found=f"{min(missing)} is not, where it is fused",
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
-        body = tuple(self.top.body)
+        body = additions(tuple(self.top.body), self.added, self.algorithm)
         self.options.check(body, self._touched(body))
         writes = tuple(dict.fromkeys((self.root, *self.stored)))
         return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.launch_fields())
@@ -145,7 +147,9 @@ class _Lowering:
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the outputs that nothing in this kernel uses last, when the reductions they need are finished."""
         for d in self.algorithm.definitions:
-            if d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
+            if d.name in self.added:
+                add_in_memory(self, d, env, scope)
+            elif d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
                 self.realize(d.name, index, scope)
 
     def _output_axis(self, label: str, scope: Scope) -> tuple[Axis, str]:
@@ -159,11 +163,11 @@ class _Lowering:
         asked, tile = tile, tile or block
         wider = next_power_of_two(block)
         padded = block < tile and (tile <= MIN_DOT or tile == wider)
-        if not padded and (tile > block or block % tile or tile & (tile - 1)):
+        if not padded and tile != block and (tile > block or block % tile or tile & (tile - 1)):
             raise DTError(
                 "a block is a whole number of tiles",
                 found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
-                allowed=f"a tile that is a power of two and divides {block}, or, padded, {max(wider, MIN_DOT)}",
+                allowed=f"all of it, a power of two that divides {block}, or, padded, {max(wider, MIN_DOT)}",
                 at=self.schedule.of(self.root, "block")[-1].pos,
             )
         axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)
@@ -226,7 +230,10 @@ class _Lowering:
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the Funcs fused at the loop of ``func`` over ``label``, as far as their labels are bound there."""
         for d in self.algorithm.definitions:
-            if self.fused.get(d.name) == (func, label) and self._is_read(d.name) and not self._depends_on_inner_accumulator(d.name, env):
+            if self.fused.get(d.name) == (func, label) and d.name in self.added:
+                if self.root not in self.algorithm.needed_by((d.name,)):  # else it is computed after the root, by _other_outputs
+                    add_in_memory(self, d, env, scope)
+            elif self.fused.get(d.name) == (func, label) and self._is_read(d.name) and not self._depends_on_inner_accumulator(d.name, env):
                 index = self.bound_index(d, env)
                 if index is not None:
                     self.realize(d.name, index, scope)
@@ -274,7 +281,7 @@ class _Lowering:
         definition = self.algorithm[func]
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
-        if not all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index)):
+        if not all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index)):
             value = self._mask_outside(definition, index, value)
         return self.define(definition, index, value, scope)
 
@@ -291,13 +298,13 @@ class _Lowering:
     def _covers_whole_func(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
         """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
         axes = [a for i in index if (a := axis_of(i)) is not None]
-        alone = all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index))
+        alone = all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index))
         return alone and len(set(axes)) == len(axes)
 
     def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
-            if axis_of(i) is None:
+            if not spans(i, label):
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
                 value = Op("where", (inside, value, nest.Const(0.0)))
         return value
@@ -354,7 +361,7 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                return self._access(tensor, tuple(self._index(i, env, scope) for i in index), scope)
+                return self._access(tensor, tuple(self.index_of(i, env, scope) for i in index), scope)
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
             case ex.Unary(op, arg):
@@ -376,17 +383,17 @@ class _Lowering:
         own = label in self.blocked and at == Position(self.blocked[label])
         return self.once_a_block and own and block_is_in_one_group(at, self.blocks.get(label, 0), size)
 
-    def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
+    def index_of(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Return an index as integer arithmetic, in which / rounds down."""
         match expr:
             case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._is_uniform_in_block(label, env[label], size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
-                return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
+                return quotient(self.index_of(left, env, scope), self.index_of(right, env, scope), self.algorithm)
             case ex.Binary(_, left, right):
-                return arithmetic(ex.as_value(expr), self._index(left, env, scope), self._index(right, env, scope))
+                return arithmetic(ex.as_value(expr), self.index_of(left, env, scope), self.index_of(right, env, scope))
             case ex.Unary("-", arg):
-                return Op("neg", (self._index(arg, env, scope),))
+                return Op("neg", (self.index_of(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:

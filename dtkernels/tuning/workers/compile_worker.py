@@ -12,6 +12,7 @@ from ...autoschedule.default_schedule import schedules
 from ...codegen.analysis.resources import check_resources
 from ...codegen.emit.gluon.kernel import INFIX
 from ...codegen.emit.module import emit
+from ...codegen.ir.nest import Store, statements
 from ...codegen.target import Target
 from ...lang.errors import DTError
 from ...runtime.build.source_cache import load_module
@@ -152,7 +153,7 @@ class CpuWorker:
         known = {p: t for p, t in times.items() if t is not None}
         best = sorted(known, key=known.__getitem__)[:3]
         from_here = [p for p in (*(() if anew and seeds else best), *seeds)] or [p for p in whole.plans if p.root == root]
-        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma) for p in from_here[:1]}
+        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma, work.group.dtype == "fp32") for p in from_here[:1]}
         near = next(iter(around.values()))
         pool = dict.fromkeys((*seeds, *(drawn(rng.choice(from_here), near, rng.randint(2, ANYWHERE), rng) for _ in range(DRAWS))))
         at_random = [p for p in pool if p not in times and p not in seeds]
@@ -196,7 +197,8 @@ class CpuWorker:
         _, variant = variants_of(work.group)
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
-            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+            added = {s.buffer for k in kernels for s in statements(k.body) if isinstance(s, Store) and s.onto}
+            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm and w not in added}
             extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
             for kernel in kernels:
                 check_resources(kernel, extents, copies | inputs_and_reference.itemsizes(work), self.to)

@@ -28,7 +28,9 @@ from ...ir.nest import (
     Local,
     Loop,
     Op,
+    Put,
     Statement,
+    Store,
     Tile,
     TileDot,
     TileReduce,
@@ -44,6 +46,8 @@ from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecial
 def plan(kernel: Kernel) -> WarpSpecializedKernel:
     """Plan a kernel in descriptor form. Raises Refused."""
     loops = [s for s in kernel.body if isinstance(s, Loop)]
+    if any(isinstance(s, (Store, Put)) and s.onto for s in statements(kernel.body)):
+        raise Refused("it adds to a sum in memory")
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
     for loop in loops:
@@ -51,6 +55,8 @@ def plan(kernel: Kernel) -> WarpSpecializedKernel:
             raise Refused(f"the loop over {loop.axis.label} is no single loop of a reduction")
         if loop.axis.scalar or loop.axis.label != loops[0].axis.label or loop.axis.tile != loops[0].axis.tile:
             raise Refused("loops over different labels or tiles")
+    if any(isinstance(s, Index) and s.axis.whole for s in kernel.body):
+        raise Refused("a tile in parts, whose products share an operand")
     rows = _rows(kernel, loops)
     consumers = _consumers(kernel, rows)
     kernel = _rows_first(kernel, rows)

@@ -1,0 +1,177 @@
+"""Measure problems on a GPU by the suite's rules: five random inputs, its tolerances, then times with a cold L2."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import bench
+import torch
+from common import timing
+from problem import DTYPES, TOLERANCE, Problem, as_tuple, operations, operator, problems
+
+TRIALS = 5  #: random inputs that must be right
+FAST = (0.8, 1.0, 1.5, 2.0)  #: p of fast_p
+PEERS: dict[str, Callable[[Callable], Callable]] = {
+    "eager": lambda fn: fn,
+    "compile": lambda fn: torch.compile(fn, dynamic=False),
+    "compile-max": lambda fn: torch.compile(fn, dynamic=False, mode="max-autotune-no-cudagraphs"),  # calls are captured here anyway
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem in one dtype, forward, or forward and backward together."""
+
+    level: int
+    name: str
+    dtype: str
+    backward: bool
+
+    def __str__(self) -> str:
+        return f"{self.level}/{self.name}{' backward' if self.backward else ''} {self.dtype}"
+
+    @property
+    def problem(self) -> Problem:
+        return problems(self.level)[self.name]
+
+
+def one_line(error: Exception) -> str:
+    """Format an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+
+
+class Call:
+    """A case with its tensors for one seed."""
+
+    def __init__(self, case: Case, seed: int):
+        self.problem, self.backward = case.problem, case.backward
+        self.inputs = self.problem.tensors(self.problem.published, DTYPES[case.dtype], "cuda", seed)
+        self.wanted = tuple(list(self.problem.inputs).index(name) for name in self.problem.differentiated()) if case.backward else ()
+        self.grads: tuple[torch.Tensor, ...] = ()
+        if self.wanted:
+            with torch.no_grad():
+                shapes = [(o.shape, o.dtype) for o in as_tuple(self.problem.reference(*self.inputs, *self.problem.scalars.values()))]
+            self.grads = tuple(torch.rand(s, dtype=dtype, device="cuda") for s, dtype in shapes)
+
+    def results(self, fn: Callable, dtype: torch.dtype | None = None) -> list[torch.Tensor]:
+        """Return the outputs of ``fn``, or the gradients; in ``dtype`` if it is given."""
+        tensors, grads = self.inputs, self.grads
+        if dtype is not None:
+            tensors, grads = (tuple(t.to(dtype) if t.is_floating_point() else t for t in ts) for ts in (tensors, grads))
+        scalars = self.problem.scalars.values()
+        if not self.wanted:
+            with torch.no_grad():
+                return list(as_tuple(fn(*tensors, *scalars)))
+        leaves = [t.detach().requires_grad_(i in self.wanted) for i, t in enumerate(tensors)]
+        return list(torch.autograd.grad(as_tuple(fn(*leaves, *scalars)), [leaves[i] for i in self.wanted], grads))
+
+
+def differs(got: list[torch.Tensor], expected: list[torch.Tensor], tolerance: float) -> str:
+    """Return how results differ by more than the suite allows, "" where they do not."""
+    for ours, torchs in zip(got, expected, strict=True):
+        if ours.shape != torchs.shape:
+            return f"shape {tuple(ours.shape)}, expected {tuple(torchs.shape)}"
+        if not torch.allclose(ours, torchs.to(ours.dtype), atol=tolerance, rtol=tolerance):
+            return f"off by {(ours.double() - torchs.double()).abs().max().item():.2g}, allowed {tolerance} absolute and relative"
+    return ""
+
+
+def error_of(got: list[torch.Tensor], truth: list[torch.Tensor]) -> float:
+    """Return the norm of the difference from float64 over the norm of float64, of the worst result."""
+    norms = [((g.double() - t).norm() / t.norm().clamp_min(1e-300)).item() for g, t in zip(got, truth, strict=True) if t.is_floating_point()]
+    return math.nan if any(map(math.isnan, norms)) else max(norms, default=0.0)
+
+
+def correctness(case: Case, op: Callable) -> dict:
+    """Compare with torch on five random inputs, and of the first also with float64. ``wrong`` says what is wrong, "" if nothing is."""
+    found: dict = {"wrong": ""}
+    for seed in range(TRIALS):
+        call = Call(case, seed)
+        got, expected = call.results(op), call.results(case.problem.reference)
+        if (wrong := differs(got, expected, TOLERANCE[case.dtype])) and not found["wrong"]:
+            found["wrong"] = f"input {seed}: {wrong}"
+        if seed == 0:
+            try:
+                truth = call.results(case.problem.reference, torch.float64)
+                found |= {"error": error_of(got, truth), "eager_error": error_of(expected, truth)}
+                del truth
+            except torch.OutOfMemoryError:
+                found["error_note"] = "no memory for float64"
+        del call, got, expected
+        torch.cuda.empty_cache()
+    return found
+
+
+def times(case: Case, op: Callable, peers: tuple[str, ...]) -> tuple[dict[str, float], dict[str, str]]:
+    """Return (microseconds by implementation, notes on those that failed or could not be captured)."""
+    call, running, notes = Call(case, 0), {}, {}
+    scalars, direction = tuple(case.problem.scalars.values()), "both" if case.backward else "forward"
+    for who, make in {"dtkernels": lambda fn: op, **{p: PEERS[p] for p in peers}}.items():
+        try:
+            fn = make(case.problem.reference)
+            prepare = bench.preparation(lambda *t, fn=fn: fn(*t, *scalars), call.inputs, call.wanted, direction, call.grads)
+            running[who], captured = timing.captured(prepare)
+            if not captured:
+                notes[f"{who}_note"] = "not captured: host time is in it"
+        except torch.AcceleratorError:
+            raise
+        except Exception as error:
+            notes[f"{who}_note"] = one_line(error)
+    return timing.interleaved_times(running, 15.0), notes
+
+
+def measure(case: Case, peers: tuple[str, ...]) -> dict:
+    """Return what was found of one case: whether it is right, times, speedups, and how near it comes to the GPU's limits."""
+    torch._dynamo.reset()
+    torch.cuda.empty_cache()
+    op, problem = operator(case.level, case.name), case.problem
+    found = correctness(case, op)
+    us, notes = times(case, op, peers)
+    found |= notes | {"us": us}
+    if "dtkernels" not in us:
+        return found | {"failed": notes["dtkernels_note"]}
+    ours = us["dtkernels"]
+    found["speedup"] = {who: t / ours for who, t in us.items() if who != "dtkernels"}
+    if not case.backward:
+        dtype = DTYPES[case.dtype]
+        moved = problem.bytes(problem.published, dtype.itemsize)
+        flops = operations(problem, op.spec.algorithm, problem.published)
+        limit = max(timing.copy_time(min(moved, 4 << 30)) * max(1.0, moved / (4 << 30)), flops / timing.product_rate(dtype) * 1e6 if flops else 0.0)
+        found |= {"bytes": moved, "flops": flops, "fraction": limit / ours}
+    return found
+
+
+def line(case: Case, found: dict) -> str:
+    """Format one row of the table."""
+    if "failed" in found:
+        return f"{str(case):58} FAILED {found['failed']}"
+    ours = found["us"]["dtkernels"]
+    peers = " ".join(f"{who} {t:9.1f} ({found['speedup'][who]:.2f})" for who, t in found["us"].items() if who != "dtkernels")
+    said = [f"WRONG {found['wrong']}"] if found["wrong"] else []
+    said += [f"of limit {found['fraction']:.2f}"] if "fraction" in found else []
+    said += [f"error {found['error']:.1e} (eager {found['eager_error']:.1e})"] if "error" in found else []
+    said += [f"{k}: {v}" for k, v in found.items() if k.endswith("_note")]
+    return f"{str(case):58} ours {ours:9.1f} {peers} {' '.join(said)}".rstrip()
+
+
+def fast(found: dict[str, dict], who: str, p: float, asked: int) -> float:
+    """Return fast_p against one peer, or against the fastest of all ("best"): the share of all problems asked for that are right and
+    more than ``p`` times as fast as the peer. One that was refused or failed counts as not fast."""
+    speedups = [r["speedup"] for r in found.values() if not r.get("wrong") and r.get("speedup")]
+    ratios = [min(s.values()) if who == "best" else s[who] for s in speedups if who == "best" or who in s]
+    return sum(ratio > p for ratio in ratios) / asked if asked else math.nan
+
+
+def summary(found: dict[str, dict], peers: tuple[str, ...], asked: int) -> str:
+    """Return how many were measured, failed and were wrong, and fast_p for each peer."""
+    failed, wrong = (sum(bool(r.get(k)) for r in found.values()) for k in ("failed", "wrong"))
+    said = [f"{len(found)} of {asked} cases; failed {failed}, wrong {wrong}"]
+    for who in (*peers, *(["best"] if len(peers) > 1 else [])):
+        ratios = [min(s.values()) if who == "best" else s[who] for r in found.values() if (s := r.get("speedup")) and (who == "best" or who in s)]
+        mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else math.nan
+        shares = ", ".join(f"fast_{p:g} {fast(found, who, p, asked):.2f}" for p in FAST)
+        said.append(f"{who:11} {shares}; geometric mean of its time over ours {mean:.2f}")
+    return "\n".join(said)
