@@ -17,7 +17,6 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .canonical import Operation, aliased, cast_from, example, number_of, operation
 
-
 if TYPE_CHECKING:
     Number: TypeAlias = Any
     Optional: TypeAlias = Any
