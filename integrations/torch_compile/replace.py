@@ -73,9 +73,11 @@ def _replaced(row: Replacement, match: Match, node: fx.Node, wanted: Wanted, reg
     why = no_kernel(tensors[0]) or row.refuse(match, node) or wanted.leaves(row, match, node) or why_unsafe(match, node, region, place)
     if why is not None:
         return why
-    builder, before = Builder(node), node.prev
-    new = row.emit(builder, match, node)
-    was = example(node)
+    builder, before, was = Builder(node), node.prev, example(node)
+    try:
+        new = row.emit(builder, match, node)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # the op's own checks, on tensors without data
+        return _undone(before, node, f"refused: {str(error).splitlines()[0][:120]}")
     if not same_shape(example(new), was):
         return _undone(before, node, "a result of another shape")
     laid = builder.laid_out_as(builder.cast(new, was.dtype), was)
