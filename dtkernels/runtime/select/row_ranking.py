@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ...autoschedule.cost.kernel_config import read_schedule, tiled_labels
 from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
-from ..torch_support.determinism import fixed_order
+from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
 

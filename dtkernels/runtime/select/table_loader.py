@@ -20,7 +20,7 @@ from ..log import warn_once
 from ..tables.kernel_store import KernelStore, KernelStores, StoreError, digest
 from ..tables.table import Gpu, Row, RowKey, TableError, arch_folder, call_kind, call_kind_text, read_gpu, read_rows
 from ..tables.trust import trusted
-from ..torch_support.determinism import fixed_order
+from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel
 from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
 
