@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
+from .smart_constructors import is_zero
 
 CAST = "cast:"  #: prefix of a source that is a dtype; the others are inputs
 
@@ -132,6 +133,16 @@ class OperandTypes:
 
 def _constant(e: ex.Expr) -> bool:
     return isinstance(e, ex.Const) or isinstance(e, ex.Unary) and e.op == "-" and isinstance(e.arg, ex.Const)
+
+
+def rows_of(side: ex.Expr) -> ex.Access | None:
+    """Return the tensor that is a side of a product, all of it or rows that data chooses; None for a side that is computed."""
+    match side:
+        case ex.Access():
+            return side
+        case ex.Call("where", (condition, ex.Access(_, (*_, ex.Label(last))) as rows, zero)) if is_zero(zero):
+            return rows if any(ex.accesses(condition)) and last not in ex.free_labels(condition) else None  # type: ignore[return-value]
+    return None
 
 
 def typed_as(algorithm: Algorithm, func: str) -> frozenset[str]:

@@ -27,6 +27,8 @@ from .rules.canonicalize import (
 )
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
+from .rules.data_index.data_bounds import bound_picked_sums
+from .rules.data_index.grouped_products import group_products
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
@@ -77,6 +79,8 @@ RULES = (
 
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
+    Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
+    Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import BYTES, InputTypes
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
@@ -37,7 +38,7 @@ from .rules.warp_specialized import warpgroup_tiles
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
-OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail")  #: primitives that a form of accesses may refuse
+OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 
 
 def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
@@ -288,7 +289,7 @@ class _Fusion:
             return False
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
-            taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
+            taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
             if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
                 return True
@@ -297,6 +298,8 @@ class _Fusion:
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
         reduced = reduction_labels(self.algorithm, func)
+        if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
+            return (sibling, reduced[-1])
         longest = max((self.sizes[r] for r in reduced), default=0)
         if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
             return place
@@ -304,6 +307,13 @@ class _Fusion:
             if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
+
+    def _is_sibling(self, func: str, other: str) -> bool:
+        """Return whether both are products of one operand, which one loop then loads for both."""
+        dots = [self.algorithm[f].expr for f in (func, other)]
+        if not all(isinstance(dot, ex.Dot) for dot in dots) or not self._same_iteration_space(func, other):
+            return False
+        return bool({dots[0].left, dots[0].right} & {dots[1].left, dots[1].right})  # type: ignore[attr-defined]
 
     def _needs_own_row_reduction(self, func: str, root: str) -> bool:
         """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.
@@ -380,7 +390,7 @@ class _Fusion:
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
         if self._leaves_few_programs(func, root) or over and self._is_read_in_windows(func, root):
             return True
-        if missing and sum_needs_own_kernel(self.shape, func, root, missing):
+        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self._bounds_loop(func, missing)):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
@@ -410,6 +420,15 @@ class _Fusion:
         rows = self._elements(tuple(label for label in outer if label not in reduced and label in self.algorithm[func].labels))
         alone = set(reduced) <= {*outer} and not self.shape.dots(func) and not self.shape.dots(root)
         return not outer or alone and self._elements(reduced) > ROW_LIMIT and rows < self.shape.target.multiprocessors
+
+    def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
+        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""
+        over = set(reduction_labels(self.algorithm, func))
+        if self._elements(missing) <= WHOLE_SIDE:
+            return False
+        tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
+        sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
+        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.

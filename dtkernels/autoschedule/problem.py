@@ -155,10 +155,24 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
+    def is_picked(self, e: ex.Expr, label: str) -> bool:
+        """Return whether each row of the sum ``e`` over ``label`` needs one element of it, the one that data names."""
+        for n in e.walk():
+            match n:
+                case ex.Binary("==", a, ex.Label(name)) | ex.Binary("==", ex.Label(name), a) if name == label:
+                    if any(ex.accesses(a)) and label not in ex.free_labels(a):
+                        return True
+        return False
+
+    def longest(self, dot: ex.Dot) -> str:
+        """Return the longest label that a product sums over, but for those of which each row needs one element."""
+        walked = [label for label in dot.labels if not self.is_picked(dot, label)]
+        return max(walked or dot.labels, key=lambda label: self.sizes[label])
+
     def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> Sizes:
         """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""
         programs = self.programs(block)
-        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
+        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0 and not self.is_picked(self.algorithm[root].expr, k)]
         wanted = self.target.multiprocessors * share
         if not looped or not parts and 2 * programs > wanted:
             return ()

@@ -64,6 +64,8 @@ class Algorithm:
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: inputs that hold integers or truth values in the calls that kernels are made for; masked loads never fill them with -inf
     integral: frozenset[str] = field(default=frozenset(), repr=False)
+    #: inputs that hold integers, as a call has checked, though no index has them any more
+    whole_inputs: frozenset[str] = field(default=frozenset(), repr=False)
     #: labels that the spec's schedules or sizes mention; renaming keeps them
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
@@ -101,7 +103,7 @@ class Algorithm:
 
     def integer_inputs(self) -> frozenset[str]:
         """Return the inputs that must hold integers: those used in an index, ``W[t[x], y]``."""
-        return self._integer_tensors & frozenset(self.inputs)
+        return (self._integer_tensors | self.whole_inputs) & frozenset(self.inputs)
 
     @cached_property
     def _integer_tensors(self) -> frozenset[str]:

@@ -16,8 +16,9 @@ from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
-from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
+from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
+FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
@@ -64,7 +65,7 @@ class _Product:
         """Yield the usual choices, then candidates."""
         yield self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if self.shape.itemsize == 2 and plain and not self._slides():
+        if plain and not self._slides():
             yield from self._candidates()
 
     @cached_property
@@ -73,14 +74,14 @@ class _Product:
         shape = self.shape
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
         batch = math.prod(shape.sizes[label] for label in shape.algorithm[self.root].labels if label not in self.rows[-1:] + self.columns[-1:])
-        return m, n, max((shape.sizes[label] for label in self.dot.labels), default=1), batch
+        return m, n, shape.sizes[shape.longest(self.dot)] if self.dot.labels else 1, batch
 
     def _tile(self, of: GemmTile) -> dict[str, int]:
         """Return the tile of each label: all of a product's sums but the longest advance by one."""
         shape = self.shape
         tile = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
         for dot in self.dots:
-            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            longest = shape.longest(dot)
             tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), of.depth)) if k == longest else 1 for k in dot.labels}
         return tile
 
@@ -99,8 +100,10 @@ class _Product:
     def _candidates(self) -> Iterator[KernelConfig]:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
         m, n, k, batch = self._extents
-        cores, through = self.shape.target.multiprocessors, self._descriptors()
-        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores):
+        cores, through = self.shape.target.multiprocessors, self._descriptors() if self.shape.itemsize == 2 else {}
+        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
+            if of in gemm_candidates.PARTED and len(self.dots) > 2:
+                continue
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -116,7 +119,9 @@ class _Product:
                 yield self._config(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
-            if min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
+                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+                    yield self._config(of, {**through, "stream": stream})
+            if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
     def _usual(self) -> KernelConfig:
@@ -230,7 +235,7 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if not shape.target.has_tma:
+        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
@@ -240,12 +245,18 @@ class _Product:
         return found
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
-        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
+        """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
-        longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
-        return (self.rows[-1], bm // 2), (self.columns[-1], bn // 2), (longest, 128)
+        longest = self.shape.longest(self.dot)
+        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
+
+    def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
+        """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
+        rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
+        for parts in gemm_candidates.streams(rest, steps, at_once):
+            yield ((self.shape.longest(self.dot), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

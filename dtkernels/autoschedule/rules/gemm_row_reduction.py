@@ -120,7 +120,7 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     enough = shape.target.multiprocessors * (0.9 if held else 1)
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
-    longest = max(dot.labels, key=lambda label: shape.sizes[label])
+    longest = shape.longest(dot)
     wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills_gpu(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
     if wide:
         block[rows[-1]], width = WIDE

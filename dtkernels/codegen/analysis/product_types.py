@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...algebra.operand_types import CAST, OperandType, products, work
+from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..ir.nest import Fetch, Let, Load, Local, TileDot, statements, values
@@ -38,7 +38,7 @@ def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
 
 def _also_read_as_they_are(algorithm: Algorithm) -> frozenset[str]:
     """Return the inputs that stand for computed values and enter more than products: they are rounded as operands, and only there."""
-    operands = {id(side) for _, dot, _ in products(algorithm) for side in (dot.left, dot.right)}
+    operands = {id(rows_of(side)) for _, dot, _ in products(algorithm) for side in (dot.left, dot.right)}
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
     return frozenset(read & {t for t, _ in algorithm.stands_for})
 
@@ -48,8 +48,8 @@ def _direct_operands(algorithm: Algorithm) -> dict[str, OperandType]:
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
         for side in (dot.left, dot.right):
-            if isinstance(side, ex.Access):
-                found.setdefault(side.tensor, set()).add(wanted)
+            if rows := rows_of(side):
+                found.setdefault(rows.tensor, set()).add(wanted)
     return {t: next(iter(wanted)) for t, wanted in sorted(found.items()) if len(wanted) == 1}
 
 

@@ -41,6 +41,12 @@ def dot_precision():
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def exact_products(tensor):
+    """How float32 products that may be approximated are made in float32: as three in TF32, where the GPU has that."""
+    able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+    return "tf32x3" if able else "ieee"
+
+
 def operand_dtype(*choices):
     """The dtype of a product's operands: promoted from the first choice that has a floating-point tensor or dtype; else float32."""
     for choice in choices:
@@ -69,15 +75,17 @@ def exp_degree(tensor, dtype):
     return (5 if dtype == torch.float32 else 3) if able else 0
 
 
-def whole_waves(blocks, programs, tensor):
+def whole_waves(blocks, programs, tensor, parts=0):
     """How many of ``blocks`` are left to programs that take one after the other: whole waves of them, and a last one that is more than half full.
 
+    With ``parts`` of each block, a last one that these would not fill in fewer rounds.
     For a tensor without storage one block less than there are: so is recorded what a launch may need.
     """
     if tensor.is_meta:
         return blocks - 1
     rest = blocks % programs
-    return blocks - rest if blocks > programs and 2 * rest <= programs else blocks
+    cut = -(-rest * parts // programs) < parts if parts else 2 * rest <= programs
+    return blocks - rest if blocks > programs and cut else blocks
 
 
 def nvidia_only(**options):

@@ -57,7 +57,8 @@ class Index(Statement):
 class Loop(Statement):
     """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
 
-    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent.
+    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent. It runs only where
+    ``when`` holds, if it has one: a single truth value that is known before the loop.
     """
 
     axis: Axis
@@ -68,6 +69,7 @@ class Loop(Statement):
     begin: Tile | None = None
     end: Tile | None = None
     tail: bool = False
+    when: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Accumulator(Statement):
     origin: str = ""
     combine: str = "+"
     moves: tuple[tuple[str, Fraction], ...] = ()
+    terms: bool = False  #: it holds the sum of each term of a product without matrix units
 
 
 @dataclass(frozen=True)
@@ -198,6 +201,7 @@ class Workspace:
     parts: int
     labels: tuple[str, ...]
     dtype: str = "float32"
+    extents: tuple[int, ...] = ()  #: of a last wave (tail_wave.py): the size of each label in memory, 0 for its extent
 
 
 @dataclass(frozen=True)
@@ -222,7 +226,8 @@ class Kernel:
     block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
     approximate: tuple[str, ...] = ()  #: functions computed by the GPU's approximate instruction
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
-    tail: tuple[Kernel, ...] = ()  #: the kernel that computes the last wave in smaller blocks; at most one
+    tail: tuple[Kernel, ...] = ()  #: the kernels that compute the last wave, in smaller blocks or with split sums
+    last_wave: bool = False  #: it is one of those of another kernel
     aligned: tuple[str, ...] = ()  #: written buffers whose row pitch is a multiple of 16 elements
     aligned_reads: tuple[str, ...] = ()  #: such buffers among its reads
     link: Link | None = None  #: to the kernels of its call that overlap with it
@@ -295,6 +300,7 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
+                extra += f", where {s.when}" if s.when is not None else ""
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
                 _lines(inner, depth + 1, lines)
             case InteriorOrEdge(axis, interior, edge):

@@ -24,6 +24,8 @@ class Axis:
     tile: int
     exact: bool = False  #: never passes the extent, so it needs no mask
     padded: bool = False  #: wider than its block; only elements of the block are inside
+    offset: int = 0  #: of a part (tile_parts.py), from the first element of the tile that it is a part of
+    whole: Axis | None = None  #: the axis of that tile
 
     @property
     def scalar(self) -> bool:
@@ -163,6 +165,7 @@ class Load(Tile):
     duplicate_in: Axis | None = None  #: the loop in which this repeats another load (duplicate_wgmma_loads.py)
     hoisted_from: Axis | None = None  #: the loop before which its offsets are computed (offset_hoisting.py)
     evict: str = ""  #: eviction policy, where loads of the buffer differ (eviction_hints.py)
+    only: Tile | None = None  #: the condition without which an element is not read, and 0 (load_masks.py)
 
     @property
     def repeats_each_step(self) -> bool:
@@ -172,6 +175,7 @@ class Load(Tile):
     def __str__(self) -> str:
         other = (f" else {self.other}" if self.other else "") + (" again" if self.sunk_into or self.duplicate_in else "")
         other += f" offsets before the loop over {self.hoisted_from.name}" if self.hoisted_from else ""
+        other += f" where {self.only}" if self.only is not None else ""
         return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
 
 

@@ -103,8 +103,8 @@ class Tiling:
             say("descriptor", self.descriptor)
         if self.specialized:
             say("specialize_warps", self.specialized)
-        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail",))
-        before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name != "tail"]
+        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail", "stream"))
+        before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name not in ("tail", "stream")]
         return "\n".join(map(str, (*found, *before, Number(self.root, "num_warps", (self.warps,)), Number(self.root, "num_stages", (self.stages,)))))
 
 
@@ -119,9 +119,10 @@ class Surroundings:
     tensors: tuple[str, ...]
     tma: bool
     exponentials: bool = False
+    wide: bool = False  #: float32
 
     @staticmethod
-    def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool) -> Surroundings:
+    def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool, wide: bool = False) -> Surroundings:
         """Collect them for the kernel of ``plan``."""
         fused = parse_schedule(plan.fused).fused()
         members = [plan.root]
@@ -131,7 +132,8 @@ class Surroundings:
         nodes = [n for m in members for n in algorithm[m].expr.walk()]
         dots = [n for n in nodes if isinstance(n, ex.Dot)]
         read = [a.tensor for n in dots for a in ex.accesses(n) if a.tensor in algorithm.inputs or a.tensor not in members]
-        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes))
+        exponentials = any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, exponentials, wide)
 
     @property
     def product(self) -> bool:
@@ -167,7 +169,7 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 
 def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
     """Return, for each dimension of the space around ``t``, what each of its values changes."""
-    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _eviction_hints)
+    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
     return [values for dimension in every for values in dimension(t, around) if values]
 
 
@@ -249,6 +251,15 @@ def _shared_exponentials(t: Tiling, around: Surroundings) -> Dimensions:
         yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", (Share("exp", *SHARES[0]),))))]
 
 
+def _split_products(t: Tiling, around: Surroundings) -> Dimensions:
+    """Make float32 products of several in TF32."""
+    now = [p for p in t.rest if p.func == t.root and isinstance(p, Approximate) and "rdot" in p.functions]
+    if now:
+        yield [dict(rest=tuple(p for p in t.rest if p not in now))]
+    elif around.wide and around.product:
+        yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", ("rdot",))))]
+
+
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:
     """Return the row and column labels of the kernel's product: the two output labels with the largest tiles."""
     large = [label for label in around.algorithm[t.root].labels if t.block.get(label, 1) > 1]
@@ -284,7 +295,7 @@ def _single(t: Tiling, around: Surroundings) -> Dimensions:
 
 def _last_wave(t: Tiling, around: Surroundings) -> Dimensions:
     """Cut the blocks of the last wave into quarters, in a separate kernel, or not."""
-    others = tuple(p for p in t.rest if p.name != "tail")
+    others = tuple(p for p in t.rest if p.name not in ("tail", "stream"))
     if len(others) < len(t.rest):
         yield [dict(rest=others)]
     elif t.persistent and t.descriptor and around.products == 1 and not t.split:

@@ -40,7 +40,7 @@ class MemoryPrinter:
             shape = self._shape(load.box)
             reshape = f".reshape({shape})" if None in load.box else ""
             return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
-        mask = self._mask(load.buffer, load.index, load.checked, axes)
+        mask = self._mask(load.buffer, load.index, load.checked, axes, only=load.only)
         args = [self.k.steady.get(id(load)) or self._pointer(load.buffer, load.index, axes)]
         if repeated := load.sunk_into or load.duplicate_in:  # 0: no step changes it, and Triton is not to see that
             args[0] += f" + tl.minimum({self.k.first(repeated)}, 0)"
@@ -149,7 +149,13 @@ class MemoryPrinter:
         return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
 
     def _mask(
-        self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...], filled: dict[Axis, str] | None = None
+        self,
+        buffer: str,
+        index: tuple[Tile, ...],
+        checked: tuple[int, ...],
+        axes: tuple[Axis, ...],
+        filled: dict[Axis, str] | None = None,
+        only: Tile | None = None,
     ) -> str:
         involved = mask_axes(index)
         tiles = [arrange((filled or {}).get(a, f"{a.name}_ok"), (a,), axes) for a in involved if not a.scalar]
@@ -160,6 +166,8 @@ class MemoryPrinter:
             parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
             parts.append(f"({text} < {buffer}_size_{d})")
             (tiles if nest.axes_of(index[d]) else single).extend(parts)
+        if only is not None:
+            (tiles if nest.axes_of(only) else single).append(f"({self.k.expr.text(only, axes)})")
         if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
             return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
         shape = [a for a in axes if not a.scalar]
