@@ -30,6 +30,7 @@ from .rules.constant_folding import bind_parameters, drop_unused, fold_constants
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from .rules.phases import separate_phases
 from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
@@ -75,6 +76,7 @@ RULES = (
 LOWERING_RULES = (
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )
 

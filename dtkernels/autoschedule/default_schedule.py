@@ -395,6 +395,11 @@ class _Fusion:
         alone = set(reduced) <= {*outer} and not self.shape.dots(func) and not self.shape.dots(root)
         return not outer or alone and self._elements(reduced) > ROW_LIMIT and rows < self.shape.target.multiprocessors
 
+    def _is_scattered(self, func: str, root: str) -> bool:
+        """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""
+        read = [a for f in self.algorithm.needed_by((root,)) for a in ex.accesses(self.algorithm[f].expr) if a.tensor == func]
+        return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
+
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.
 
@@ -404,7 +409,7 @@ class _Fusion:
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(missing))
-        if self.shape.underfills_gpu(func, root):
+        if self.shape.underfills_gpu(func, root) or self._is_scattered(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 
