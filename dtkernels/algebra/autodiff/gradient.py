@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
-from ..operand_types import CAST, products, typed_as
 from ..index_inversion import Inverse, solve, unknown
+from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition

@@ -15,10 +15,12 @@ from ..cost.kernel_config import KernelConfig, Sizes, combined
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
+from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides, window_labels
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
 TILED = 128  #: extent that fills a tile
+SHORT = 32  #: extent of a window's contiguous label from which on tiles lie along it, whatever the others are
+LOADED = 24  #: elements of a window's operands that a thread loads at once: with more it spills, as compiled for sm_90
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -28,7 +30,8 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return
     main, dot = main_product(shape, members)
     labels = shape.algorithm[root].labels
-    rows, columns = (sorted(side, key=lambda label: min(shape.sizes[label], TILED)) for side in sides(shape, root, dot))  # tiles lie along the last
+    near = {label for label in window_labels(shape, members) if shape.sizes[label] >= SHORT}
+    rows, columns = (sorted(side, key=lambda label: (label in near, min(shape.sizes[label], TILED))) for side in sides(shape, root, dot))  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     yield from _Product(shape, root, members, main, dot, rows, columns).configs()
@@ -52,8 +55,13 @@ class _Product:
         """Yield the usual choices, then candidates."""
         yield self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if self.shape.itemsize == 2 and plain:
+        if self.shape.itemsize == 2 and plain and not self._windowed:
             yield from self._candidates()
+
+    @cached_property
+    def _windowed(self) -> bool:
+        """Whether rows of an operand begin at any offset, as in a convolution: neither descriptors nor wide loads fetch them."""
+        return bool(window_labels(self.shape, self.members) & {*self.rows, *self.columns})
 
     @cached_property
     def _extents(self) -> tuple[int, int, int, int]:
@@ -112,7 +120,7 @@ class _Product:
         m, n, k, batch = self._extents
         tile, more = self._choose(m, n, k, batch)
         steps = self._steps(self._tile(tile))
-        alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
+        alone = not self._windowed and (min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch))
         waits = min(m, n) <= NARROW and self.shape.itemsize == 2 and self._loose()
         share = WAITING if waits else 1 if alone or more or len(self.dots) > 1 else 2
         ahead = [loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots] if alone else []
@@ -124,6 +132,8 @@ class _Product:
         Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
         """
         shape, several = self.shape, len(self.dots) > 1
+        if self._windowed and shape.itemsize == 2:
+            return self._window_tile(m, n, batch), {}
         plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
         if shape.itemsize != 2 or not plain:
@@ -157,6 +167,14 @@ class _Product:
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3)), {}
+
+    def _window_tile(self, m: int, n: int, batch: int) -> GemmTile:
+        """Return a tile whose loads, of one element each through registers, leave a thread room for the accumulators."""
+        bm, bn = (min(128, max(16, next_power_of_two(side))) for side in (m, n))
+        while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < self.shape.target.multiprocessors:
+            bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
+        warps = 8 if bm * bn >= 64 * 128 else 4
+        return GemmTile(bm, bn, 32 if bm + bn <= LOADED * warps else 16, warps, 3)
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
