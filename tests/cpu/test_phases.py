@@ -60,7 +60,30 @@ def test_the_gradient_of_a_strided_convolution_takes_it():
     )
     algorithm = parse(text).algorithm
     found = gradient(differentiable_form(algorithm, ("f",)), ("f",), ("A",))
-    assert [d.name for d in prepare_algorithm(found.backward, ("d_A",)).definitions] == ["d_A_phases", "d_A"]
+    made = prepare_algorithm(found.backward, ("d_A",))
+    assert made.funcs == ("d_A_phases", "d_A") and {*made["d_A_phases"].labels[:2]} == {"A_2_phase", "A_3_phase"}
+
+
+def test_sums_without_products_are_shortened_in_place():
+    torch.manual_seed(0)
+    for s, d, p, taps in CASES:
+        text = f"Func f; In A, W; Var b, x; RVar r; Extent x = {s} * (A[1] - 1) + {d} * (W[0] - 1) + 1;" + (
+            f"f[b, x] = 3 * rsum(where((x + {p} - {d} * r) % {s} == 0, A[b, (x + {p} - {d} * r) / {s}] * W[r] + r, 0), r);"
+        )
+        algorithm = parse(text).algorithm
+        prepared = prepare_algorithm(algorithm, ("f",))
+        assert ("r_step" in prepared.labels) == (math.gcd(s, d) == 1), (s, d)
+        tensors = {"A": torch.randn(2, 6, dtype=torch.float64), "W": torch.randn(taps, dtype=torch.float64)}
+        got, expected = (evaluate(a, tensors, {}, ("f",))[0].double() for a in (prepared, algorithm))
+        assert torch.allclose(got, expected, rtol=1e-5, atol=1e-4), (s, d, p, taps)
+
+
+def test_the_gradient_of_a_mean_over_windows_reads_one_element_for_each():
+    text = "Func f; In A; Var y, x; RVar r, s; Extent r = 5; Extent s = 3; Extent y = A[0] / 5; Extent x = A[1] / 3; f[y, x] = rmean(A[5 * y + r, 3 * x + s], r, s);"
+    found = gradient(differentiable_form(parse(text).algorithm, ("f",)), ("f",), ("A",))
+    made = prepare_algorithm(found.backward, ("d_A",))
+    sizes = extents(made, {n: torch.empty((20, 21) if n == "A" else (4, 7), device="meta") for n in made.inputs})
+    assert [sizes[label] for n in made["d_A"].expr.walk() if isinstance(n, ex.Reduce) for label in n.labels] == [1, 1]
 
 
 @pytest.mark.parametrize("text", [
@@ -84,5 +107,9 @@ def test_kernels_are_right_forward_and_backward():
     expected = 2 * F.conv_transpose1d(A.double(), W.double(), stride=2, padding=1) + 1
     assert torch.allclose(out.double(), expected, rtol=1e-5, atol=1e-4)
     grad = torch.randn_like(out)
+    pool = Operator(Spec("means", "Means of windows.", parse("Func f; In A; Var b, x; RVar r; Extent r = 3; Extent x = (A[1] - 3) / 2 + 1; f[b, x] = rmean(A[b, 2 * x + r], r);")))
+    B = torch.randn(3, 150).requires_grad_()
+    (got,), (wanted,) = (torch.autograd.grad((fn(B) ** 2).sum(), B) for fn in (pool, lambda B: F.avg_pool1d(B[None], 3, 2)[0]))
+    assert torch.allclose(got, wanted, rtol=1e-5, atol=1e-6)
     for got, wanted in zip(torch.autograd.grad(out, (A, W), grad), torch.autograd.grad(expected, (A, W), grad.double())):
         assert torch.allclose(got.double(), wanted.double(), rtol=1e-5, atol=1e-4)

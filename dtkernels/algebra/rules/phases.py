@@ -52,8 +52,11 @@ def separate_phases(algorithm: Algorithm) -> Algorithm:
     """
     for d in algorithm.definitions:
         dots = [n for n in d.expr.walk() if isinstance(n, ex.Dot)]
+        sums = [n for n in d.expr.walk() if isinstance(n, ex.Reduce) and n.kind == "sum"]
         if len(dots) == 1 and (strides := _strides(algorithm, d, dots[0])):
             algorithm = _separated(algorithm, d, dots[0], strides)
+        elif len(sums) == 1 and not dots and (strides := _cut_strides(algorithm, d, sums[0])):
+            algorithm = _shortened(algorithm, d, sums[0], strides)
     return algorithm
 
 
@@ -61,9 +64,7 @@ def _strides(algorithm: Algorithm, d: Definition, dot: ex.Dot) -> list[_Stride]:
     """Return the conditions of a product that can be separated, each with labels of its own."""
     found: list[_Stride] = []
     for side, other in ((dot.left, dot.right), (dot.right, dot.left)):
-        if not (isinstance(side, ex.Call) and side.fn == "where" and side.args[2] == ZERO):
-            continue
-        for condition in _conjuncts(side.args[0]):
+        for condition in _conditions(side):
             s = _stride(condition, d.labels, dot.labels)
             taken = {label for f in found for label in (f.x, f.r)}
             if s and not {s.x, s.r} & taken and _stands_alone(side, other, s) and algorithm.plain_extent(s.r) is not None:
@@ -71,6 +72,24 @@ def _strides(algorithm: Algorithm, d: Definition, dot: ex.Dot) -> list[_Stride]:
         if found:
             return found
     return []
+
+
+def _cut_strides(algorithm: Algorithm, d: Definition, total: ex.Reduce) -> list[_Stride]:
+    """Return the conditions of a sum that select among its terms, each with labels of its own."""
+    found: list[_Stride] = []
+    for condition in _conditions(total.arg):
+        s = _stride(condition, d.labels, total.labels)
+        taken = {label for f in found for label in (f.x, f.r)}
+        if s and s.cut and not {s.x, s.r} & taken and algorithm.plain_extent(s.r) is not None:
+            found.append(s)
+    return found
+
+
+def _conditions(e: ex.Expr) -> Iterator[ex.Expr]:
+    """Yield the conditions without which ``e`` is 0."""
+    while isinstance(e, ex.Call) and e.fn == "where" and e.args[2] == ZERO:
+        yield from _conjuncts(e.args[0])
+        e = e.args[1]
 
 
 def _conjuncts(e: ex.Expr) -> Iterator[ex.Expr]:
@@ -120,10 +139,8 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
         if s.cut:
             names.phase[s.x], names.step[s.r] = fresh_name(f"{s.x}_phase", taken), fresh_name(f"{s.r}_step", taken)
             extents.append((names.phase[s.x], "", s.size))
-            formulas.append((names.step[s.r], ex.Binary("+", ex.Binary("/", ex.Binary("-", ex.Len(s.r), ONE), ex.Const(s.size)), ONE)))
-            source = algorithm.extent_source(s.r)
-            if source is not None and not any(label == s.r for label, *_ in extents):
-                extents.append((s.r, *source))
+            formulas.append(_steps(s, names.step[s.r]))
+            extents += _told(algorithm, s.r, extents)
     func = fresh_name(f"{d.name}_phases", taken)
     labels = (*names.phase.values(), *(names.step.get(x, x) for x in d.labels))
     product = Definition(func, labels, _product(dot, strides, names), d.pos)
@@ -134,6 +151,43 @@ def _separated(algorithm: Algorithm, d: Definition, dot: ex.Dot, strides: list[_
     more = tuple(label for label in labels if label not in algorithm.labels)
     algorithm = replace(algorithm, vars=algorithm.vars + more, rvars=algorithm.rvars + reduced, extents=tuple(extents), formulas=tuple(formulas))
     return algorithm.with_definitions(definitions)
+
+
+def _shortened(algorithm: Algorithm, d: Definition, total: ex.Reduce, strides: list[_Stride]) -> Algorithm:
+    """Sum over every ``size``-th ``r`` from the first one of the result's phase, in place: no tile of a matrix product asks for one phase.
+
+    Before: ``f[x] = rsum(where((x - r) % 4 == 0, A[(x - r) / 4], 0), r);``
+    After:  ``f[x] = rsum(where(x % 4 + 4 * r_step < len(r), A[x / 4 - r_step], 0), r_step);``
+    """
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    extents, formulas, term, steps = list(algorithm.extents), list(algorithm.formulas), total.arg, {}
+    for s in strides:
+        steps[s.r] = fresh_name(f"{s.r}_step", taken)
+        formulas.append(_steps(s, steps[s.r]))
+        extents += _told(algorithm, s.r, extents)
+        moved = _plus(ex.Label(s.x), s.offset)
+        inverse = pow(s.dilation, -1, s.size)
+        phase = ex.Binary("%", moved if inverse == 1 else ex.Binary("*", ex.Const(inverse), moved), ex.Const(s.size))
+        tap = ex.Binary("+", phase, _times(s.size, steps[s.r]))
+        by: dict[ex.Expr, ex.Expr] = {s.condition: ex.Binary("<", tap, ex.Len(s.r))}
+        if s.dilation == 1:
+            by[ex.Binary("/", s.place, ex.Const(s.size))] = ex.Binary("-", ex.Binary("/", moved, ex.Const(s.size)), ex.Label(steps[s.r]))
+        term = ex.substitute(_replaced(term, by), {s.r: tap})
+    new = replace(total, arg=term, labels=tuple(steps.get(k, k) for k in total.labels))
+    result = replace(d, expr=d.expr.transform(lambda n: new if n == total else n))
+    algorithm = replace(algorithm, rvars=algorithm.rvars + tuple(steps.values()), extents=tuple(extents), formulas=tuple(formulas))
+    return algorithm.with_definitions(tuple(result if old is d else old for old in algorithm.definitions))
+
+
+def _steps(s: _Stride, step: str) -> tuple[str, ex.Expr]:
+    """Return the extent of the label that counts every ``size``-th ``r``."""
+    return step, ex.Binary("+", ex.Binary("/", ex.Binary("-", ex.Len(s.r), ONE), ex.Const(s.size)), ONE)
+
+
+def _told(algorithm: Algorithm, label: str, extents: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """Return a declaration of the extent of ``label`` where an access alone told it, which is about to change."""
+    source = algorithm.extent_source(label)
+    return [(label, *source)] if source is not None and not any(own == label for own, *_ in extents) else []
 
 
 def _first(s: _Stride, names: _Names) -> ex.Expr:
