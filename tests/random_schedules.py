@@ -68,6 +68,8 @@ class Scheduler:
         calls = {n.fn for m in members for n in self.algorithm[m].expr.walk() if isinstance(n, ex.Call)}
         if "tanh" in calls and self.chance(2):
             found.append(Primitive(root, "approximate", ("tanh",)))
+        if any(isinstance(n, ex.Dot) for m in members for n in self.algorithm[m].expr.walk()) and self.chance(8):
+            found.append(Primitive(root, "approximate", ("rdot",)))
         if calls & {"exp", "exp2", "sigmoid"} and self.chance(4):
             found.append(Primitive(root, "approximate", (Share("exp", *self.pick([(1, 8), (1, 4), (3, 8), (1, 2)])),)))
         return found

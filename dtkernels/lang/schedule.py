@@ -68,7 +68,7 @@ PRIMITIVES = {
 }  # fmt: skip
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
-APPROXIMATIONS = ("tanh",)  #: functions with an approximate hardware instruction
+APPROXIMATIONS = ("tanh", "rdot")  #: functions with an approximate hardware instruction
 SHARES = ((1, 8), (1, 4), (3, 8), (1, 2))  #: fractions of exponentials that a polynomial may compute: part, whole
 
 

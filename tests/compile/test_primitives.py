@@ -63,6 +63,14 @@ def test_descriptors(text, shapes, gpu):
         assert "cp.async.bulk.tensor" in binary.asm["ptx"]
 
 
+@pytest.mark.parametrize("gpu, split", [("h200", True), ("a100", True), ("mi300x", False)])
+def test_float32_products_are_split_on_nvidia_gpus(gpu, split):
+    (binary,) = binaries(MM + "mm.approximate(rdot);", [(200, 256), (256, 200)], gpu, torch.float32)
+    assert ("tf32" in binary.asm["ptx" if split else "amdgcn"]) is split
+    (halves,) = binaries(MM + "mm.approximate(rdot);", [(200, 256), (256, 200)], gpu)
+    assert "tf32" not in halves.asm["amdgcn" if gpu == "mi300x" else "ptx"]
+
+
 @pytest.mark.parametrize("gpu", GPUS)
 def test_specialized_warps(gpu):
     (binary,) = binaries(MM + "mm.descriptor(A, B, mm); mm.specialize_warps(k); mm.persistent();", [(256, 256), (256, 256)], gpu)

@@ -38,3 +38,9 @@ def test_pieces_of_a_tail_past_the_extent_store_nothing(rows):
     """24 rows are three whole pieces of 8, but not two whole blocks of 16. Stores by pointers: the rows of f are not aligned."""
     check("""Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[y, k], k);
     f.block(x:16, y:16); f.tensorize(x:16, y:16, k:16); f.descriptor(A, B); f.persistent(); f.tail(x:8);""", rand(rows, 16), rand(21, 16, seed=1))  # fmt: skip
+
+
+def test_an_index_from_the_end_of_another_label_reads_0_outside_the_extent():
+    """``len(x) - 1 - x`` runs to 7; the first label of ``g`` to 2."""
+    check("""Func g, f; In A, B, C; Var x; RVar y, z; g[y, x] = rsum(A[x, y] + B[z], z); f[x] = rsum(g[y, x] * C[y], y) + g[len(x) - 1 - x, x];
+    g.fuse_at(f, x); f.block(x:16); f.tensorize(x:16);""", rand(8, 3), rand(3, seed=1), rand(3, seed=2))  # fmt: skip

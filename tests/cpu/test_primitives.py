@@ -334,8 +334,16 @@ def test_an_approximate_tanh_is_exact_where_there_is_no_gpu():
     text = "Func f; In A; Var x; f[x] = tanh(A[x]); f.block(x:16); f.tensorize(x:16); f.approximate(tanh);"
     check(text, random((100,)))
     assert "tanh.approx.f32" in source(text)
-    with pytest.raises(dtkernels.DTError, match="a function to approximate: found exp; allowed: tanh"):
+    with pytest.raises(dtkernels.DTError, match="a function to approximate: found exp; allowed: tanh, rdot"):
         source(text.replace("approximate(tanh)", "approximate(exp)"))
+
+
+def test_split_products_are_exact_where_there_is_no_gpu():
+    text = MM + TILED + "mm.approximate(rdot);"
+    check(text, random((20, 33)), random((33, 15)))
+    assert 'input_precision=EXACT if PRECISION == "ieee" else PRECISION' in source(text) and "EXACT=exact_products(A)" in source(text)
+    with pytest.raises(dtkernels.DTError, match=r"approximate\(rdot\) is of what the kernel computes, after the algebra: found no rdot of a tile in the kernel of f"):
+        source("Func f; In A; Var x; f[x] = tanh(A[x]); f.block(x:16); f.tensorize(x:16); f.approximate(rdot);")
 
 
 @pytest.mark.parametrize("share", ["1/8", "1/4", "3/8", "1/2"])

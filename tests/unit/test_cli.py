@@ -120,7 +120,7 @@ BAD = [
     (["compile", "empty.dt"], "a program defines at least one Func"),
     (["compile", "spec.yaml"], "spec.yaml: compile takes a .dt program"),
     (["compile"], "the following arguments are required: FILE.dt"),
-    (["show", "sotfmax"], "no such op: found 'sotfmax'; allowed: attention, "),
+    (["show", "sotfmax"], "no such op: found 'sotfmax'; allowed: add_rmsnorm, attention, "),
     (["show", "none.yaml"], "none.yaml: No such file or directory"),
     (["show", "key.yaml"], "key.yaml: unknown key: found 'extra'"),
     (["show", "parameters.yaml"], "parameters.yaml: parameters is a mapping of names to texts: found int"),

@@ -68,4 +68,4 @@ def test_every_op_that_is_tuned_says_where_to_judge_the_choice():
     assert len(tuned) >= 6
     for name in tuned:
         spec = shipped(name).spec
-        assert spec.schedules and any(s.held_out for s in spec.shapes) and any(not s.held_out for s in spec.shapes), name
+        assert any(s.held_out for s in spec.shapes) and any(not s.held_out for s in spec.shapes), name

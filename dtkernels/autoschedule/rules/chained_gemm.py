@@ -169,7 +169,9 @@ class Chain:
             step = max(32, 2048 // packed) if wide <= 128 and itemsize == 2 else 32  # as many scores for any group
             return 16, step, 4, self.stages(packed, step, wide, 3)
         if itemsize == 4:
-            return 64, 16 if wide >= 128 else 32, 8 if wide >= 128 else 4, self.stages(64, 32, wide, 2)
+            alone = self._accumulator_count() == 1
+            step, stages = (64, 3) if wide <= 64 and alone else (32 if wide < 128 or not alone else 16, 2)
+            return 64, step, 8 if wide >= 128 else 4, self.stages(64, step, wide, stages)
         if wide <= 64 or wide <= 128 and products == 2:
             rows, step, warps, stages = 64, 64, 4, 3
         elif wide > 128:

@@ -55,7 +55,7 @@ class _Product:
         """Yield the usual choices, then candidates."""
         yield self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if self.shape.itemsize == 2 and plain and not self._windowed:
+        if plain and not (self._windowed and self.shape.itemsize == 2):
             yield from self._candidates()
 
     @cached_property
@@ -95,8 +95,8 @@ class _Product:
     def _candidates(self) -> Iterator[KernelConfig]:
         """Yield schedules of this kernel: tiles, each plain, split, or with descriptors and persistent programs."""
         m, n, k, batch = self._extents
-        cores, through = self.shape.target.multiprocessors, self._descriptors()
-        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores):
+        cores, through = self.shape.target.multiprocessors, self._descriptors() if self.shape.itemsize == 2 else {}
+        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -112,7 +112,7 @@ class _Product:
                 yield self._config(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
-            if min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
+            if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
     def _usual(self) -> KernelConfig:

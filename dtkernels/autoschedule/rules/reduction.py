@@ -66,9 +66,18 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
     if again:
         more["evictions"] = tuple((t, "reread") for t in again)
-    most = min(32, 1024 // shape.target.warp_size)
-    warps = 8 if passing else most if more and len(again) != 1 else 4 if not reduced or 2048 < width < 8192 else 2 if width <= 2048 else 16
+    prefetches = bool(more) and len(again) != 1
+    warps = 4 if passing else _warps(width, bool(reduced), not labels, prefetches, min(32, 1024 // shape.target.warp_size))
     return shape.config(root, block, tile, warps, 3, share=2 if passing else 8, approximations=approximations(shape, members), **more)
+
+
+def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) -> int:
+    """Return the warps of a program that holds ``width`` elements at once. ``alone``: it is the only one, whose warps are all that run."""
+    if prefetches or alone and width > 4096:
+        return most
+    if alone and width >= 1024:
+        return 16
+    return 4 if not reduces or 2048 < width < 8192 else 2 if width <= 2048 else 16
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:

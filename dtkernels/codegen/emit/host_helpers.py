@@ -41,6 +41,12 @@ def dot_precision():
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
 
 
+def exact_products(tensor):
+    """How float32 products that may be approximated are made in float32: as three in TF32, where the GPU has that."""
+    able = tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 0)
+    return "tf32x3" if able else "ieee"
+
+
 def operand_dtype(*choices):
     """The dtype of a product's operands: promoted from the first choice that has a floating-point tensor or dtype; else float32."""
     for choice in choices:

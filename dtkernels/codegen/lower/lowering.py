@@ -37,7 +37,7 @@ from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
-from .scans import axis_of, lower_scan, position, reversed_labels, scans_of
+from .scans import axis_of, lower_scan, position, reversed_labels, scans_of, spans
 from .schedule_options import KernelOptions
 from .scope import Scope
 
@@ -274,7 +274,7 @@ class _Lowering:
         definition = self.algorithm[func]
         env = dict(zip(definition.labels, index))
         value = self.compute(definition, env, scope)
-        if not all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index)):
+        if not all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index)):
             value = self._mask_outside(definition, index, value)
         return self.define(definition, index, value, scope)
 
@@ -291,13 +291,13 @@ class _Lowering:
     def _covers_whole_func(self, definition: Definition, index: tuple[Tile, ...]) -> bool:
         """Return whether ``index`` covers the whole Func: each label by itself. ``f[x, x]`` is only its diagonal, ``f[x + 1]`` lacks its first element."""
         axes = [a for i in index if (a := axis_of(i)) is not None]
-        alone = all(axis_of(i) is not None or label in self.counted for label, i in zip(definition.labels, index))
+        alone = all(spans(i, label) or label in self.counted for label, i in zip(definition.labels, index))
         return alone and len(set(axes)) == len(axes)
 
     def _mask_outside(self, definition: Definition, index: tuple[Tile, ...], value: Tile) -> Tile:
         """Mask a shifted Func: outside its extents it reads 0, as an input does."""
         for label, i in zip(definition.labels, index):
-            if axis_of(i) is None:
+            if not spans(i, label):
                 inside = Op("and", (Op(">=", (i, nest.Const(0))), Op("<", (i, nest.Size(label)))))
                 value = Op("where", (inside, value, nest.Const(0.0)))
         return value

@@ -56,6 +56,12 @@ def axis_of(index: Tile) -> Axis | None:
     return None
 
 
+def spans(index: Tile, label: str) -> bool:
+    """Return whether ``index`` runs over the extent of ``label``: a plain index does, one counted from the end only that of its own label."""
+    axis = axis_of(index)
+    return axis is not None and (isinstance(index, Position) or axis.label == label)
+
+
 def lower_scan(lowering: _Lowering, d: Definition, env: dict[str, Tile], scope: Scope) -> Tile:
     """Return the tile of the scan ``d``; what is carried is emitted around the loop over its label."""
     scan = d.expr

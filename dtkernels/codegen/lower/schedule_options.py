@@ -8,7 +8,7 @@ from typing import TypedDict
 from ...lang.algorithm import Algorithm
 from ...lang.errors import DTError, Position
 from ...lang.schedule import Approximate, Evict, Primitive, Program, Share, Sizes, host, subject
-from ..ir.nest import Let, Load, Loop, Op, Statement, axes_of, statements, values
+from ..ir.nest import Let, Load, Loop, Op, Statement, TileDot, axes_of, statements, values
 
 #: primitive on a loop -> Triton's name for it
 LOOP_OPTIONS = {"stages": "num_stages", "unroll": "loop_unroll_factor"}
@@ -59,6 +59,7 @@ class KernelOptions:
     ``f.stage(A)``                   reads ``A`` as the caller laid it out       reads a copy with aligned rows, made by a kernel: stage_aligned_copies.py
     ``f.stage(g)``, ``g`` a Func     rows of a buffer between kernels lie close  its rows start at multiples of 16 bytes, as by ``g.align()``
     ``f.approximate(tanh)``          ``tanh(x)``, exact to float32               the GPU's instruction, exact to 11 bits: for 16-bit results
+    ``f.approximate(rdot)``          float32 products in float32                 as three products in TF32 each, where torch's setting is float32
     ``f.approximate(exp:1/4)``       ``exp2(x)``                                 the same, of every 4 one by multiply-adds: exp2_emulation.py
     ``f.unroll(k:2)``                ``for k_start in range(0, size_k, T):``     ``for k_start in tl.range(0, size_k, T, loop_unroll_factor=2):``
     ``f.evict(A:first)``             ``tl.load(A_ptr + ...)``                    ``tl.load(A_ptr + ..., eviction_policy="evict_first")``
@@ -191,7 +192,8 @@ class KernelOptions:
 
     def check_approximate(self, body: tuple[Statement, ...]) -> None:
         """Raise DTError for an approximation of a function that the kernel does not compute on tiles, since it would have no effect."""
-        there = {n.fn for v in values(body) for n in v.walk() if isinstance(n, Op) and axes_of(n)}
+        nodes = [n for v in values(body) for n in v.walk()]
+        there = {n.fn for n in nodes if isinstance(n, Op) and axes_of(n)} | {"rdot" for n in nodes if isinstance(n, TileDot)}
         for p in (p for m in self.members for p in self.schedule.of(m, "approximate", Approximate)):
             for a in p.functions:
                 of = ("exp", "exp2") if isinstance(a, Share) else (a,)

@@ -119,9 +119,10 @@ class Surroundings:
     tensors: tuple[str, ...]
     tma: bool
     exponentials: bool = False
+    wide: bool = False  #: float32
 
     @staticmethod
-    def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool) -> Surroundings:
+    def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool, wide: bool = False) -> Surroundings:
         """Collect them for the kernel of ``plan``."""
         fused = parse_schedule(plan.fused).fused()
         members = [plan.root]
@@ -131,7 +132,8 @@ class Surroundings:
         nodes = [n for m in members for n in algorithm[m].expr.walk()]
         dots = [n for n in nodes if isinstance(n, ex.Dot)]
         read = [a.tensor for n in dots for a in ex.accesses(n) if a.tensor in algorithm.inputs or a.tensor not in members]
-        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes))
+        exponentials = any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
+        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, exponentials, wide)
 
     @property
     def product(self) -> bool:
@@ -167,7 +169,7 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 
 def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
     """Return, for each dimension of the space around ``t``, what each of its values changes."""
-    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _eviction_hints)
+    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
     return [values for dimension in every for values in dimension(t, around) if values]
 
 
@@ -247,6 +249,15 @@ def _shared_exponentials(t: Tiling, around: Surroundings) -> Dimensions:
         yield [dict(rest=tuple(p for p in t.rest if p not in now))]
     elif around.products > 1 and around.exponentials:
         yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", (Share("exp", *SHARES[0]),))))]
+
+
+def _split_products(t: Tiling, around: Surroundings) -> Dimensions:
+    """Make float32 products of several in TF32."""
+    now = [p for p in t.rest if p.func == t.root and isinstance(p, Approximate) and "rdot" in p.functions]
+    if now:
+        yield [dict(rest=tuple(p for p in t.rest if p not in now))]
+    elif around.wide and around.product:
+        yield [dict(rest=(*t.rest, Approximate(t.root, "approximate", ("rdot",))))]
 
 
 def _row_and_column_labels(t: Tiling, around: Surroundings) -> tuple[str | None, str | None]:

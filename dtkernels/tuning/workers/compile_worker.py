@@ -152,7 +152,7 @@ class CpuWorker:
         known = {p: t for p, t in times.items() if t is not None}
         best = sorted(known, key=known.__getitem__)[:3]
         from_here = [p for p in (*(() if anew and seeds else best), *seeds)] or [p for p in whole.plans if p.root == root]
-        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma) for p in from_here[:1]}
+        around = {p: Surroundings.of(variants_of(work.group)[1].algorithm, p, work.extents, self.to.has_tma, work.group.dtype == "fp32") for p in from_here[:1]}
         near = next(iter(around.values()))
         pool = dict.fromkeys((*seeds, *(drawn(rng.choice(from_here), near, rng.randint(2, ANYWHERE), rng) for _ in range(DRAWS))))
         at_random = [p for p in pool if p not in times and p not in seeds]

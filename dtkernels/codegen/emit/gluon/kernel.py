@@ -49,7 +49,7 @@ class GluonPrinter(_KernelPrinter):
         body = self._main(consumer, producer)
         text = KernelText(f"{base}_kernel", "")
         self._parameters(text)
-        text.constants = [(n, v) for n, v in text.constants if n != "PRECISION"]
+        text.constants = [(n, v) for n, v in text.constants if n not in ("PRECISION", "EXACT")]
         text.constants = [(n, "tl.int32") if n == "INDEX" else (n, v) for n, v in text.constants]
         text.constants.append(("STAGES", self._stages()))
         main = jit_function("gluon", f"{base}_kernel", [a for a, _ in text.arguments] + [f"{c}: gl.constexpr" for c, _ in text.constants], body)
@@ -134,7 +134,7 @@ class GluonPrinter(_KernelPrinter):
         for f in (consumer, producer):
             self._parameters(arguments := KernelText("", ""))
             values = [a for a, _ in arguments.arguments]
-            constants = [c for c, _ in arguments.constants if c != "PRECISION"] + ["STAGES"]
+            constants = [c for c, _ in arguments.constants if c not in ("PRECISION", "EXACT")] + ["STAGES"]
             words = set(re.findall(r"\w+", "\n".join(f.lines)))
             f.values = [n for n in (*known, *values) if n in words]
             f.constants = [n for n in constants if n in words]

@@ -251,7 +251,8 @@ class ExpressionPrinter:
         parts = [self._operand(left, right, kind, rows + dot.axes), self._operand(right, left, kind, dot.axes + columns)]
         if older is not None:
             parts.append(self.text(older, rows + columns))
-        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision=PRECISION)", rows + columns, order)
+        precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
+        return self.arrange(f"tl.dot({', '.join(parts)}, input_precision={precision})", rows + columns, order)
 
     def accumulate(self, older: Tile, dot: TileDot, order: tuple[Axis, ...]) -> str:
         """Return ``older + dot`` as one matrix instruction."""

@@ -200,6 +200,8 @@ class _KernelPrinter:
             text.constants.append(("EXP_DEGREE", f"exp_degree({names[0]}, dtype)"))
         if has_matrix_product(k.body):
             text.constants.append(("PRECISION", "dot_precision()"))
+            if "rdot" in k.approximate:
+                text.constants.append(("EXACT", f"exact_products({names[0]})"))
         text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
 
     def _length(self, buffer: str, dim: int) -> str:
