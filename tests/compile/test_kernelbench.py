@@ -14,7 +14,7 @@ import problem
 from dtkernels.codegen.target import target
 
 COMPILED = ("002_matmul bf16", "004_matvec fp32", "019_relu bf16", "024_log_softmax bf16", "037_frobenius fp32", "040_layernorm bf16", "047_sum bf16", "051_argmax fp32",
-            "067_conv_1d bf16", "079_conv_transposed_1d_dilated_strided fp32", "089_cumsum fp32", "095_cross_entropy bf16", "099_triplet_loss fp32")  # fmt: skip
+            "087_conv_pointwise_2d bf16", "079_conv_transposed_1d_dilated_strided fp32", "089_cumsum fp32", "095_cross_entropy bf16", "099_triplet_loss fp32")  # fmt: skip
 
 
 @pytest.mark.parametrize("case", COMPILED)

@@ -15,12 +15,11 @@ from ..cost.kernel_config import KernelConfig, Sizes, combined
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
-from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides, window_labels
+from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
 from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
 
+FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 TILED = 128  #: extent that fills a tile
-SHORT = 32  #: extent of a window's contiguous label from which on tiles lie along it, whatever the others are
-LOADED = 24  #: elements of a window's operands that a thread loads at once: with more it spills, as compiled for sm_90
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -30,8 +29,7 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return
     main, dot = main_product(shape, members)
     labels = shape.algorithm[root].labels
-    near = {label for label in window_labels(shape, members) if shape.sizes[label] >= SHORT}
-    rows, columns = (sorted(side, key=lambda label: (label in near, min(shape.sizes[label], TILED))) for side in sides(shape, root, dot))  # tiles lie along the last
+    rows, columns = (sorted(side, key=lambda label: min(shape.sizes[label], TILED)) for side in sides(shape, root, dot))  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     yield from _Product(shape, root, members, main, dot, rows, columns).configs()
@@ -55,13 +53,8 @@ class _Product:
         """Yield the usual choices, then candidates."""
         yield self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if plain and not (self._windowed and self.shape.itemsize == 2):
+        if plain:
             yield from self._candidates()
-
-    @cached_property
-    def _windowed(self) -> bool:
-        """Whether rows of an operand begin at any offset, as in a convolution: neither descriptors nor wide loads fetch them."""
-        return bool(window_labels(self.shape, self.members) & {*self.rows, *self.columns})
 
     @cached_property
     def _extents(self) -> tuple[int, int, int, int]:
@@ -97,6 +90,8 @@ class _Product:
         m, n, k, batch = self._extents
         cores, through = self.shape.target.multiprocessors, self._descriptors() if self.shape.itemsize == 2 else {}
         for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize):
+            if of in gemm_candidates.PARTED and len(self.dots) > 2:
+                continue
             of = of._replace(rows=(cut := each_of(self.dots, of.rows, of.columns))[0], columns=cut[1])
             room = self.shape.target.shared_bytes // (self._width(of.rows, of.columns) * of.depth * self.shape.itemsize)
             if room < 2:
@@ -112,6 +107,8 @@ class _Product:
                 yield self._config(of, through)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
+                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+                    yield self._config(of, {**through, "stream": stream})
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
 
@@ -120,7 +117,7 @@ class _Product:
         m, n, k, batch = self._extents
         tile, more = self._choose(m, n, k, batch)
         steps = self._steps(self._tile(tile))
-        alone = not self._windowed and (min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch))
+        alone = min(m, n) <= NARROW or self._is_bandwidth_bound(m, n, k, batch)
         waits = min(m, n) <= NARROW and self.shape.itemsize == 2 and self._loose()
         share = WAITING if waits else 1 if alone or more or len(self.dots) > 1 else 2
         ahead = [loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots] if alone else []
@@ -132,8 +129,6 @@ class _Product:
         Of several products side by side the tiles are those of one of as many columns as all have, cut to what each has of them.
         """
         shape, several = self.shape, len(self.dots) > 1
-        if self._windowed and shape.itemsize == 2:
-            return self._window_tile(m, n, batch), {}
         plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
         if shape.itemsize != 2 or not plain:
@@ -167,14 +162,6 @@ class _Product:
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3)), {}
-
-    def _window_tile(self, m: int, n: int, batch: int) -> GemmTile:
-        """Return a tile whose loads, of one element each through registers, leave a thread room for the accumulators."""
-        bm, bn = (min(128, max(16, next_power_of_two(side))) for side in (m, n))
-        while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < self.shape.target.multiprocessors:
-            bm, bn = (bm, bn // 2) if bn >= bm else (bm // 2, bn)
-        warps = 8 if bm * bn >= 64 * 128 else 4
-        return GemmTile(bm, bn, 32 if bm + bn <= LOADED * warps else 16, warps, 3)
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
@@ -233,12 +220,18 @@ class _Product:
         return found
 
     def _tail(self, bm: int, bn: int, waves: float) -> Sizes:
-        """Cut the blocks of a last wave that is at most half full into quarters, so that it takes less time than a whole wave."""
+        """Cut the blocks of a last wave that is at most half full into quarters or sixths, so that it takes less time than a whole wave."""
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
         longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
-        return (self.rows[-1], bm // 2), (self.columns[-1], bn // 2), (longest, 128)
+        return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
+
+    def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
+        """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
+        rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
+        for parts in gemm_candidates.streams(rest, steps, at_once):
+            yield ((max(self.dot.labels, key=lambda label: self.shape.sizes[label]), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

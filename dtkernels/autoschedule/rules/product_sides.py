@@ -23,12 +23,6 @@ def sides(shape: SchedulingProblem, root: str, dot: ex.Dot) -> tuple[list[str], 
     return [x for x in labels if x in left and x not in right], [x for x in labels if x in right and x not in left]
 
 
-def window_labels(shape: SchedulingProblem, members: list[str]) -> frozenset[str]:
-    """Return the labels of last indices that are sums, as in a convolution: along them tensors are contiguous, but begin at any offset."""
-    last = (a.index[-1] for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.index)
-    return frozenset(label for i in last if isinstance(i, ex.Binary) and i.op in "+-" for label in ex.free_labels(i))
-
-
 def loaded_ahead(shape: SchedulingProblem, members: list[str], dot: ex.Dot, steps: int) -> dict[str, Any]:
     """Return a small operand whose rows are no multiple of 16 elements, through a descriptor: by pointers its mask has Triton load single
     elements, which are not loaded ahead, so that a loop of so many ``steps`` waits for them at each."""
