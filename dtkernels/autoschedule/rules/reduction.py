@@ -81,7 +81,9 @@ def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) 
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
-    """Return whether rows of several tensors, kept across many sums, leave no registers for the longest row."""
+    """Return whether rows of several tensors, kept across many sums, or addresses that data decides, leave no registers for the longest row."""
+    if any(label in ex.free_labels(i) and any(ex.accesses(i)) for a in read for i in a.index):
+        return True
     tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
     return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
 
