@@ -217,3 +217,10 @@ def test_a_tile_of_a_convolution_lies_along_the_rows_of_its_image(itemsize):
     """Images of a batch lie far apart. Loads of windows are of single elements: few of a thread leave it registers."""
     block = scheduled(f"Func y; {IMAGE}".replace("y[b", "f[b").replace("Func y", "Func f"), IMAGE_SIZES, itemsize).sizes("f", "block")
     assert (block["b"], block["v"]) == (1, 1) and block["o"] * block["u"] <= 64 * 64 and block["u"] == 64
+
+
+def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
+    """Both columns had been held whole, with 16 elements of each line: 32 of a thread, of three kinds."""
+    text = "Func m, f; In A; Var b, o, v, u; m[b] = rmean(A[b, o, v, u], o, v, u); f[b, o, v, u] = A[b, o, v, u] - m[b];"
+    tiles = scheduled(text, {"b": 128, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
+    assert tiles["u"] == 0 and tiles["o"] * tiles["v"] <= 64, tiles

@@ -35,6 +35,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     width = 1
     passing = _stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
+    if len(columns) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
+        columns = []  # of a volume that is too large to hold, whole lines
     rest = _by_stride(shape, [r for r in reduced if r not in columns], read)
     down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
     rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
