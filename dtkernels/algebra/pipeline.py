@@ -39,6 +39,7 @@ from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
+from .top_k import expand_top_k
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,7 @@ class Rule(NamedTuple):
 #: Algorithm -> Algorithm, before lowering and before differentiation
 RULES = (
     Rule("bind_parameters", lambda a, c: c.bound, "replace parameters by their values and drop branches never taken"),
+    Rule("expand_top_k", lambda a, c: expand_top_k(a), "rewrite the largest elements as one maximum after another"),
     Rule("extract_scans", lambda a, c: extract_scans(a), "give each scan its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
     Rule("drop_unit_labels", lambda a, c: drop_unit_labels(a, c.outputs), "drop dimensions of one element and reductions over them", unscheduled_only=True),
@@ -126,7 +128,8 @@ def prepare_algorithm(
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Return the algorithm as it is differentiated."""
     context = Context(bind_parameters(algorithm), outputs)
-    return [after for _, after in apply_rules((*RULES, *GRADIENT_RULES), context.bound, context)][-1]
+    rules = (Rule("expand_top_k", lambda a, c: expand_top_k(a, picked=True), r.summary) if r.name == "expand_top_k" else r for r in RULES)
+    return [after for _, after in apply_rules((*rules, *GRADIENT_RULES), context.bound, context)][-1]
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:

@@ -21,6 +21,7 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
+from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.kernel_config import KernelConfig, joined
 from .fit_resources import fit_resources
 from .memory_limit import pieces_within_limit
@@ -54,16 +55,19 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """Yield the default schedule, then those that fuse differently, each legal; the last fuses nothing."""
+    """Yield the default schedule, then those that fuse differently, each legal; last those that add up an output in another one's kernel."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    algorithm = types.typed(algorithm) if types else algorithm
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
+    compiled = tuple(Bare(o, "compile") for o in outputs)
+    first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
-        compiled = tuple(Bare(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
         if f.stores_redundantly(fused, tiles) or f.may_never_store(fused):
             continue
+        first = first or (fused, dict(tiles))
         for root in roots:
             tiles[root] = f.warp_specialized_tiles(root, fused, tiles, compiled) or tiles[root]
         schedule = stated(fused, tiles, compiled)
@@ -76,6 +80,15 @@ def schedules(
                 continue
             yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
             break
+    if first is not None:
+        fused, tiles = first
+        for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
+            tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), compiled)
+            try:
+                lower(Program(algorithm, tried))
+            except DTError:
+                continue
+            yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
@@ -445,7 +458,7 @@ class _Fusion:
         if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
             return True
         if not self.shape.dots(func):
-            return self._recomputes_sum(func, root, tuple(missing))
+            return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
         if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root) or self._is_scattered(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)

@@ -21,6 +21,7 @@ WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
 LONG = 1024  #: elements of a sum from which on it is worth a kernel of its own
 ROWS = 64  #: of a block of a chained product
+RANKS = 32  #: widest short label of constant extent
 CUT_SIDE = 64  #: what is held of the output's side where blocks of rows are few
 
 
@@ -42,6 +43,10 @@ class SchedulingProblem:
     def known(self) -> Known:
         """What the cost model needs of the algorithm."""
         return Known(Outline.of(self.algorithm), self.outputs)
+
+    def is_short(self, label: str) -> bool:
+        """Return whether a label has a constant extent that a block of sums holds whole, as the ranks of ``rtopk``."""
+        return 1 < (self.algorithm.constant_extent(label) or 0) <= RANKS
 
     def operand_bytes(self, dot: ex.Dot) -> int:
         """Return the bytes per element of the operands of products."""

@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.utils.checkpoint import checkpoint
-
-import dtkernels
 from dtkernels.integrations.torch_compile import report
 from dtkernels.integrations.torch_compile.backend import ReplacementPass
 from dtkernels.integrations.torch_compile.table import NOT_TIMED, TABLE
+from torch.utils.checkpoint import checkpoint
+
+import dtkernels
 
 BACKEND = dtkernels.compile_backend.using("all", backend="aot_eager")
 

@@ -130,6 +130,16 @@ class Start(Tile):
 
 
 @dataclass(frozen=True)
+class BlockNumber(Tile):
+    """The number of the program's block along a label."""
+
+    label: str
+
+    def __str__(self) -> str:
+        return f"block({self.label})"
+
+
+@dataclass(frozen=True)
 class Step(Tile):
     """The number of elements by which an axis advances."""
 
