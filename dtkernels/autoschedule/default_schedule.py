@@ -443,6 +443,11 @@ class _Fusion:
         sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
         return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
+    def _is_scattered(self, func: str, root: str) -> bool:
+        """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""
+        read = [a for f in self.algorithm.needed_by((root,)) for a in ex.accesses(self.algorithm[f].expr) if a.tensor == func]
+        return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
+
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.
 
@@ -454,7 +459,7 @@ class _Fusion:
             return True
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
-        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root):
+        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root) or self._is_scattered(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

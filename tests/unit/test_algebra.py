@@ -30,6 +30,7 @@ from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.product_columns import sum_product_operands
+from dtkernels.algebra.rules.phases import separate_phases
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.sum_exp_addends import extract_sum_exp_addends
@@ -110,6 +111,7 @@ RULES = {
     "extract_sum_exp_addends": (extract_sum_exp_addends, lambda a: extract_sum_exp_addends(a)),
     "move_masks_into_exponentials": (move_masks_into_exponentials, lambda a: move_masks_into_exponentials(a, outputs(a))),
     "subtract_maxima": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
+    "separate_phases": (separate_phases, lambda a: separate_phases(a)),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
 }
