@@ -29,7 +29,7 @@ from sampling.distance_ranking import reach  # noqa: E402
 from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
 from dtkernels.autoschedule.cost.kernel_work import plans  # noqa: E402
 from dtkernels.autoschedule.cost.outline import Known  # noqa: E402
-from dtkernels.autoschedule.cost.predicted_time import kernel_time  # noqa: E402
+from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
 from dtkernels.runtime.select.evidence import ITEMSIZE, predictions  # noqa: E402
 from dtkernels.runtime.select.row_ranking import distance, whole_labels  # noqa: E402
@@ -78,8 +78,8 @@ class OneKernel:
         rates, total = rates_of(self.target.arch), 0.0
         for plan in plans(schedule, self.kernel.known):
             if self.kernel.root in ("*", plan.config.func):
-                c = rates[0 if plan.products else 1]
-                total += kernel_time(plan.at(dict(sizes), ITEMSIZE[dtype], self.target, c.live), plan.config, c, self.target)
+                work = plan.at(dict(sizes), ITEMSIZE[dtype], self.target, rates[0].live)
+                total += kernel_time(work, plan.config, rates_for(work, rates), self.target)
         return total
 
     def ratio(self, schedule: str, row: Row) -> float:

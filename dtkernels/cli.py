@@ -197,7 +197,7 @@ def _launched(subject: show.Subject, k: Kernel, made: dict) -> list[str]:
     lines += [f"  {count} programs ({cut}), {count / gpu.multiprocessors:.1f} per multiprocessor ({gpu.multiprocessors})"]
     estimate = subject.resources(k)
     lines += [f"  {k.num_warps} warps of {gpu.warp_size}, num_stages {k.num_stages}; estimated {estimate.shared_bytes} bytes of shared memory"]
-    lines += [f"  tail wave at most half full: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps for each block" for t in k.tail]
+    lines += [f"  last wave, where that takes less time: kernel {t.name}, {programs_per_block(t)} programs of {t.num_warps} warps for each block" for t in k.tail]
     if (compiled := made.get(f"{k.name}_kernel")) is not None:
         lines += [f"  compiled: {compiled.metadata.shared} of {gpu.shared_bytes} bytes of shared memory"]
     return lines

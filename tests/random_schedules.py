@@ -87,6 +87,9 @@ class Scheduler:
         algorithm, f = self.algorithm, self.algorithm["f"]
         tiles = {label: self.pick([16, 32]) for label in ("x", "y", "k")}
         blocks = {"x": tiles["x"], "y": tiles["y"] * self.pick([1, 1, 2])} | {label: 1 for label in f.labels if label == "z"}
+        if self.chance(6):  # tiles in two parts
+            label = self.pick(["x", "y"])
+            tiles[label] = blocks[label] = 48
         statements = [Primitive("f", "block", tuple(Sized(*b) for b in blocks.items())), Primitive("f", "tensorize", tuple(Sized(*t) for t in tiles.items()))]
         dot = next(n for n in f.expr.walk() if isinstance(n, ex.Dot))
         operands = [a.tensor for a in (dot.left, dot.right) if isinstance(a, ex.Access)]
@@ -106,7 +109,8 @@ class Scheduler:
             statements.append(Primitive("f", "persistent"))
             if self.chance(2):
                 label = self.pick(["x", "y"])
-                statements.append(Primitive("f", "tail", (Sized(label, blocks[label] // 2), *[Sized("k", 32)] * self.chance(3))))
+                statements += [Primitive("f", "stream", (Sized("k", self.pick([2, 3])),))] * self.chance(2)
+                statements.append(Primitive("f", "tail", (Sized(label, min(blocks[label] // 2, blocks[label] & -blocks[label])), *[Sized("k", 32)] * self.chance(3))))
         if self.chance(3):
             statements += [Primitive("f", "specialize_warps", ("k",)), Primitive("f", "num_warps", (4,))]
         elif self.chance(3):
@@ -146,6 +150,7 @@ class Scheduler:
             label = max(labels, key=lambda label: self.trips(label, tiles[label], blocks.get(label)))
             tiles[label] = 16
             blocks |= {label: 16} if label in blocks else {}
+        tiles |= {label: block for label, block in blocks.items() if block & (block - 1) and self.chance(4)}  # in parts
         statements = [Primitive(root, "tensorize", (Sized(label, tile),)) for label, tile in tiles.items() if tile != 1]
         statements += [Primitive(root, "block", (Sized(label, block),)) for label, block in blocks.items()]
         if blocks and self.chance(2):

@@ -47,6 +47,7 @@ from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
 from .transforms.tiles.tile_dim_order import order_tile_dims
 from .transforms.tiles.tile_orientation import orient_tiles
+from .transforms.tiles.tile_parts import cut_tiles_into_parts
 from .transforms.warp_specialize.backend_select import descriptor_form, warp_specialized
 from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
@@ -70,6 +71,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("duplicate_wgmma_loads", duplicate_wgmma_loads),
     ("tile_dim_order", order_tile_dims),
     ("eviction_hints", add_eviction_hints),
+    ("tile_parts", cut_tiles_into_parts),
     ("distinct_names", keep_names_apart),
 )
 
@@ -83,7 +85,7 @@ TRITON_FORM: tuple[tuple[str, Callable[[Kernel], Kernel]], ...] = (
 
 #: the passes that may be left out: the result stays right, and is slower. Without the others it would be wrong.
 OPTIONAL = (
-    *("split_k", *(name for name, run in NEST_PASSES if run is not keep_names_apart), "tail_wave", "descriptors", "warp_specialize"),
+    *("split_k", *(name for name, run in NEST_PASSES if run not in (cut_tiles_into_parts, keep_names_apart)), "tail_wave", "descriptors", "warp_specialize"),
     *(*(name for name, run in TRITON_FORM if run is not bound_unrolled_ranges), "dependent_launch"),
 )
 

@@ -8,6 +8,11 @@ def next_power_of_two(n: int) -> int:
     return 1 << max(0, n - 1).bit_length()
 
 
+def binary_parts(n: int) -> tuple[int, ...]:
+    """Return the powers of two that add up to ``n``, largest first: 128 and 64 for 192; none for 0."""
+    return tuple(1 << i for i in reversed(range(n.bit_length())) if n >> i & 1)
+
+
 def last_power_of_two(n: int) -> int:
     """Return the largest power of two that is at most ``n``; 1 for 0."""
     return 1 << max(0, n.bit_length() - 1)

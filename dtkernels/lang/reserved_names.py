@@ -14,7 +14,7 @@ TAKEN = frozenset(
     {
         *keyword.kwlist, "__debug__", "torch", "triton", "tl", "gl", "gluon", "hopper", "tma", "mbarrier", "new_names", "tma_load", "tma_store",
         "range", "min", "max", "isinstance", "float", "int", "pid", "tile_id", "sizes", "dtype", "INDEX", "PRECISION", "EXACT", "ON_GPU", "EXP_DEGREE", "STAGES",
-        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "tiles_before", "nvidia_only", "cluster", "unrolled", "described",
+        "whole", "launch", "index_type", "whole_numbers", "dot_precision", "exact_products", "programs", "whole_waves", "tiles_before", "tail_block", "nvidia_only", "cluster", "unrolled", "described",
         "operand_dtype", "piece", "language_type",
         "DEPENDENT", "dependent", "overlapping", "warpgroups", "ring_stages", "descriptor_memory", "extents", "hardware_tanh", "exp_degree", "linear_recurrence",
         *(f"exp2_{part}_of_{whole}{form}" for part, whole in SHARES for form in ("", "_if_wide")),

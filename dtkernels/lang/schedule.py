@@ -64,7 +64,7 @@ PRIMITIVES = {
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
-    "parts_at": "func, label", "tail": "label:size*", "chunk": "label:size",
+    "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
 }  # fmt: skip
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
@@ -110,7 +110,7 @@ class Bare(Primitive):
 class Sizes(Primitive):
     """``f.block(x:16, y:128)``"""
 
-    name: Literal["block", "tensorize", "split", "stages", "unroll", "tail", "chunk"]
+    name: Literal["block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk"]
     args: tuple[Sized, ...]
     takes = (Sized,)
 
@@ -122,7 +122,7 @@ class Sizes(Primitive):
 
 @dataclass(frozen=True)
 class OneSize(Sizes):
-    """``f.chunk(y:4096)``"""
+    """``f.chunk(y:4096)``, ``f.stream(k:4)``"""
 
     count = (1, 1)
 

@@ -20,14 +20,16 @@ from .schedule import (
     Primitive,
     Schedule,
     Sized,
+    Sizes,
     host,
     subject,
 )
 
 MOST_ELEMENTS = 2**20  #: per tensor, in Triton
+MOST_PARTS = 3  #: powers of two that add up to a tile
 MOST_UNROLLED = 64  #: unroll factor; compilers take minutes for larger unrolled dots
-_OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail")
-_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail")
+_OF_KERNELS = ("block", "map", "num_warps", "num_stages", "persistent", "maxnreg", "cluster", "tail", "stream")
+_LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorder", "specialize", "split", "tail", "stream")
 
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
@@ -37,6 +39,7 @@ def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
             raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=", ".join(algorithm.funcs), at=p.pos)
         _check_form(p)
         _check_names(p, algorithm, schedule)
+    _check_tiles(schedule)
     _check_fusion(schedule, algorithm)
     _check_agreement(schedule)
     _check_kernels(schedule)
@@ -92,14 +95,26 @@ def _check_size(p: Primitive, a: Argument) -> None:
     most = {"tensorize": MOST_ELEMENTS, "tail": MOST_ELEMENTS, "unroll": MOST_UNROLLED}.get(p.name, 2**31 - 1)
     if size > most:
         raise DTError(f"a size in {p.name}", found=str(a), allowed=f"at most {most}", at=p.pos)
-    if p.name in ("tensorize", "tail") and size & (size - 1):
-        label = subject(a)
-        raise DTError(
-            "a tile is a power of two",
-            found=str(a),
-            allowed=f"{label}:{1 << (size.bit_length() - 1)} or {label}:{1 << size.bit_length()}",
-            at=p.pos,
-        )
+    if p.name == "tail" and size & (size - 1):
+        raise _no_power_of_two(p, a, size)
+
+
+def _no_power_of_two(p: Primitive, a: Argument, size: int) -> DTError:
+    label = subject(a)
+    allowed = f"{label}:{1 << (size.bit_length() - 1)} or {label}:{1 << size.bit_length()}"
+    return DTError("a tile is a power of two", found=str(a), allowed=allowed, at=p.pos)
+
+
+def _check_tiles(schedule: Schedule) -> None:
+    """Check that a tile that is no power of two is all of a block, in few parts that are."""
+    for p in (p for p in schedule.primitives if p.name == "tensorize" and isinstance(p, Sizes)):
+        blocks = schedule.sizes(p.func, "block")
+        for a in p.sizes:
+            if a.size & (a.size - 1) and blocks.get(a.label) != a.size:
+                raise _no_power_of_two(p, a, a.size)
+            if a.size.bit_count() > MOST_PARTS:
+                raise DTError(f"a tile is a sum of at most {MOST_PARTS} powers of two", found=str(a),
+                              allowed=f"{a.label}:{1 << (a.size.bit_length() - 1)} or {a.label}:{1 << a.size.bit_length()}", at=p.pos)  # fmt: skip
 
 
 def _check_number(p: Number) -> None:

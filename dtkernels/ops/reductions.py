@@ -11,9 +11,31 @@ def check_reduction(op: str, reduction: str) -> None:
         raise ValueError(f"{op}: reduction is {reduction!r}; allowed: {', '.join(REDUCTIONS)}")
 
 
-def reduced(rows: torch.Tensor, reduction: str) -> torch.Tensor:
-    """Return the losses, their sum or their mean."""
+def reduced(rows: torch.Tensor, reduction: str, target: torch.Tensor | None = None, ignore_index: int = -100) -> torch.Tensor:
+    """Return the losses, their sum, or their mean over the rows whose ``target`` is not ignored."""
+    if reduction == "mean" and target is not None:
+        return rows.sum() / (target != ignore_index).sum()
     return rows if reduction == "none" else rows.sum() if reduction == "sum" else rows.mean()
+
+
+def ignoring(op: str, rows: tuple[int, ...], target: torch.Tensor | None, ignore_index: int) -> dict:
+    """Return the parameters of a spec that gives 0 for rows whose class is ignored. Raises, one line, where target does not have a class for each row."""
+    if target is None:
+        return {}
+    if not isinstance(target, torch.Tensor):
+        raise TypeError(f"{op}: target is {type(target).__name__}; allowed: a tensor of integers, or None")
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
+        raise TypeError(f"{op}: target is {target.dtype}; allowed: integers")
+    if target.shape != rows:
+        raise ValueError(f"{op}: target has a class for each row; got shapes {tuple(rows)} of the rows, {tuple(target.shape)}")
+    return {"masked": True, "ignored": int(ignore_index)}
+
+
+def normalized(op: str, inputs: str, other: str) -> dict:
+    """Return the parameter of a spec whose inputs are logits or ``other``. Raises ValueError, one line, for another name."""
+    if inputs not in ("logits", other):
+        raise ValueError(f"{op}: inputs is {inputs!r}; allowed: logits, {other}")
+    return {"normalized": True} if inputs == other else {}
 
 
 def check_shapes(op: str, what: str, **tensors: torch.Tensor) -> None:

@@ -4,31 +4,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from against_torch import compare, normal, simplex
 
 from dtkernels import ops
 
 
-def normal(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed + sum(shape)), dtype=torch.float64)
-
-
 def masks(rows, length, seed=0):
     return torch.rand(rows, length, generator=torch.Generator().manual_seed(seed)) < 0.7
-
-
-def compare(ours, theirs, tensors, tolerance=1e-9):
-    """Values and gradients of both, for tensors of floating point; ``tensors`` may hold others."""
-    results = []
-    for function in (ours, theirs):
-        given = [t.clone().requires_grad_() if t.is_floating_point() else t for t in tensors]
-        found = function(*given)
-        found = found if isinstance(found, tuple) else (found,)
-        weighted = sum((f.double() * normal(*f.shape, seed=i)).sum() for i, f in enumerate(found))
-        grads = torch.autograd.grad(weighted, [t for t in given if t.requires_grad], allow_unused=True)
-        results.append([*(f.detach().double() for f in found), *(torch.zeros(()) if g is None else g.double() for g in grads)])
-    for a, b in zip(*results):
-        assert a.shape == b.shape or not a.dim() or not b.dim()
-        torch.testing.assert_close(a, b.expand_as(a) if not b.dim() else b, atol=tolerance, rtol=tolerance, equal_nan=True, check_dtype=False)
 
 
 X, V, K, J = 11, 37, 13, 7  # an odd vocabulary
@@ -296,13 +278,6 @@ def test_embedding_and_its_gradient():
     index = torch.tensor([[3, 1, 3], [0, 6, 3]])
     for dtype in (torch.float64, torch.float32):
         compare(lambda w: ops.embedding(w, index), lambda w: F.embedding(index, w), (normal(7, 5).to(dtype),), 1e-5)
-
-
-def simplex(x):
-    """By sorting, as in the paper."""
-    ordered, count = x.sort(-1, descending=True).values, torch.arange(1, x.shape[-1] + 1)
-    inside = (1 + count * ordered > ordered.cumsum(-1)).sum(-1, keepdim=True)
-    return (x - (ordered.cumsum(-1).gather(-1, inside - 1) - 1) / inside).clamp(min=0)
 
 
 def turned(x, cos, sin, interleaved=False):

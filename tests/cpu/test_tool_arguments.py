@@ -104,6 +104,12 @@ WRONG = [
     ("untuned", "--only nope", "no case has 'nope' in its title; allowed: log_softmax"),
     ("untuned", "--seconds 0", "'0' is no number above 0"),
     ("untuned", "", "no GPU"),
+    ("compare_liger", "--functions nope", "unknown 'nope'; allowed: all, add_rmsnorm"),
+    ("compare_liger", "--check --missing", "not allowed with argument --check"),
+    ("compare_liger", "--rows 0", "'0' is no whole number from 1 on"),
+    ("compare_liger", "--tests {tmp}/none", "{tmp}/none: no such folder"),
+    ("compare_liger", "--tests {tmp}", "not a checkout of Liger"),
+    ("compare_liger", "--json {tmp}", "a folder"),
     ("check_tables", "--jobs 0", "'0' is no whole number from 1 on"),
     ("check_tables", "--tables {tmp}/none", "{tmp}/none: no such folder"),
     ("check_tables", "--tables {tmp}/list.json", "{tmp}/list.json: a file"),
@@ -113,7 +119,7 @@ WRONG = [
 
 @pytest.mark.parametrize("tool, asked, said", WRONG, ids=[f"{tool} {asked}"[:60] for tool, asked, _ in WRONG])
 def test_a_wrong_option_is_one_line(tool, asked, said, tmp_path, monkeypatch, capsys):
-    if tool in ("bench_models", "lora_training", "demo"):
+    if tool in ("bench_models", "compare_liger", "lora_training", "demo"):
         pytest.importorskip("transformers")
     if tool == "lora_training":
         pytest.importorskip("peft")

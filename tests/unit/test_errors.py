@@ -120,7 +120,7 @@ KINDS = {
 
 SCHEDULES = {
     ADD + "f.tile(x:4);": "t.dt:3:3: unknown schedule primitive: found 'tile'; allowed: block, tensorize, map, fuse_at, num_warps, num_stages, compile, compile_to_kernel, "
-    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail, chunk",
+    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail, stream, chunk",
     ADD + "g.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
     ADD + "A.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'A'; allowed: f",
     ADD + "g.compile();": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
@@ -248,8 +248,8 @@ def test_text_of_the_error(text):
 
 #: errors found while lowering
 PLACELESS = {
-    ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: a tile that is a power of two and divides 24, or, padded, 32",
-    ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: a tile that is a power of two and divides 16, or, padded, 16",
+    ADD + "f.block(x:24); f.tensorize(x:16);": "a block is a whole number of tiles: found x: block 24, tile 16; allowed: all of it, a power of two that divides 24, or, padded, 32",
+    ADD + "f.block(x:16); f.tensorize(x:32);": "a block is a whole number of tiles: found x: block 16, tile 32; allowed: all of it, a power of two that divides 16, or, padded, 16",
     "Func s, f; In A; Var x;\ns[x] = 2 * A[x];\nf[x] = s[x] + 1;\ns.fuse_at(f, x);\ns.compile();": "what is declared is used: found Func 'f' is not, by the result s; allowed: f.compile(); where it is a result too",
 
 }

@@ -63,4 +63,4 @@ def test_the_names_of_a_class_are_those_of_its_form():
     assert sorted(n for found in names.values() for n in found) == sorted(PRIMITIVES)
     examples = {type(s): s.args for s in STATEMENTS.values()}
     for c in classes:
-        assert all(type(Primitive("f", n, examples[c])) is c for n in names[c]), c.__name__
+        assert all(isinstance(Primitive("f", n, examples[c][:1] if n in ("chunk", "stream") else examples[c]), c) for n in names[c]), c.__name__

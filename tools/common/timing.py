@@ -91,6 +91,11 @@ def _abandon(graph: torch.cuda.CUDAGraph, pool: tuple[int, int]) -> None:
 
 def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
     """Return the median time of ``fn`` in microseconds by CUDA events; L2 is overwritten before each call."""
+    return statistics.median(gpu_times(fn, milliseconds))
+
+
+def gpu_times(fn: Callable[[], object], milliseconds: float = 30.0) -> list[float]:
+    """Return the times of several calls of ``fn`` in microseconds by CUDA events; L2 is overwritten before each call."""
     flush = _flush()
     fn()
     torch.cuda.synchronize()
@@ -107,7 +112,7 @@ def gpu_time(fn: Callable[[], object], milliseconds: float = 30.0) -> float:
         fn()
         finish.record()
     torch.cuda.synchronize()
-    return statistics.median(b.elapsed_time(e) for b, e in pairs) * 1e3
+    return [b.elapsed_time(e) * 1e3 for b, e in pairs]
 
 
 def interleaved_times(running: dict[str, Callable[[], object]], milliseconds: float = 30.0, rounds: int = 3) -> dict[str, float]:

@@ -5,6 +5,7 @@ Reading needs no parser and no algorithm: a first call reads the rows of a table
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -39,6 +40,7 @@ class Choices:
     specialized: tuple[str, ...] = ()  #: labels whose loops run by specialised warps
     unrolled: Sizes = ()
     tail: Sizes = ()  #: smaller blocks of the last wave
+    stream: Sizes = ()  #: the parts of its sum
     chunked: Sizes = ()  #: the label of which memory holds a piece, and its size
     evictions: Pairs = ()
     approximations: Pairs = ()  #: function, and the share of its evaluations, "" for all
@@ -104,6 +106,12 @@ class KernelConfig(Choices):
     def parted(self) -> frozenset[str]:
         """Return the Funcs of which each program writes a part of a sum."""
         return frozenset([f.func for f in self.fused if f.parted])
+
+    @cached_property
+    def pieces(self) -> int:
+        """Return into how many a tail cuts a block of the last wave."""
+        tail = dict(self.tail)
+        return math.prod(size // tail[label] for label, size in self.blocks if label in tail)
 
     def all_of(self, field: str) -> dict[str, int]:
         """Return label -> size of a field of sizes, stated of the kernel's Func or of one fused into it."""
@@ -189,11 +197,11 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "descriptor": "descriptors",
-    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "chunk": "chunked", "evict": "evictions",
+    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "stream": "stream", "chunk": "chunked", "evict": "evictions",
     "approximate": "approximations", "specialize": "constants", "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
 }  # fmt: skip
 _FORMS = (
-    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
+    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
     (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}

@@ -6,7 +6,8 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...codegen.powers_of_two import next_power_of_two
+from ...codegen.held_terms import HELD_BY_WARP
+from ...codegen.powers_of_two import binary_parts, next_power_of_two
 from .kernel_config import KernelConfig, read_schedule
 from .outline import FuncOutline, Known, Product, Read
 
@@ -230,7 +231,7 @@ class _Count:
         return self.itemsize if tensor not in known.funcs or tensor in known.multiplied or tensor in known.outputs else 4
 
     def work(self, live: float) -> Work:
-        plan, programs = self.plan, 1
+        plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
         for count in self.count.values():
             programs *= count
         moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = 0.0
@@ -246,7 +247,8 @@ class _Count:
                 requests += asked / VECTOR
             else:
                 short += asked / vector
-            narrow = narrow or (vector < ASYNC and not aligned and len(access.read.labels) > 1)
+            dims = [x for x, _ in access.read.labels if not streamed or sizes.get(x, 1) > 1]  # Triton knows a stride of 1
+            narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
                 issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
@@ -254,9 +256,9 @@ class _Count:
             reads.append((access, each, amount))
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
-        multiplied, rows, columns = self._multiplied()
+        multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
         ordinary = any(self._is_ordinary(p) for p, _, _ in plan.products)
-        held, spilled = self._resident(rows, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
+        held, spilled = self._resident(rows, streamed, tile_bytes, held_bytes + apart - plan.config.stages * apart, issued, live)
         at_once = min(programs, held * self.target.multiprocessors)
         memory = self._memory(reads, programs, at_once)
         for func in plan.writes:
@@ -269,6 +271,9 @@ class _Count:
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
         heavy, light = self._arithmetic()
+        if streamed:
+            terms = self._multiplied()[0]
+            light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
 
@@ -291,19 +296,21 @@ class _Count:
         """Return the bytes of one load, by the alignment of rows."""
         return float(math.gcd(self.sizes.get(last[0], 1) * each, VECTOR)) if len(last) == 1 else float(VECTOR)
 
-    def _resident(self, rows: int, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
+    def _resident(self, rows: int, streamed: bool, tile_bytes: float, held_bytes: float, issued: float, live: float) -> tuple[int, float]:
         """Return (programs that a multiprocessor holds at once, registers asked for over those there are)."""
         config, target = self.plan.config, self.target
         threads = target.warp_size * config.warps
         most = 1.0
         for labels in self.plan.results:
             most = max(most, self.elements(self.step, labels))
+        if streamed:
+            most = max(most, sum(self.elements(self.step, p.labels) for p, _, _ in self.plan.products))
         each = most / threads
         if rows:
             operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else 0.0 if config.descriptors else issued / threads
             registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
         else:
-            registers, shared = 28 + each * live, 0.0
+            registers, shared = 28 + each * live, max(config.all_of("stages_of").values(), default=0) * tile_bytes * streamed
         held = min(WARPS // config.warps, int(target.registers / (min(registers, 255.0) * threads)), BLOCKS)
         if shared:
             held = min(held, int(target.shared_bytes * MULTIPROCESSOR / (shared + 1024)))
@@ -359,12 +366,21 @@ class _Count:
         total, rows, columns = 0.0, 0, 0
         for product, around, whole in self.plan.products:
             total += 2.0 * self.elements(self.filled, product.labels) * self.times(around, whole)
-            own = max(1, int(self.elements(self.step, product.rows)))
-            other = max(1, int(self.elements(self.step, product.columns)))
+            own, other = self._side(product.rows), self._side(product.columns)
             if product.rows and product.columns and self._comes_later(product.rows[-1], product.columns[-1]):
                 own, other = other, own  # the product comes out transposed
             rows, columns = min(rows or own, own), min(columns or other, other)
         return total, rows, columns
+
+    def _side(self, labels: tuple[str, ...]) -> int:
+        """Return the rows or columns of a tile; of one in parts, of each part on the average."""
+        parts = math.prod(max(1, len(binary_parts(self.step.get(x, 1)))) for x in labels)
+        return max(1, int(self.elements(self.step, labels) / parts))
+
+    def _is_streamed(self) -> bool:
+        """Return whether the terms of all products are added up without matrix units, each by itself: the kernel only moves memory then."""
+        held = HELD_BY_WARP * self.plan.config.warps
+        return bool(self.plan.products) and all(self._is_ordinary(p) and self.elements(self.step, p.labels) <= held for p, _, _ in self.plan.products)
 
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""

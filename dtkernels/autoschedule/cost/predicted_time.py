@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from .outline import Known
 if TYPE_CHECKING:
     from ...codegen.target import Target
 
-QUARTERS = 4  #: parts that a tail cuts the blocks of a last wave into
 GROUP = 4  #: warps that multiply together
 GROUP_ROWS = 64  #: rows of their tile
 
@@ -33,8 +33,14 @@ def _time(plan: KernelPlan, sizes: tuple[tuple[str, int], ...], itemsize: int, t
 
 def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target) -> float:
     """Return the microseconds of one kernel at ``sizes``."""
-    c = rates_of(target.arch)[0 if plan.products else 1]
-    return kernel_time(plan.at(sizes, itemsize, target, c.live), plan.config, c, target)
+    rates = rates_of(target.arch)
+    work = plan.at(sizes, itemsize, target, rates[0].live)
+    return kernel_time(work, plan.config, rates_for(work, rates), target)
+
+
+def rates_for(work: Work, rates: tuple[Rates, Rates]) -> Rates:
+    """Return the rates of a kernel's kind: those with matrix products come first."""
+    return rates[0 if work.rows else 1]
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
@@ -48,9 +54,11 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     computing = c.start + full * crowded
     if rest:
         last = _either(-(-rest // cores) * busy, waiting, c.rounds)
-        if config.tail and full:  # a kernel of its own, in quarters of the blocks
-            again = -(-QUARTERS * rest // cores)
-            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / QUARTERS, -(-again // 2) * waiting, c.rounds))
+        if config.tail and full:  # a kernel of its own, in pieces of the blocks
+            again = -(-config.pieces * rest // cores)
+            last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
+        if config.stream and full:
+            last = min(last, _streamed(rest, busy, waiting, config, c, (cores, slots)))
         hidden = c.overlap * (not config.persistent) if full else 0.0
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
@@ -66,6 +74,18 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if work.copied:
         took += c.merge + work.copied / c.bandwidth
     return took
+
+
+def _streamed(rest: int, busy: float, waiting: float, config: KernelConfig, c: Rates, machine: tuple[int, int]) -> float:
+    """Return the microseconds of a last wave of ``rest`` blocks whose sums are split, and of the kernel that merges the parts."""
+    parts = math.prod(n for _, n in config.stream)
+    each = parts * (config.pieces if config.tail else 1)
+    cores, slots = machine
+    again, elements = -(-each * rest // cores), math.prod(size for _, size in config.blocks)
+    if -(-each * rest // slots) >= each:  # the wrapper leaves it to the first kernel
+        return math.inf
+    merging = c.merge + 2 * 4 * rest * parts * elements / c.merge_rate + c.merge_part * parts
+    return c.launch / 2 + _either(again * busy / each, again * waiting / each, c.rounds) + merging
 
 
 def _either(a: float, b: float, sharp: float) -> float:
@@ -111,10 +131,9 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
 
 def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds that a program takes by itself, waiting for its loads."""
-    if work.rows:
-        stages = 1 if work.narrow else config.stages
-    else:
-        stages = max(config.all_of("stages_of").values(), default=1)
+    stages = config.stages if work.rows else max(config.all_of("stages_of").values(), default=1)
+    if work.products and work.narrow:
+        stages = 1
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
     found += _requests(work, c) / (c.warp_rate * config.warps)

@@ -31,6 +31,8 @@ TILES = tuple(
         (128, 128, 128, 8, 3), (256, 64, 64, 8, 4), (128, 256, 64, 8, 3), (256, 128, 64, 8, 3),
     )
 )  # fmt: skip
+#: tiles of two parts: whole waves of them may leave less idle than powers of two do; not measured
+PARTED = tuple(GemmTile(*t) for t in ((64, 96, 64, 4, 5), (64, 192, 64, 4, 4), (128, 96, 64, 4, 4), (128, 192, 64, 8, 3), (192, 128, 64, 8, 3)))
 #: the same of float32 products: each within 4% of the fastest at several of 264 measured kernels of schedule_tables/nvidia_h200/measurements.safetensors
 WIDE_TILES = tuple(
     GemmTile(*t)
@@ -45,7 +47,7 @@ PARTS = (2, 3, 4, 6, 8, 12, 16, 32)
 
 def tiles(rows: int, columns: int, depth: int, batch: int, multiprocessors: int, itemsize: int = 2) -> Iterator[GemmTile]:
     """Yield the tiles worth considering for a product of these extents, whose operands take ``itemsize`` bytes an element."""
-    for tile in TILES if itemsize == 2 else WIDE_TILES:
+    for tile in (*TILES, *PARTED) if itemsize == 2 else WIDE_TILES:
         if (tile.rows > 16 and tile.rows >= WASTED * rows) or (tile.columns > 16 and tile.columns >= WASTED * columns):
             continue
         if tile.rows == tile.columns == 16 and max(rows, columns) > 16:
@@ -62,3 +64,9 @@ def parts(blocks: int, steps: int, multiprocessors: int) -> Iterator[int]:
     """Yield numbers of parts that a sum of ``steps`` tiles may be split into, so that its programs fill about a wave."""
     useful = [n for n in PARTS if blocks * n <= MOST_WAVES * multiprocessors and steps >= LEAST_PARTS * n]
     yield from useful[-4:]
+
+
+def streams(rest: int, steps: int, at_once: int) -> list[int]:
+    """Return the two best numbers of parts for the sums of a last wave of ``rest`` blocks, as far as they take fewer rounds than whole sums."""
+    rounds = {n: -(-rest * n // at_once) / n for n in PARTS[:5] if steps >= LEAST_PARTS * n}
+    return sorted((n for n in rounds if rest and rounds[n] < 1), key=lambda n: (rounds[n], n))[:2]

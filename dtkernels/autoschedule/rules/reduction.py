@@ -28,7 +28,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     reduced = list(dict.fromkeys(r for m in members for r in reduction_labels(shape.algorithm, m)))
     if pair := _pairwise_labels(shape, root, members):
         return _pairwise_tiles(shape, root, pair, members)
-    read = _loaded_accesses(shape, root, members)
+    read = loaded_accesses(shape, root, members)
     if sides := _transposed_labels(shape, root, members, read):
         return _transpose_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
@@ -150,7 +150,7 @@ def _transposed_labels(shape: SchedulingProblem, root: str, members: list[str], 
         return ()
     every = {*labels, *reduced}
     written = [(own[-1], {*own}) for m in _stored_funcs(shape, root, members) if (own := shape.algorithm[m].labels)]
-    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in _contiguous_label(a) if label in every)]
+    tensors = [*written, *((label, ex.free_labels(a) & every) for a in read for label in contiguous_label(a) if label in every)]
     found = [
         a
         for a, own in tensors
@@ -227,7 +227,7 @@ def _stored_funcs(shape: SchedulingProblem, root: str, members: list[str]) -> li
     return [m for m in members if m == root or m in shape.outputs]
 
 
-def _loaded_accesses(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Access]:
+def loaded_accesses(shape: SchedulingProblem, root: str, members: list[str]) -> list[ex.Access]:
     """Return the accesses that read memory, at indices of the stored Funcs; a Func that the kernel computes is not in memory."""
     found: dict[ex.Access, None] = {}
 
@@ -248,12 +248,12 @@ def _no_tensor_is_contiguous_along(label: str, read: list[ex.Access]) -> bool:
     """Return whether no large tensor is contiguous along ``label``; a vector over it is not large."""
     having = [a for a in read if label in ex.free_labels(a)]
     most = max((len(a.index) for a in having), default=0)
-    return all(label not in _contiguous_label(a) for a in having if len(a.index) == most)
+    return all(label not in contiguous_label(a) for a in having if len(a.index) == most)
 
 
 def _contiguous_first(labels: tuple[str, ...], read: list[ex.Access]) -> list[str]:
     """Sort labels by how much they need a wide tile: last dimensions of tensors first."""
-    last = [label for a in read for label in _contiguous_label(a)]
+    last = [label for a in read for label in contiguous_label(a)]
     return list(dict.fromkeys([*labels[-1:], *(label for label in last if label in labels), *reversed(labels)]))
 
 
@@ -269,7 +269,7 @@ def _by_stride(shape: SchedulingProblem, reduced: list[str], read: list[ex.Acces
     return sorted(reduced, key=distance)
 
 
-def _contiguous_label(access: ex.Access) -> tuple[str, ...]:
+def contiguous_label(access: ex.Access) -> tuple[str, ...]:
     """Return the label of a tensor's last index, if that is of one label and none that another tensor holds."""
     found = tuple(ex.free_labels(access.index[-1])) if access.index else ()
     return found if len(found) == 1 and not any(ex.accesses(access.index[-1])) else ()

@@ -20,6 +20,7 @@ from .gemm_row_reduction import gemm_row_reduction_tiles
 from .reduction import row_tiles
 from .row_column_reduction import row_column_tiles
 from .scan import scan_tiles
+from .candidates.streamed_gemm import streamed_candidates
 
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
 
@@ -55,7 +56,7 @@ KINDS = (
     Kind("row and column reductions", _only(row_column_tiles)),
     Kind("elementwise, reductions, transposes", _only(row_tiles)),
 )
-RULES = (Rule("chained products", chain_candidates),)
+RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates))
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
 
 

@@ -17,7 +17,7 @@ from ..analysis.empty_loops import written_inside
 from ..analysis.product_types import Operands, products_of
 from ..analysis.resources import MOST_UNROLLED
 from ..ir.nest import Kernel, has_matrix_product, unrolled_product
-from .triton.grid import BEFORE, block_count, resident_programs
+from .triton.grid import BEFORE, block_count, programs_per_block, resident_programs
 from .triton.kernel import KernelText
 from .triton.memory import ROW
 
@@ -339,11 +339,16 @@ class Wrapper:
         return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
 
     def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
-        """Return the lines that launch whole waves of blocks, then the rest in smaller blocks."""
-        (tail,), blocks = kernel.tail, block_count(kernel)
-        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out)"]
+        """Return the lines that launch whole waves of blocks, then the rest in smaller blocks or with split sums."""
+        blocks, parts = block_count(kernel), programs_per_block(kernel.tail[0]) if len(kernel.tail) > 1 else 0
+        more = f", {parts}" if parts else ""
+        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out{more})"]
         lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
-        return lines + self._call(tail, self.described[tail.name], pad + "    ")
+        for w in kernel.tail[0].workspaces:
+            extents = [str(w.parts), f"{blocks} - {BEFORE}", *(str(n) if n else f"size_{x}" for x, n in zip(w.labels[1:], w.extents[1:]))]
+            lines += [f"{pad}    {w.name}_shape = ({', '.join(extents)})"]
+            lines += [f"{pad}    {w.name}_out = torch.empty({w.name}_shape, dtype=torch.{w.dtype}, device={self.reads[0]}.device)"]
+        return lines + [line for t in kernel.tail for line in self._call(t, self.described[t.name], pad + "    ")]
 
     def _call(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """Return one launch, filled to the width of a line."""

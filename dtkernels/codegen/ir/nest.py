@@ -91,6 +91,7 @@ class Accumulator(Statement):
     origin: str = ""
     combine: str = "+"
     moves: tuple[tuple[str, Fraction], ...] = ()
+    terms: bool = False  #: it holds the sum of each term of a product without matrix units
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,7 @@ class Workspace:
     parts: int
     labels: tuple[str, ...]
     dtype: str = "float32"
+    extents: tuple[int, ...] = ()  #: of a last wave (tail_wave.py): the size of each label in memory, 0 for its extent
 
 
 @dataclass(frozen=True)
@@ -222,7 +224,8 @@ class Kernel:
     block_stages: int = 0  #: pipelining depth of the loop over blocks of a persistent kernel
     approximate: tuple[str, ...] = ()  #: functions computed by the GPU's approximate instruction
     descriptors: tuple[str, ...] = ()  #: buffers reached through descriptors where the GPU and the tensors allow it
-    tail: tuple[Kernel, ...] = ()  #: the kernel that computes the last wave in smaller blocks; at most one
+    tail: tuple[Kernel, ...] = ()  #: the kernels that compute the last wave, in smaller blocks or with split sums
+    last_wave: bool = False  #: it is one of those of another kernel
     aligned: tuple[str, ...] = ()  #: written buffers whose row pitch is a multiple of 16 elements
     aligned_reads: tuple[str, ...] = ()  #: such buffers among its reads
     link: Link | None = None  #: to the kernels of its call that overlap with it

@@ -24,6 +24,8 @@ class Axis:
     tile: int
     exact: bool = False  #: never passes the extent, so it needs no mask
     padded: bool = False  #: wider than its block; only elements of the block are inside
+    offset: int = 0  #: of a part (tile_parts.py), from the first element of the tile that it is a part of
+    whole: Axis | None = None  #: the axis of that tile
 
     @property
     def scalar(self) -> bool:

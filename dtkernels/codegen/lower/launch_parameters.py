@@ -41,7 +41,7 @@ def _grid(kernel: Kernel, options: KernelOptions) -> tuple[tuple[GridLabel, ...]
     """Return the blocks that programs compute, and the order in which program ids visit them."""
     blocks = options.schedule.sizes(options.root, "block")
     blocked = {s.axis.label: s for s in statements(kernel.body) if isinstance(s, Index) and s.start.startswith("block")}
-    whole = {label: s.axis.tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
+    whole = {label: (s.axis.whole or s.axis).tile for label, s in blocked.items() if s.start == "block" and not s.axis.padded}  # a merge has its own
     grid = tuple(GridLabel(x, whole.get(x) or blocks[x]) for x in options.algorithm[options.root].labels if x in blocked)
     order = grid_order(options.schedule.of(options.root, "map", Map), grid)
     part = next((w for w in kernel.workspaces if w.name in kernel.writes), None)

@@ -159,11 +159,11 @@ class _Lowering:
         asked, tile = tile, tile or block
         wider = next_power_of_two(block)
         padded = block < tile and (tile <= MIN_DOT or tile == wider)
-        if not padded and (tile > block or block % tile or tile & (tile - 1)):
+        if not padded and tile != block and (tile > block or block % tile or tile & (tile - 1)):
             raise DTError(
                 "a block is a whole number of tiles",
                 found=f"{label}: block {block}, tile {asked or f'{tile} (all of the block)'}",
-                allowed=f"a tile that is a power of two and divides {block}, or, padded, {max(wider, MIN_DOT)}",
+                allowed=f"all of it, a power of two that divides {block}, or, padded, {max(wider, MIN_DOT)}",
                 at=self.schedule.of(self.root, "block")[-1].pos,
             )
         axis = Axis(name, label, tile, exact=block == 1 and not padded, padded=padded)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 
+from ..held_terms import HELD_BY_WARP
 from ..ir import nest
-from ..ir.nest import WHOLE, Axis, Guard, Op, Position, Tile, TileReduce
+from ..ir.nest import WHOLE, Axis, Guard, Op, Position, Tile, TileDot, TileReduce
 
 LEAST_KEY = -(2**63) + 2**32 - 1  #: below the key of every number; its place is 0
 #: a partial result of no terms
@@ -62,3 +63,12 @@ def fits_matrix_units(left: Tile, right: Tile, axes: tuple[Axis, ...]) -> bool:
     a, b, over = nest.axes_of(left), nest.axes_of(right), {x for x in axes if not x.scalar}
     sides = (a - b - over, b - a - over, over)
     return a & b == over and all(len(s) == 1 and all(x.tile == WHOLE or x.tile >= MIN_DOT for x in s) for s in sides)
+
+
+def sums_are_held(terms: Tile, warps: int) -> bool:
+    """Return whether the terms of a product without matrix units are added up over the steps each by itself, in registers.
+
+    They are added to one another once, after the loop. Where there is no room for that, each step adds up its own.
+    """
+    tiles = [a.tile for a in nest.axes_of(terms)]
+    return not isinstance(terms, TileDot) and WHOLE not in tiles and math.prod(tiles) <= HELD_BY_WARP * warps

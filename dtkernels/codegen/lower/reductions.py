@@ -22,7 +22,7 @@ from ..ir import nest
 from ..ir.layout import preferred_dim_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
 from ..ir.value_type import value_type
-from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced
+from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced, sums_are_held
 from .scope import Scope
 
 if TYPE_CHECKING:
@@ -246,8 +246,8 @@ class _Step:
             terms = self.r._terms(node, env, self.inner, self.axes)
             moves = self._rescaling_degrees(member, node, kind)
             factors = [self._rescaling_factor(*move) for move in moves]
-            made = any(isinstance(n, ex.Dot) for n in self._inlined(node).walk())  # its accumulator is in registers already
-            at_end = not (watched or factors or made)
+            inner = any(isinstance(n, ex.Dot) and n != node for n in self._inlined(node).walk())  # its accumulator is in registers already
+            at_end = not (watched or factors or inner) and (not isinstance(node, ex.Dot) or sums_are_held(terms, self.l.options.warps))
             if not (at_end or isinstance(terms, TileDot)):
                 terms = reduced(kind, terms, self.axes)
             acc = self._accumulator(member, node, kind, terms, at_end, tuple((self.moving.get(f, ""), times) for f, times in moves))
@@ -298,7 +298,7 @@ class _Step:
         ordered = preferred_dim_order(terms) if partial else nest.in_order(axes, order)  # the order of the terms, so that no step transposes them
         name = self.inner.fresh(wish, self.outer)
         self.outer.take(name)
-        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves))
+        self.outer.body.append(Accumulator(name, ordered, NEUTRAL[kind], str(d), COMBINE[kind], moves, partial and isinstance(node, ex.Dot)))
         return Local(name, ordered, value_type(terms) if kind in ex.PLACES else "number")
 
     # -- running values that change during the loop -----------------------------------------------------------------

@@ -75,6 +75,7 @@ class KernelOptions:
     ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: partial_sums.py
                                      the same
     ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: tail_wave.py
+    ``f.stream(k:4)``                the last wave adds up whole sums            four programs a block, and a kernel that merges: tail_wave.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``
     ===============================  ==========================================  ====================================================
 
@@ -103,11 +104,16 @@ class KernelOptions:
             found["warp_specialize"] = True
         return tuple(found.items())
 
+    @property
+    def warps(self) -> int:
+        """Return the warps of a program."""
+        return self.schedule.number(self.root, "num_warps") or 4
+
     def launch_fields(self) -> LaunchFields:
         """Return the fields of Kernel that come from the schedule alone."""
         number = self.schedule.number
         return {
-            "num_warps": number(self.root, "num_warps") or 4,
+            "num_warps": self.warps,
             "num_stages": number(self.root, "num_stages") or 3,
             "persistent": bool(self.schedule.of(self.root, "persistent")),
             "options": tuple(
@@ -206,8 +212,7 @@ class KernelOptions:
         at = self.where("specialize_warps")
         if at is None:
             return
-        warps = self.schedule.number(self.root, "num_warps") or 4
-        if warps not in (4, 8, 16):
+        if (warps := self.warps) not in (4, 8, 16):
             raise DTError(
                 "specialize_warps needs whole warpgroups", found=f"num_warps({warps})", allowed=f"{self.root}.num_warps(4), 8 or 16", at=at
             )

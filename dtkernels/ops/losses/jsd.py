@@ -1,16 +1,27 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..reductions import check_range, check_reduction, check_shapes, ignoring, normalized, reduced
 
 
-@op(S="student (..., V)", T="teacher (..., V)", scale="1 / temperature")
+@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
 def jsd(
-    student: torch.Tensor, teacher: torch.Tensor, beta: float = 0.5, *, temperature: float = 1.0, reduction: str = "mean"
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    beta: float = 0.5,
+    *,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    target: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    inputs: str = "logits",
 ) -> torch.Tensor:
     """beta * KL(p || m) + (1 - beta) * KL(q || m) with m = beta * p + (1 - beta) * q, p the teacher's softmax and q the student's (Agarwal et al., GKD, 2023).
 
     beta: above 0 and below 1; at the ends the divergence is 0, so use kl_divergence there.
+
+    target: classes (...), integers; a row whose class is ignore_index gives 0, and the mean is over the others. inputs: "logits", or "log_probs" for
+    log-probabilities, which are taken as they are: their gradient is not that of a softmax.
 
     Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
     Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
@@ -25,4 +36,8 @@ def jsd(
     check_range("jsd", "temperature", temperature, 0, float("inf"), above=True)
     if not 0 < beta < 1:
         raise ValueError(f"jsd: beta is {beta}; allowed: above 0 and below 1")
-    return reduced(jsd.operator()(student, teacher, beta=float(beta), scale=1 / temperature), reduction)
+    more = {**ignoring("jsd", student.shape[:-1], target, ignore_index), **normalized("jsd", inputs, "log_probs")}
+    if target is not None:
+        more["t"] = target
+    rows = jsd.operator()(S=student, T=teacher, beta=float(beta), scale=1 / temperature, **more)
+    return reduced(rows, reduction, target, ignore_index)

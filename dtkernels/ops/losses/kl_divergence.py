@@ -1,16 +1,27 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, check_shapes, reduced
+from ..reductions import check_range, check_reduction, check_shapes, ignoring, normalized, reduced
 
 
-@op(S="student (..., V)", T="teacher (..., V)", scale="1 / temperature")
+@op(S="student (..., V)", T="teacher (..., V)", t="target (...)", scale="1 / temperature")
 def kl_divergence(
-    student: torch.Tensor, teacher: torch.Tensor, *, reverse: bool = False, temperature: float = 1.0, reduction: str = "mean"
+    student: torch.Tensor,
+    teacher: torch.Tensor,
+    *,
+    reverse: bool = False,
+    temperature: float = 1.0,
+    reduction: str = "mean",
+    target: torch.Tensor | None = None,
+    ignore_index: int = -100,
+    inputs: str = "logits",
 ) -> torch.Tensor:
     """KL(teacher || student) of the softmax of logits over temperature: sum(p * (log p - log q)), with p the teacher's (Hinton et al., 2015).
 
     reverse: KL(student || teacher) (Gu et al., MiniLLM, 2023). Nothing is multiplied by temperature^2.
+
+    target: classes (...), integers; a row whose class is ignore_index gives 0, and the mean is over the others. inputs: "logits", or "log_probs" for
+    log-probabilities, which are taken as they are: their gradient is not that of a softmax.
 
     Shapes: student, teacher (..., V); the result is float32: of shape (...) with reduction "none", else the sum or the mean over the rows.
     Differentiable in both. Logits of -inf give nan. Raises ValueError where shapes disagree or an option is out of range, TypeError where
@@ -23,4 +34,8 @@ def kl_divergence(
     check_shapes("kl_divergence", "(..., V)", student=student, teacher=teacher)
     check_reduction("kl_divergence", reduction)
     check_range("kl_divergence", "temperature", temperature, 0, float("inf"), above=True)
-    return reduced(kl_divergence.operator()(student, teacher, reverse=bool(reverse), scale=1 / temperature), reduction)
+    more = {**ignoring("kl_divergence", student.shape[:-1], target, ignore_index), **normalized("kl_divergence", inputs, "log_probs")}
+    if target is not None:
+        more["t"] = target
+    rows = kl_divergence.operator()(S=student, T=teacher, reverse=bool(reverse), scale=1 / temperature, **more)
+    return reduced(rows, reduction, target, ignore_index)

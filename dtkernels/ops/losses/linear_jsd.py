@@ -1,25 +1,29 @@
 import torch
 
 from ..op_decorator import only_tensors, op
-from ..reductions import check_range, check_reduction, reduced
+from ..reductions import check_range, check_reduction, ignoring, reduced
 from .last_layer import two_layers
 
 
-@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", scale="1 / temperature")
+@op(H="hidden (N, H)", W="weight (V, H)", G="teacher_hidden (N, J)", V="teacher_weight (V, J)", r="target (N)", scale="1 / temperature")
 def linear_jsd(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     teacher_hidden: torch.Tensor,
     teacher_weight: torch.Tensor,
     *,
-    beta: float = 0.5, temperature: float = 1.0,
+    beta: float = 0.5,
+    temperature: float = 1.0,
     reduction: str = "mean",
+    target: torch.Tensor | None = None,
+    ignore_index: int = -100,
 ) -> torch.Tensor:
     """Generalized Jensen-Shannon divergence of the softmax of (hidden weight^T) / temperature and of the teacher's: jsd of two last layers.
 
     Shapes: hidden (..., H); weight (V, H); teacher_hidden (..., J); teacher_weight (V, J). The result is float32: of shape (...) with
     reduction "none", else the sum or the mean over the rows. The matrices of logits are formed in pieces, forward and backward.
-    Differentiable in all four. Raises ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
+    target: classes (...), integers; a row whose class is ignore_index gives 0, and the mean is over the others.
+    Differentiable in all four tensors. Raises ValueError where shapes disagree or an option is out of range, TypeError where an argument is not a tensor.
 
     >>> linear_jsd(torch.zeros(2, 3), torch.zeros(4, 3), torch.zeros(2, 5), torch.zeros(4, 5))
     tensor(0.)
@@ -31,5 +35,8 @@ def linear_jsd(
     if not 0 < beta < 1:
         raise ValueError(f"linear_jsd: beta is {beta}; allowed: above 0 and below 1")
     student, teacher = (t.reshape(-1, t.shape[-1]) for t in (hidden, teacher_hidden))
-    rows = linear_jsd.operator()(student, weight, teacher, teacher_weight, beta=float(beta), scale=1 / temperature)
-    return reduced(rows.reshape(hidden.shape[:-1]), reduction)
+    more = ignoring("linear_jsd", hidden.shape[:-1], target, ignore_index)
+    if target is not None:
+        more["r"] = target.reshape(-1)
+    rows = linear_jsd.operator()(H=student, W=weight, G=teacher, V=teacher_weight, beta=float(beta), scale=1 / temperature, **more)
+    return reduced(rows.reshape(hidden.shape[:-1]), reduction, target, ignore_index)

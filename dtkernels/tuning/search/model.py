@@ -16,7 +16,7 @@ import numpy as np
 from ...autoschedule.cost.coefficients import Rates, rates_of
 from ...autoschedule.cost.kernel_work import KernelPlan, plans
 from ...autoschedule.cost.outline import Known
-from ...autoschedule.cost.predicted_time import kernel_time
+from ...autoschedule.cost.predicted_time import kernel_time, rates_for
 from ...codegen.target import Target
 from .candidates import KernelCandidate
 from .space import Tiling
@@ -51,8 +51,8 @@ def predicted(found: Sequence[KernelPlan], sizes: dict[str, int], itemsize: int,
 
 
 def _at(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target, rates: Fitted) -> float:
-    own = rates[0 if plan.products else 1]
-    return kernel_time(plan.at(sizes, itemsize, target, own.live), plan.config, own, target)
+    work = plan.at(sizes, itemsize, target, rates[0].live)
+    return kernel_time(work, plan.config, rates_for(work, rates), target)
 
 
 # -- the rates -----------------------------------------------------------------------------------------------------------
@@ -63,9 +63,14 @@ def refitted(samples: Sequence[Sample], target: Target, steps: int = 3) -> Fitte
     with_products, others = rates_of(target.arch)
     found = []
     for kind, rates in ((True, with_products), (False, others)):
-        own = sorted((s for s in samples if bool(s.plan.products) is kind), key=lambda s: s.microseconds / s.best)[:MOST]
+        own = sorted((s for s in samples if _multiplies(s, target) is kind), key=lambda s: s.microseconds / s.best)[:MOST]
         found.append(_fit(own, rates, target, steps) if len(own) >= 8 else rates)
     return found[0], found[1]
+
+
+def _multiplies(s: Sample, target: Target) -> bool:
+    """Return whether a kernel is one with matrix products; those that it streams are counted as other arithmetic."""
+    return bool(s.plan.products) and s.plan.at(dict(s.sizes), s.itemsize, target, rates_of(target.arch)[0].live).rows > 0
 
 
 def _fit(samples: list[Sample], rates: Rates, target: Target, steps: int) -> Rates:

@@ -103,8 +103,8 @@ class Tiling:
             say("descriptor", self.descriptor)
         if self.specialized:
             say("specialize_warps", self.specialized)
-        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail",))
-        before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name != "tail"]
+        left_out = ("num_warps", "num_stages") + (() if self.persistent and self.descriptor and not self.split else ("tail", "stream"))
+        before = [p for p in self.rest if p.name not in left_out or p.func != self.root and p.name not in ("tail", "stream")]
         return "\n".join(map(str, (*found, *before, Number(self.root, "num_warps", (self.warps,)), Number(self.root, "num_stages", (self.stages,)))))
 
 
@@ -295,7 +295,7 @@ def _single(t: Tiling, around: Surroundings) -> Dimensions:
 
 def _last_wave(t: Tiling, around: Surroundings) -> Dimensions:
     """Cut the blocks of the last wave into quarters, in a separate kernel, or not."""
-    others = tuple(p for p in t.rest if p.name != "tail")
+    others = tuple(p for p in t.rest if p.name not in ("tail", "stream"))
     if len(others) < len(t.rest):
         yield [dict(rest=others)]
     elif t.persistent and t.descriptor and around.products == 1 and not t.split:

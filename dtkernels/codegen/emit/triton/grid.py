@@ -25,7 +25,7 @@ def grid_size(kernel: Kernel) -> str:
     ``persistent()``: before ``(blocks,)``, after ``(min(blocks, programs(f_out, 2)),)``: no more than the GPU holds at once.
     """
     blocks = block_count(kernel)
-    if programs_per_block(kernel) > 1:
+    if kernel.last_wave:
         return f"(({blocks} - {BEFORE}) * {programs_per_block(kernel)},)"
     if not (kernel.persistent and kernel.grid):
         return f"({blocks},)"
@@ -33,6 +33,7 @@ def grid_size(kernel: Kernel) -> str:
 
 
 BEFORE = "tiles_before"  #: blocks before those of the last wave, in the wrapper and in the kernels
+BLOCK_OF_WAVE = "tail_block"  #: the number of a block in the last wave
 
 
 def block_count(kernel: Kernel) -> str:
@@ -40,6 +41,7 @@ def block_count(kernel: Kernel) -> str:
     counts = [
         str(g.parts) if g.parts else f"size_{g.label}" if g.block * g.inside == 1 else f"triton.cdiv(size_{g.label}, {g.block * g.inside})"
         for g in kernel.grid
+        if not (kernel.last_wave and g.parts)
     ]
     return " * ".join(counts) or "1"
 
@@ -104,10 +106,12 @@ def _count(label: GridLabel, names: Names) -> str:
 def _tail_piece(kernel: Kernel, names: Names) -> list[str]:
     """Return the lines that turn a block into the piece of it that a program of a tail computes."""
     lines, rest = [], programs_per_block(kernel)
+    if kernel.last_wave and kernel.workspaces:
+        lines.append(f"{BLOCK_OF_WAVE} = (tl.program_id(0) // {rest}).to(INDEX)")
     for g in (g for g in kernel.grid if g.inside > 1):
         block, rest = names.block_index(g.label), rest // g.inside
         piece = f"tl.program_id(0) // {rest} % {g.inside}" if rest > 1 else f"tl.program_id(0) % {g.inside}"
-        lines.append(f"{block} = {block} * {g.inside} + {piece}")
+        lines.append(f"{block} = ({piece}).to(INDEX)" if g.parts else f"{block} = {block} * {g.inside} + {piece}")
     return lines
 
 
@@ -132,7 +136,7 @@ def _blocks_in(bounds: list[Tile], values: dict[str, Tile]) -> set[str]:
 
 
 def _program(kernel: Kernel) -> str:
-    if programs_per_block(kernel) > 1:
+    if kernel.last_wave:
         return f"({BEFORE} + tl.program_id(0) // {programs_per_block(kernel)}).to(INDEX)"
     return "tl.cast(tile_id, INDEX)" if kernel.persistent else "tl.program_id(0).to(INDEX)"
 

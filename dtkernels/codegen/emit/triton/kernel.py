@@ -48,7 +48,7 @@ from ...ir.value_type import overflowing_integers
 from . import exp2_emulation
 from .dependent_launch import before_stores, head, tail
 from .expr import ExpressionPrinter
-from .grid import BEFORE, grid_lines, grid_size, programs_per_block
+from .grid import BEFORE, grid_lines, grid_size
 from .memory import LINE, MemoryPrinter
 
 
@@ -182,7 +182,7 @@ class _KernelPrinter:
         text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
-        text.arguments += [(BEFORE, BEFORE)] if k.tail or programs_per_block(k) > 1 else []
+        text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
         text.arguments += [(f"{t}_size_{d}", self._length(t, d)) for t, d in self.bounds]
         for t in buffers:
             value = t if t in self.algorithm.inputs else f"{t}_out"
@@ -224,11 +224,13 @@ class _KernelPrinter:
     def block_index(self, label: str) -> str:
         """Return the name of the index of a block; that of its one element, where a block is one."""
         axis = next((s.axis for s in self.kernel.body if isinstance(s, Index) and s.start == "block" and s.axis.label == label), None)
-        return axis.name if axis and axis.scalar else f"block_{label}"
+        return axis.name if axis and axis.scalar and axis.whole is None else f"block_{label}"
 
     def first(self, axis: Axis) -> str:
         """Return the name of the first index of the current tile of ``axis``."""
-        return f"{axis.name}_first" if axis in self.started else f"{axis.name}_start"
+        if axis in self.started:
+            return f"{axis.name}_first"
+        return f"({axis.whole.name}_start + {axis.offset})" if axis.whole else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
         """Return the compile-time constant that holds how far ``axis`` advances."""
@@ -282,19 +284,19 @@ class _KernelPrinter:
         self.lines.append(pad + text)
 
     def _index(self, axis: Axis, start: str, depth: int) -> None:
-        if start == "block" and axis.scalar:
+        if start == "block" and axis.scalar and axis.whole is None:
             return  # the block's index is the element's
-        base = {"block": f"block_{axis.label}", "loop": f"{axis.name}_start", "whole": ""}.get(start)
+        base = {"block": f"block_{axis.label}", "loop": self.first(axis), "whole": ""}.get(start)
         if start in ("block", "block+loop") and (self.blocks[axis.label] != 1 or axis.padded):
             base = f"block_{axis.label} * {self.block(axis.label)}"
-            base += f" + {axis.name}_start" if start == "block+loop" else ""
+            base += f" + {axis.name}_start" if start == "block+loop" else f" + {axis.offset}" if axis.offset else ""
         if axis in self.started and not axis.scalar and start != "loop":
             self.line(depth, f"{self.first(axis)} = {base}")
             base = self.first(axis)
         if axis not in self.vectors:
             return
         if axis.scalar:
-            if start != "loop":  # the loop counts in the axis itself
+            if start != "loop" or axis.whole:  # the loop counts in the axis itself
                 self.line(depth, f"{axis.name} = {base}")
         else:
             steps = f"tl.arange(0, {self.tile(axis)})" + ("" if start.startswith("block") else ".to(INDEX)")
@@ -310,7 +312,7 @@ class _KernelPrinter:
     def even_constant(self, axis: Axis) -> str:
         """Return the constant that says that ``axis`` never passes its extent, so that its mask folds away."""
         size = f"size_{axis.label}"
-        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else axis.tile
+        step = self.blocks[axis.label] * self.pieces.get(axis.label, 1) if self.starts[axis].startswith("block") else (axis.whole or axis).tile
         value = f"{size} % {step} == 0" if step != WHOLE else f"{size} == whole({size})"
         name, count = f"EVEN_{axis.label}", 0
         while self.even.get(name, value) != value:

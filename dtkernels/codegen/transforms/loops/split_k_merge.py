@@ -114,7 +114,7 @@ def _shrink_blocks(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
         if not wide or max(_elements(s) for s in stored) <= limit:
             break
         axis = max(wide, key=lambda a: a.tile)
-        body = swap_axis(body, axis, replace(axis, tile=axis.tile // 2))
+        body = swap_axis(body, axis, replace(axis, tile=min(axis.tile // 2, axis.tile & -axis.tile)))
         stored = [s for s in nest.statements(body) if isinstance(s, Store)]
     return body
 

@@ -1,0 +1,32 @@
+import torch
+
+from ..op_decorator import only_tensors, op
+
+
+@op(A="x (B, S, C)", w="weight (C)", s="scale (B, C)", z="shift (B, C)")
+def modulated_rmsnorm(
+    x: torch.Tensor, weight: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor | None = None, eps: float = 1e-6, *, offset: int = 0
+) -> torch.Tensor:
+    """rmsnorm(x) * (weight + offset) * (1 + scale) + shift: an RMS norm modulated by a condition (Peebles and Xie, DiT, 2023), in one kernel.
+
+    Shapes: x (B, ..., C); weight (C,); scale and shift (C,), (B, C), or the shape of x; scale and shift have one shape. Computed in float32;
+    returns the shape of x in the promoted dtype. Differentiable in all of them and eps. Raises ValueError where shapes disagree, TypeError
+    where an argument is not a tensor.
+
+    >>> modulated_rmsnorm(torch.tensor([[3.0, -3.0]]), torch.ones(2), torch.ones(2), torch.ones(2))
+    tensor([[ 3.0000, -1.0000]])
+    """
+    name = "modulated_rmsnorm"
+    only_tensors(name, x=x, weight=weight, scale=scale, **({} if shift is None else {"shift": shift}))
+    shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, scale, *(() if shift is None else (shift,))))
+    fits = x.dim() > 0 and weight.shape == x.shape[-1:] and (shift is None or shift.shape == scale.shape)
+    if not fits or scale.shape not in (x.shape[-1:], (x.shape[0], x.shape[-1]), x.shape):
+        raise ValueError(f"{name}: x is (B, ..., C), weight (C,), scale and shift (C,), (B, C) or the shape of x; got shapes {shapes}")
+    if scale.shape == x.shape:
+        rows = (-1, 1, x.shape[-1])
+    else:
+        rows = (x.shape[0] if scale.dim() == 2 else 1, -1, x.shape[-1])
+    more = {} if shift is None else {"shifted": True, "z": shift.reshape(-1, shift.shape[-1])}
+    parts = x.reshape(rows) if x.numel() else x.reshape(rows[0] if rows[0] > 0 else 0, 0, x.shape[-1])
+    found = modulated_rmsnorm.operator()(A=parts, w=weight, s=scale.reshape(-1, scale.shape[-1]), eps=eps, offset=offset, **more)
+    return found.reshape(x.shape)

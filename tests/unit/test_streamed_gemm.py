@@ -1,0 +1,101 @@
+# ruff: noqa: E501 (programs read best on one line)
+"""The rule for products with few rows, few columns or a short sum: what it proposes, what it costs, and when it is taken. Without torch."""
+
+import math
+
+import pytest
+
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.problem import SchedulingProblem
+from dtkernels.autoschedule.rules.candidates.streamed_gemm import streamed_candidates
+from dtkernels.codegen.ir.nest import has_matrix_product
+from dtkernels.codegen.pipeline import lower
+from dtkernels.codegen.target import TARGETS, target
+from dtkernels.lang import parse
+from dtkernels.lang.schedule import Program, Schedule
+from dtkernels.lang.schedule_checks import check_schedule
+
+H200 = target("h200")
+MM = "Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k);"
+NT = "Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[y, k], k);"
+FORMS = {
+    "plain": MM, "transposed": NT, "batch": "Func f; In A, B; Var b, x, y; RVar k; f[b, x, y] = rdot(A[b, x, k], B[b, k, y], k);",
+    "group": "Func f; In A, B; Var b, x, y; RVar k; f[b, x, y] = rdot(A[b, x, k], B[b / 2, k, y], k);",
+    "siblings": "Func f; In A, B, C; Var x, y; RVar k; f[x, y] = sigmoid(rdot(A[x, k], B[k, y], k)) * rdot(A[x, k], C[k, y], k);",
+    "epilogue": "Func f; In A, B, c; Var x, y; RVar k; f[x, y] = maximum(rdot(A[x, k], B[y, k], k) + c[y], 0);",
+    "vector": "Func f; In A, b; Var x; RVar k; f[x] = rdot(A[x, k], b[k], k);", "one number": "Func f; In a, b; RVar k; f[] = rdot(a[k], b[k], k);",
+    "two sums": "Func f; In A, B; Var x, y; RVar k, l; f[x, y] = rdot(A[x, k, l], B[k, l, y], k, l);",
+    "gathered": "Func f; In A, B, t; Var x, y; RVar k; f[x, y] = rdot(A[t[x], k], B[k, y], k);",
+    "computed operand": "Func f; In A, B, s; Var x, y; RVar k; f[x, y] = rdot(A[x, k], cast(B[k, y], fp16) * s[k / 4], k);",
+    "fused operand": "Func g, f; In A, B; Var x, y, k; g[x, k] = A[x, k] * A[x, k]; f[x, y] = rdot(g[x, k], B[k, y], k);",
+}  # fmt: skip
+
+
+def problem(text: str, sizes: dict[str, int], itemsize: int = 2, gpu=H200) -> SchedulingProblem:
+    return SchedulingProblem(prepare_algorithm(parse(text).algorithm, ("f",)), ("f",), sizes, itemsize, gpu)
+
+
+def scheduled(shape: SchedulingProblem) -> Schedule:
+    return default_schedule(shape.algorithm, ("f",), shape.sizes, shape.itemsize, shape.target)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_candidate_is_legal(form, itemsize):
+    labels = prepare_algorithm(parse(FORMS[form]).algorithm, ("f",)).labels
+    count = 0
+    for thin, size in ((x, n) for x in labels for n in (1, 5)):
+        shape = problem(FORMS[form], dict.fromkeys(labels, 96) | {thin: size}, itemsize)
+        fused = [p for p in scheduled(shape).primitives if p.name == "fuse_at"]
+        for config in [*streamed_candidates(shape, "f", ["f", *(p.func for p in fused)])][::11]:
+            schedule, count = Schedule((*fused, *config.statements())), count + 1
+            check_schedule(schedule, shape.algorithm)
+            assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule)))
+    assert count > 1
+
+
+@pytest.mark.parametrize("text, sizes", [
+    (MM, {"x": 8192, "y": 1, "k": 5120}), (MM, {"x": 1, "y": 8192, "k": 8192}), (NT, {"x": 1, "y": 8192, "k": 8192}), (MM, {"x": 331, "y": 15670, "k": 1}),
+    (MM, {"x": 1, "y": 8835, "k": 1850}), (NT, {"x": 9000, "y": 1, "k": 4096}),
+])  # fmt: skip
+def test_large_thin_products_read_their_operand_by_vectors_without_matrix_units(text, sizes):
+    shape = problem(text, sizes)
+    schedule = scheduled(shape)
+    assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule))), schedule
+    tile = schedule.sizes("f", "tensorize")
+    held = math.prod(tile.values()) / (32 * (schedule.number("f", "num_warps") or 4))
+    assert 8 <= held <= 64, "a vector of 16 bytes or several for each thread, in registers"
+
+
+@pytest.mark.parametrize("sizes", [{"x": 9, "y": 4096, "k": 4096}, {"x": 16, "y": 8192, "k": 8192}, {"x": 512, "y": 512, "k": 512}])
+def test_more_rows_are_for_the_matrix_units(sizes):
+    shape = problem(MM, sizes)
+    assert not [*streamed_candidates(shape, "f", ["f"])]
+    assert any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, scheduled(shape))))
+
+
+def test_a_sum_over_a_label_of_the_result_is_left_to_others():
+    text = "Func g, f; In A, b, C; Var x, y; g[x] = rdot(A[x, y], b[y], y); f[x, y] = g[x] * C[x, y];"
+    shape = problem(text, {"x": 96, "y": 96})
+    assert not [*streamed_candidates(shape, "f", ["f", "g"])]
+    lower(Program(shape.algorithm, scheduled(shape)))
+
+
+def test_few_rows_are_all_in_one_block_and_their_sums_in_registers():
+    shape = problem(MM, {"x": 5, "y": 4096, "k": 4096})
+    found = [*streamed_candidates(shape, "f", ["f"])]
+    assert found and all(dict(c.blocks)["x"] == 5 for c in found)
+    assert all(math.prod(size for _, size in c.tiles) <= 64 * 32 * c.warps for c in found)
+
+
+def test_a_long_sum_of_few_blocks_is_split_over_programs():
+    shape = problem(MM, {"x": 1, "y": 64, "k": 1 << 20})
+    assert scheduled(shape).sizes("f", "split")["k"] > 1
+
+
+@pytest.mark.parametrize("gpu", TARGETS)
+def test_every_gpu_has_room(gpu):
+    for sizes in ({"x": 8192, "y": 1, "k": 5120}, {"x": 1, "y": 8192, "k": 8192}, {"x": 331, "y": 15670, "k": 1}):
+        shape = problem(MM, sizes, gpu=TARGETS[gpu])
+        lower(Program(shape.algorithm, scheduled(shape)))
