@@ -384,8 +384,8 @@ class Wrapper:
     def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """Return the lines that launch whole waves of blocks, then the rest in smaller blocks or with split sums."""
         blocks, parts = block_count(kernel), programs_per_block(kernel.tail[0]) if len(kernel.tail) > 1 else 0
-        more = f", {parts}" if parts else ""
-        lines = [f"{pad}{BEFORE} = whole_waves({blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out{more})"]
+        counted = f"{blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out"
+        lines = [f"{pad}{BEFORE} = streamed_waves({counted}, {parts})" if parts else f"{pad}{BEFORE} = whole_waves({counted})"]
         lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
         for w in kernel.tail[0].workspaces:
             extents = [str(w.parts), f"{blocks} - {BEFORE}", *(str(n) if n else f"size_{x}" for x, n in zip(w.labels[1:], w.extents[1:]))]
