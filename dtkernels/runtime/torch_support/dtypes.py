@@ -6,18 +6,15 @@ from collections.abc import Mapping
 
 import torch
 
-from ...lang.expr import FLOAT8
-
 #: those that kernels compute with; ``lang.expr.DTYPES`` has torch's names of the same ones, ``codegen.analysis.product_types.BYTES`` their sizes
 DTYPE_NAMES = {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}
 KERNEL_DTYPES = tuple(DTYPE_NAMES)
 #: those that kernels read and write, and compute with in another dtype or in products alone
-FLOAT8_NAMES = {getattr(torch, f.torch): name for name, f in FLOAT8.items()}
+FLOAT8_NAMES = {torch.float8_e4m3fn: "e4m3", torch.float8_e5m2: "e5m2"}
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int32, torch.int64)
 #: Triton's names of all that kernels read or write
 TRITON_NAMES = DTYPE_NAMES | {
-    **{getattr(torch, f.torch): f.triton.replace("float", "fp") for f in FLOAT8.values()},
-    torch.float64: "fp64", torch.bool: "i1", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+    torch.float8_e4m3fn: "fp8e4nv", torch.float8_e5m2: "fp8e5", torch.float64: "fp64", torch.bool: "i1", torch.int8: "i8", torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 
 
