@@ -97,17 +97,23 @@ def exp_degree(tensor, dtype):
     return (5 if dtype == torch.float32 else 3) if able else 0
 
 
-def whole_waves(blocks, programs, tensor, parts=0):
+def whole_waves(blocks, programs, tensor):
     """How many of ``blocks`` are left to programs that take one after the other: whole waves of them, and a last one that is more than half full.
 
-    With ``parts`` of each block, a last one that these would not fill in fewer rounds.
     For a tensor without storage one block less than there are: so is recorded what a launch may need.
     """
     if tensor.is_meta:
         return blocks - 1
     rest = blocks % programs
-    cut = -(-rest * parts // programs) < parts if parts else 2 * rest <= programs
-    return blocks - rest if blocks > programs and cut else blocks
+    return blocks - rest if blocks > programs and 2 * rest <= programs else blocks
+
+
+def waves_before_parts(blocks, programs, tensor, parts):
+    """The same where the last wave is computed in ``parts`` of each block, if these take fewer rounds than whole blocks."""
+    if tensor.is_meta:
+        return blocks - 1
+    rest = blocks % programs
+    return blocks - rest if blocks > programs and -(-rest * parts // programs) < parts else blocks
 
 
 def nvidia_only(**options):
