@@ -9,7 +9,7 @@ from oracle import check
 from small_programs import random
 
 import dtkernels
-from dtkernels.codegen.emit.host_helpers import streamed_waves
+from dtkernels.codegen.emit.host_helpers import waves_before_parts
 
 MM = "Func mm; In A, B; Var x, y; RVar k; mm[x, y] = rdot(A[x, k], B[k, y], k); "
 WAVES = "mm.block(x:32, y:64); mm.tensorize(x:32, y:64, k:16); mm.descriptor(A, B{}); mm.persistent(); "
@@ -61,7 +61,7 @@ def test_no_more_memory_than_the_last_wave_has():
 
 def test_the_wrapper_counts_rounds():
     tensor = torch.empty(1)
-    counted = [streamed_waves(blocks, 132, tensor, 3) for blocks in (94, 132, 480, 480 - 84 + 44, 2 * 132 - 1)]
+    counted = [waves_before_parts(blocks, 132, tensor, 3) for blocks in (94, 132, 480, 480 - 84 + 44, 2 * 132 - 1)]
     assert counted == [94, 132, 396, 396, 263], "132 and fewer are one wave; 84 x 3 parts are 2 rounds of a third each; 131 x 3 are 3 rounds"
 
 

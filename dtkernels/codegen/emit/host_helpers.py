@@ -108,11 +108,8 @@ def whole_waves(blocks, programs, tensor):
     return blocks - rest if blocks > programs and 2 * rest <= programs else blocks
 
 
-def streamed_waves(blocks, programs, tensor, parts):
-    """How many of ``blocks`` are not split into ``parts``: whole waves of them, and a last one that parts would not fill in fewer rounds.
-
-    For a tensor without storage one block less than there are, as in ``whole_waves``.
-    """
+def waves_before_parts(blocks, programs, tensor, parts):
+    """The same where the last wave is computed in ``parts`` of each block, if these take fewer rounds than whole blocks."""
     if tensor.is_meta:
         return blocks - 1
     rest = blocks % programs

@@ -385,7 +385,7 @@ class Wrapper:
         """Return the lines that launch whole waves of blocks, then the rest in smaller blocks or with split sums."""
         blocks, parts = block_count(kernel), programs_per_block(kernel.tail[0]) if len(kernel.tail) > 1 else 0
         counted = f"{blocks}, {resident_programs(kernel)}, {kernel.writes[0]}_out"
-        lines = [f"{pad}{BEFORE} = streamed_waves({counted}, {parts})" if parts else f"{pad}{BEFORE} = whole_waves({counted})"]
+        lines = [f"{pad}{BEFORE} = waves_before_parts({counted}, {parts})" if parts else f"{pad}{BEFORE} = whole_waves({counted})"]
         lines += self._call(kernel, text, pad) + [f"{pad}if {BEFORE} < {blocks}:"]
         for w in kernel.tail[0].workspaces:
             extents = [str(w.parts), f"{blocks} - {BEFORE}", *(str(n) if n else f"size_{x}" for x, n in zip(w.labels[1:], w.extents[1:]))]
