@@ -41,8 +41,8 @@ def test_one_graph_for_every_length(name):
             torch.testing.assert_close(results(compiled, inputs), results(case.run, inputs))
 
 
-#: opaque, of several results, with ranges, in pieces, decomposed, with sizes in a choice, with checks of several shapes
-KINDS = ["attention", "attention softcap", "attention lse", "attention packed", "linear_cross_entropy", "rmsnorm", "two_mm", "kl_divergence", "groupnorm"]
+#: with sizes in a choice, with ranges of keys, in pieces, decomposed, with checks of several shapes
+KINDS = ["attention softcap", "attention packed", "linear_cross_entropy", "rmsnorm", "kl_divergence"]
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -72,7 +72,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", ["attention", "attention lse", "linear_cross_entropy", "rmsnorm", "two_mm"])
+@pytest.mark.parametrize("name", ["attention lse", "linear_cross_entropy", "rmsnorm"])
 def test_checkpointed_in_a_graph(name, way):
     case = CASES[name]
     inputs = case.inputs(LENGTHS[0])
