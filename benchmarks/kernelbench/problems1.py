@@ -19,8 +19,8 @@ CONV1, CONV2, CONV3 = {"A": "bcw", "W": "ocr"}, {"A": "bchw", "W": "ocrs"}, {"A"
 TRANSPOSED1, TRANSPOSED2, TRANSPOSED3 = {"A": "bcw", "W": "cor"}, {"A": "bchw", "W": "cors"}, {"A": "bcdhw", "W": "coqrs"}
 DEPTHWISE = {"A": "bchw", "W": "crs"}
 WEIGHT = {"W": "weight"}
-FLAT = dict(b=2, c=5, h=9, w=11, o=6)  #: small images
-DEEP = dict(b=1, c=3, d=5, h=6, w=7, o=4)  #: small boxes
+FLAT = dict(b=2, c=5, h=7, w=9, o=3)  #: small images
+DEEP = dict(b=1, c=3, d=3, h=4, w=5, o=2)  #: small boxes
 
 
 def product(x: int, k: int, y: int, of: str = "", fn=torch.mm, **more) -> Problem:
@@ -143,7 +143,7 @@ POOLS = {
     "041_max_pool_1d": Problem(partial(F.max_pool1d, kernel_size=8, stride=1, padding=4, dilation=3), {"A": "bcx"}, dict(b=64, c=192, x=65536), dict(b=2, c=3, x=37)),
     "042_max_pool_2d": Problem(partial(F.max_pool2d, kernel_size=4, stride=1, padding=1), IMAGES, dict(b=32, c=64, h=512, w=512), dict(b=2, c=3, h=9, w=11)),
     "043_max_pool_3d": Problem(
-        partial(F.max_pool3d, kernel_size=3, stride=2, padding=1, dilation=3), {"A": "bcdhw"}, dict(b=16, c=32, d=128, h=128, w=128), dict(b=1, c=2, d=9, h=10, w=11)),
+        partial(F.max_pool3d, kernel_size=3, stride=2, padding=1, dilation=3), {"A": "bcdhw"}, dict(b=16, c=32, d=128, h=128, w=128), dict(b=1, c=2, d=7, h=8, w=9)),
     "044_avg_pool_1d": Problem(partial(F.avg_pool1d, kernel_size=8, stride=1, padding=4), {"A": "bcx"}, dict(b=64, c=128, x=65536), dict(b=2, c=3, x=37)),
     "045_avg_pool_2d": Problem(partial(F.avg_pool2d, kernel_size=11), IMAGES, dict(b=16, c=64, h=2048, w=2048), dict(b=2, c=3, h=24, w=35)),
     "046_avg_pool_3d": Problem(
@@ -166,21 +166,21 @@ REDUCTIONS = {
 
 CONVOLUTIONS = {
     "050_conv_2d": Problem(
-        partial(F.conv2d, stride=4, padding=2), CONV2 | {"v": "o"}, dict(b=256, c=3, h=224, w=224, o=96, r=11, s=11), dict(b=2, c=3, h=19, w=23, o=5, r=11, s=11),
+        partial(F.conv2d, stride=4, padding=2), CONV2 | {"v": "o"}, dict(b=256, c=3, h=224, w=224, o=96, r=11, s=11), dict(b=2, c=3, h=11, w=13, o=3, r=5, s=5),
         WEIGHT | {"v": "bias"}),
     "054_conv_3d": Problem(F.conv3d, CONV3, dict(b=16, c=3, d=64, h=64, w=64, o=64, q=3, r=3, s=3), DEEP | dict(q=3, r=3, s=3), WEIGHT),
     "055_conv_2d_wide": Problem(F.conv2d, CONV2, dict(b=8, c=64, h=512, w=1024, o=128, r=3, s=3), FLAT | dict(r=3, s=3), WEIGHT),
     "056_conv_2d_asymmetric": Problem(F.conv2d, CONV2, dict(b=8, c=64, h=512, w=256, o=128, r=5, s=7), FLAT | dict(r=5, s=7), WEIGHT),
     "059_conv_3d_flat": Problem(F.conv3d, CONV3, dict(b=16, c=3, d=256, h=256, w=10, o=64, q=3, r=3, s=1), DEEP | dict(q=3, r=3, s=1), WEIGHT),
-    "060_conv_3d_asymmetric_kernel": Problem(F.conv3d, CONV3, dict(b=16, c=3, d=64, h=64, w=64, o=64, q=3, r=5, s=7), DEEP | dict(q=3, r=5, s=7, w=9), WEIGHT),
-    "062_conv_2d_asymmetric_kernel": Problem(F.conv2d, CONV2, dict(b=8, c=32, h=512, w=512, o=64, r=5, s=9), FLAT | dict(r=5, s=9), WEIGHT),
+    "060_conv_3d_asymmetric_kernel": Problem(F.conv3d, CONV3, dict(b=16, c=3, d=64, h=64, w=64, o=64, q=3, r=5, s=7), DEEP | dict(q=2, r=3, s=4), WEIGHT),
+    "062_conv_2d_asymmetric_kernel": Problem(F.conv2d, CONV2, dict(b=8, c=32, h=512, w=512, o=64, r=5, s=9), FLAT | dict(r=3, s=5), WEIGHT),
     "063_conv_2d_square": Problem(F.conv2d, CONV2, dict(b=16, c=16, h=1024, w=1024, o=128, r=3, s=3), FLAT | dict(c=16, r=3, s=3), WEIGHT),
-    "066_conv_3d_asymmetric": Problem(F.conv3d, CONV3, dict(b=8, c=3, d=16, h=128, w=128, o=64, q=3, r=5, s=7), DEEP | dict(q=3, r=5, s=7, h=7), WEIGHT),
+    "066_conv_3d_asymmetric": Problem(F.conv3d, CONV3, dict(b=8, c=3, d=16, h=128, w=128, o=64, q=3, r=5, s=7), DEEP | dict(q=3, r=2, s=4), WEIGHT),
     "067_conv_1d": Problem(F.conv1d, CONV1, dict(b=32, c=64, w=131072, o=128, r=3), dict(b=2, c=18, w=37, o=7, r=3), WEIGHT),
     "076_conv_1d_dilated_strided": Problem(
         partial(F.conv1d, stride=3, dilation=4), CONV1, dict(b=64, c=64, w=524280, o=128, r=3), dict(b=2, c=18, w=61, o=7, r=3), WEIGHT),
     "080_conv_2d_dilated_padded": Problem(
-        partial(F.conv2d, dilation=(2, 3), padding=(2, 4)), CONV2, dict(b=8, c=32, h=512, w=512, o=64, r=5, s=9), FLAT | dict(r=5, s=9, w=25), WEIGHT),
+        partial(F.conv2d, dilation=(2, 3), padding=(2, 4)), CONV2, dict(b=8, c=32, h=512, w=512, o=64, r=5, s=9), FLAT | dict(r=3, s=3), WEIGHT),
     "082_conv_depthwise_2d": depthwise(dict(b=16, c=64, h=512, w=512, r=3, s=3), dict(b=2, c=5, h=9, w=11, r=3, s=3)),
     "083_conv_depthwise_2d_column": depthwise(dict(b=64, c=8, h=512, w=512, r=3, s=1), dict(b=2, c=5, h=9, w=11, r=3, s=1)),
     "084_conv_depthwise_2d_wide": depthwise(dict(b=64, c=128, h=256, w=512, r=3, s=3), dict(b=3, c=4, h=7, w=14, r=3, s=3)),
@@ -195,27 +195,27 @@ CONVOLUTIONS = {
 TRANSPOSED_CONVOLUTIONS = {
     "057_conv_transposed_2d": transposed(F.conv_transpose2d, TRANSPOSED2, dict(b=8, c=64, h=1024, w=1024, o=64, r=3, s=3), FLAT | dict(r=3, s=3)),
     "058_conv_transposed_3d_asymmetric": transposed(
-        F.conv_transpose3d, TRANSPOSED3, dict(b=16, c=32, d=16, h=32, w=64, o=16, q=3, r=5, s=7), DEEP | dict(q=3, r=5, s=7)),
+        F.conv_transpose3d, TRANSPOSED3, dict(b=16, c=32, d=16, h=32, w=64, o=16, q=3, r=5, s=7), DEEP | dict(q=2, r=3, s=4)),
     "061_conv_transposed_3d": transposed(F.conv_transpose3d, TRANSPOSED3, dict(b=8, c=48, d=64, h=64, w=64, o=48, q=3, r=3, s=3), DEEP | dict(q=3, r=3, s=3)),
     "064_conv_transposed_1d": transposed(F.conv_transpose1d, TRANSPOSED1, dict(b=64, c=128, w=65536, o=128, r=3), dict(b=2, c=18, w=37, o=7, r=3)),
     "065_conv_transposed_2d_asymmetric_kernel": transposed(
         F.conv_transpose2d, TRANSPOSED2, dict(b=8, c=64, h=512, w=512, o=64, r=3, s=7), FLAT | dict(r=3, s=7)),
     "068_conv_transposed_3d_asymmetric_kernel": transposed(
-        F.conv_transpose3d, TRANSPOSED3, dict(b=16, c=32, d=64, h=64, w=64, o=64, q=3, r=5, s=5), DEEP | dict(q=3, r=5, s=5)),
+        F.conv_transpose3d, TRANSPOSED3, dict(b=16, c=32, d=64, h=64, w=64, o=64, q=3, r=5, s=5), DEEP | dict(q=3, r=2, s=2)),
     "069_conv_transposed_2d_asymmetric": transposed(F.conv_transpose2d, TRANSPOSED2, dict(b=64, c=64, h=128, w=256, o=128, r=3, s=5), FLAT | dict(r=3, s=5)),
     "070_conv_transposed_3d_square_kernel": transposed(
         F.conv_transpose3d, TRANSPOSED3, dict(b=8, c=48, d=96, h=96, w=96, o=24, q=3, r=3, s=3), DEEP | dict(q=3, r=3, s=3)),
     "071_conv_transposed_2d_wide": transposed(F.conv_transpose2d, TRANSPOSED2, dict(b=8, c=32, h=512, w=1024, o=32, r=3, s=3), FLAT | dict(r=3, s=3)),
     "072_conv_transposed_3d_strided_grouped": Problem(
         grouped(F.conv_transpose3d, stride=2, padding=(1, 2, 3), output_padding=1), {"A": "bgcdhw", "W": "gcoqrs"},
-        dict(b=8, g=4, c=8, d=12, h=24, w=48, o=8, q=3, r=5, s=7), dict(b=1, g=2, c=3, d=3, h=4, w=5, o=4, q=3, r=5, s=7), WEIGHT, flops=products("bgcdhwoqrs")),
+        dict(b=8, g=4, c=8, d=12, h=24, w=48, o=8, q=3, r=5, s=7), dict(b=1, g=2, c=3, d=2, h=3, w=3, o=2, q=2, r=3, s=4), WEIGHT, flops=products("bgcdhwoqrs")),
     "073_conv_transposed_3d_strided": transposed(
         F.conv_transpose3d, TRANSPOSED3, dict(b=4, c=32, d=32, h=64, w=128, o=32, q=3, r=3, s=3), DEEP | dict(q=3, r=3, s=3), stride=2, padding=1),
     "074_conv_transposed_1d_dilated": transposed(
         F.conv_transpose1d, TRANSPOSED1, dict(b=32, c=32, w=131072, o=64, r=5), dict(b=2, c=18, w=37, o=7, r=5), dilation=3),
     "075_conv_transposed_2d_everything": Problem(
         grouped(F.conv_transpose2d, stride=(2, 3), padding=(1, 2), dilation=(2, 1)), {"A": "bgchw", "W": "gcors"},
-        dict(b=16, g=4, c=8, h=128, w=256, o=16, r=3, s=5), dict(b=2, g=2, c=3, h=6, w=7, o=4, r=3, s=5), WEIGHT, flops=products("bgchwors")),
+        dict(b=16, g=4, c=8, h=128, w=256, o=16, r=3, s=5), dict(b=1, g=2, c=3, h=4, w=5, o=2, r=3, s=4), WEIGHT, flops=products("bgchwors")),
     "077_conv_transposed_3d_dilated_strided": transposed(
         F.conv_transpose3d, TRANSPOSED3, dict(b=16, c=32, d=16, h=32, w=32, o=64, q=3, r=3, s=3), DEEP | dict(q=3, r=3, s=3), stride=2, padding=1, dilation=2),
     "078_conv_transposed_2d_padded": transposed(

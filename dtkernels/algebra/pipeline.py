@@ -33,6 +33,7 @@ from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.product_columns import sum_product_operands
+from .rules.phases import separate_phases
 from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
@@ -85,6 +86,7 @@ LOWERING_RULES = (
     Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
+    Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
     Rule("fold_constants", lambda a, c: _fold_constants(a, c), "do arithmetic on constants and remove what no output needs"),
 )
 

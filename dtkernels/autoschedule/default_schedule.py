@@ -258,10 +258,11 @@ class _Fusion:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""
         found: list[Primitive] = []
         for f in self.algorithm.needed_by(self.outputs):
-            if f in fused or f in self.outputs or f in self.scans or self.shape.dots(f):
+            hosts = {p.consumer for p in found if isinstance(p, FuseAt)}
+            if f in {*fused, *hosts, *self.outputs, *self.scans} or self.shape.dots(f):
                 continue
             reduced, own = reduction_labels(self.algorithm, f), self.algorithm[f].labels
-            placed = {*fused, f, *self.scans, *(p.func for p in found), *(p.consumer for p in found if isinstance(p, FuseAt) and p.consumer == f)}
+            placed = {*fused, f, *self.scans, *(p.func for p in found)}
             for o in (*self.outputs, *(g for g in self.algorithm.needed_by(self.outputs) if g not in self.outputs and not self.shape.dots(g))):
                 same = o not in placed and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
                 both = (*own, *reduced)
@@ -443,6 +444,11 @@ class _Fusion:
         sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
         return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
 
+    def _is_scattered(self, func: str, root: str) -> bool:
+        """Return whether neighbours in ``root`` read ``func`` far apart or read one element, at remainders and quotients: no tile of it serves a tile of ``root``."""
+        read = [a for f in self.algorithm.needed_by((root,)) for a in ex.accesses(self.algorithm[f].expr) if a.tensor == func]
+        return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
+
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.
 
@@ -454,7 +460,7 @@ class _Fusion:
             return True
         if not self.shape.dots(func):
             return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
-        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root):
+        if self.shape.underfills_gpu(func, root) or sweep_underfills_gpu(self.shape, func, root) or self._is_scattered(func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

@@ -24,10 +24,13 @@ from dtkernels.algebra.rules.canonicalize import (
 )
 from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
+from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
+from dtkernels.algebra.rules.data_index.grouped_products import group_products
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.product_columns import sum_product_operands
+from dtkernels.algebra.rules.phases import separate_phases
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.sum_exp_addends import extract_sum_exp_addends
@@ -95,6 +98,8 @@ RULES = {
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
+    "group_products": (group_products, lambda a: group_products(a)),
+    "bound_picked_sums": (bound_picked_sums, lambda a: bound_picked_sums(a)),
     "hoist_invariant_factors": (hoist_invariant_factors, lambda a: hoist_invariant_factors(a, outputs(a))),
     "sum_product_operands": (sum_product_operands, lambda a: sum_product_operands(a, outputs(a))),
     "drop_unit_labels": (drop_unit_labels, lambda a: drop_unit_labels(with_unit_label(a), (a.definitions[-2].name,))),
@@ -106,6 +111,7 @@ RULES = {
     "extract_sum_exp_addends": (extract_sum_exp_addends, lambda a: extract_sum_exp_addends(a)),
     "move_masks_into_exponentials": (move_masks_into_exponentials, lambda a: move_masks_into_exponentials(a, outputs(a))),
     "subtract_maxima": (subtract_maxima, lambda a: subtract_maxima(a, outputs(a))),
+    "separate_phases": (separate_phases, lambda a: separate_phases(a)),
     "add_batch": (add_batch, lambda a: add_batch(a, frozenset({"A"}), 1)),
     "gradient": (gradient, lambda a: gradient(a, (a.definitions[0].name,), ("A",)).backward),
 }

@@ -132,3 +132,13 @@ def test_at_its_own_sizes_every_row_is_taken(path):
 def test_another_version_of_the_spec_is_no_evidence():
     found = take([row(1000, 1000, microseconds=5.0, spec="f" * 12), row(1024, 1024)], 1010, 1010)
     assert [bool(c.refused) for c in found] == [False, True] and found[0].row.spec == SPEC
+
+
+def test_a_strided_operand_is_a_matrix():
+    """``A[c, (u + 1 - s) / 2]`` is read along u by one operand alone; ``K[h / 4]`` is shared by rows of another, and is none of its rows."""
+    text = "Func f; In A, W; Var o, u; RVar c, s; Extent u = 2 * A[1]; f[o, u] = rdot(where((u + 1 - s) % 2 == 0, A[c, (u + 1 - s) / 2], 0), W[c, o, s], c, s);"
+    (product,) = Outline.of(parse(text).algorithm).funcs[0].products
+    assert (product.rows, product.columns, product.reduced) == (("u",), ("o",), ("c", "s"))
+    text = "Func f; In Q, K; Var h, m, l; RVar d; f[h, m, l] = rdot(Q[h, m, d], K[h / 4, l, d], d);"
+    (product,) = Outline.of(parse(text).algorithm).funcs[0].products
+    assert (product.rows, product.columns) == (("h", "m"), ("l",))

@@ -161,3 +161,66 @@ def test_a_narrow_row_of_a_product_that_is_held_streams_as_a_narrow_product_does
     text = "Func p, f; In A, W; Var x, y; RVar k; p[x, y] = rdot(A[x, k], W[y, k], k); f[x, y] = exp(p[x, y]) / rsum(exp(p[x, y]), y);"
     schedule = scheduled(text, {"x": 8192, "y": 64, "k": 4096})
     assert schedule.sizes("f", "tensorize") == {"x": 64, "y": 0, "k": 128} and schedule.number("f", "num_stages") == 5
+
+
+# -- products that are reduced, and convolutions ---------------------------------------------------------------------------
+
+IMAGE = """In A, W; Var b, o, v, u; RVar c, r, s; Extent v = A[2] - W[2] + 1; Extent u = A[3] - W[3] + 1;
+    y[b, o, v, u] = rdot(A[b, c, v + r, u + s], W[o, c, r, s], c, r, s);"""
+IMAGE_SIZES = {"b": 128, "o": 64, "v": 126, "u": 126, "c": 64, "r": 3, "s": 3}
+ROWS_OF_GROUPS = """Func y, m, f; In A, W; Var b, g, c; RVar k; y[b, g, c] = rdot(A[b, k], W[g, c, k], k);
+    m[b, g] = rmean(y[b, g, c], c); f[b, g, c] = y[b, g, c] - m[b, g];"""
+
+
+def test_a_convolution_whose_images_are_normalized_is_made_once():
+    """Its mean runs over both labels of an image, which no tile of a product holds: each pixel had made the whole image again."""
+    fused = scheduled(f"Func y, m, f; {IMAGE} m[b, o] = rmean(y[b, o, v, u], v, u); f[b, o, v, u] = y[b, o, v, u] - m[b, o];", IMAGE_SIZES).fused()
+    assert "y" not in fused, fused
+
+
+@pytest.mark.parametrize("c, apart", [(16, True), (32, True), (64, False), (128, False)])
+def test_a_product_whose_rows_are_normalized_in_small_groups_has_tiles_of_many_groups(c, apart):
+    """Columns of a tile are one label: a group of 16 columns fills an eighth of it."""
+    schedule = scheduled(ROWS_OF_GROUPS, {"b": 1024, "g": 8192 // c, "c": c, "k": 8192})
+    assert ("y" not in schedule.fused()) == apart, str(schedule)
+    if apart:
+        assert schedule.sizes("y", "block")["g"] >= 128 and schedule.sizes("y", "block")["c"] == 1
+
+
+def test_the_least_channel_is_stored_where_it_is_summed_along_the_image():
+    """It is small, and the product of which it is the least is not stored."""
+    fused = scheduled(f"Func y, l, f; {IMAGE.replace('Var b, o, v, u; RVar c', 'Var b, u; RVar v, o, c')} l[b, v, u] = rmin(y[b, o, v, u], o); f[b, u] = rsum(l[b, v, u], v);", IMAGE_SIZES).fused()
+    assert fused.get("y", ("",))[0] == "l" and "l" not in fused, fused
+
+
+def test_windows_of_windows_are_made_once():
+    text = f"""Func y, p, f; {IMAGE.replace('RVar c', 'Var m, n, e, d; RVar i, j, c')} Extent i = 2; Extent j = 2; Extent m = v / 2; Extent n = u / 2; Extent e = m / 2; Extent d = n / 2;
+        p[b, o, m, n] = rmean(y[b, o, 2 * m + i, 2 * n + j], i, j); f[b, o, e, d] = rmax(p[b, o, 2 * e + i, 2 * d + j], i, j);"""
+    fused = scheduled(text, {**IMAGE_SIZES, "i": 2, "j": 2, "m": 63, "n": 63, "e": 31, "d": 31}).fused()
+    assert "p" not in fused, fused
+
+
+def test_long_sums_are_not_left_to_the_few_programs_that_read_them():
+    text = "Func s, f; In A; Var b; RVar c, y; s[b, c] = rsum(A[b, c, y] * A[b, c, y], y); f[b] = rsum(sqrt(s[b, c]), c);"
+    assert "s" not in scheduled(text, {"b": 16, "c": 512, "y": 262144}).fused()
+    assert "s" in scheduled(text, {"b": 4096, "c": 8, "y": 1024}).fused()
+
+
+def test_rows_of_a_product_that_few_programs_would_sweep_are_stored():
+    text = "Func u, f; In A, W; Var x; RVar y, k; u[x, y] = rdot(A[x, k], W[y, k], k); f[x] = rmax(u[x, y], y);"
+    assert "u" not in scheduled(text, {"x": 1024, "y": 512, "k": 8192}).fused()
+    assert "u" in scheduled(text, {"x": 1024, "y": 32000, "k": 8192}).fused()
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+def test_a_tile_of_a_convolution_lies_along_the_rows_of_its_image(itemsize):
+    """Images of a batch lie far apart. Loads of windows are of single elements: few of a thread leave it registers."""
+    block = scheduled(f"Func y; {IMAGE}".replace("y[b", "f[b").replace("Func y", "Func f"), IMAGE_SIZES, itemsize).sizes("f", "block")
+    assert (block["b"], block["v"]) == (1, 1) and block["o"] * block["u"] <= 64 * 64 and block["u"] == 64
+
+
+def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
+    """Both columns had been held whole, with 16 elements of each line: 32 of a thread, of three kinds."""
+    text = "Func m, f; In A; Var b, o, v, u; m[b] = rmean(A[b, o, v, u], o, v, u); f[b, o, v, u] = A[b, o, v, u] - m[b];"
+    tiles = scheduled(text, {"b": 128, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
+    assert tiles["u"] == 0 and tiles["o"] * tiles["v"] <= 64, tiles

@@ -19,7 +19,7 @@ ROOMS = ["lang", "algebra", "codegen", "autoschedule", "runtime", "frontend", "o
 DATA = ["specs", "schedule_tables"]
 #: folders and modules inside a room, each importing only from itself and those before it
 SUBROOMS = {
-    "dtkernels.algebra": ["smart_constructors", "operand_types", "rules", "top_k", "autodiff", "batch", "pipeline"],
+    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rules", "top_k", "autodiff", "batch", "pipeline"],
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
     "dtkernels.autoschedule": ["cost", "problem", "rules", "output_fusion", "memory_limit", "accumulated_outputs", "fit_resources", "default_schedule"],
     "dtkernels.runtime": [
@@ -29,6 +29,7 @@ SUBROOMS = {
     "dtkernels.frontend": [
         "unsupported", "values", "sizes", "builder", "aten", "tracing", "source_names", "interpret", "writer", "captures", "fused_function",
     ],
+    "dtkernels.integrations.torch_compile": ["canonical", "matcher", "builder", "attention", "layers", "report", "safety", "table", "replace", "backend"],
     "dtkernels.integrations.huggingface": ["patching", "attention", "layers", "apply"],
 }  # fmt: skip
 MOST_MODULES = 14  #: of one folder; ops has a file for each op

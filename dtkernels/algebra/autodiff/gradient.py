@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
+from ..index_inversion import Inverse, solve, unknown
 from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
 from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
-from ..rules.index_inversion import Inverse, solve, unknown
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
 from .derivative import Contribution, contributions

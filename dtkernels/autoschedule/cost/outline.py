@@ -151,14 +151,15 @@ def _product(dot: ex.Dot) -> Product:
 def _read(access: ex.Access) -> Read:
     from ...lang import expr as ex
 
-    index: dict[tuple[str, int], None] = {}
+    index: dict[str, int] = {}
     last: tuple[str, ...] = ()
     for i in access.index:
         divided = isinstance(i, ex.Binary) and i.op == "/" and isinstance(i.right, ex.Const)
         own = {n.name: None for n in i.walk() if isinstance(n, ex.Label)}
-        index |= {(label, int(i.right.value) if divided else 1): None for label in own}  # type: ignore[attr-defined]
+        by = int(i.right.value) if divided else 1  # type: ignore[attr-defined]
+        index |= {label: min(by, index.get(label, by)) for label in own}
         last = tuple(own)
-    return Read(access.tensor, tuple(index), last)
+    return Read(access.tensor, tuple(index.items()), last)
 
 
 def _aliases(algorithm: Algorithm) -> tuple[tuple[str, tuple[str, ...]], ...]:

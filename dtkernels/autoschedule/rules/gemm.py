@@ -186,7 +186,7 @@ class _Product:
         """Return tiles whose loads, each with an address of its own, leave registers for the accumulator: 16 of 16 bits a thread, 8 of 32."""
         kept = any(reduction_labels(self.shape.algorithm, m) for m in self.members if m != self.main)  # beside the accumulator
         bm, bn = min(bm, 128 if self.shape.itemsize == 2 and not kept else 64), min(bn, 64)
-        return GemmTile(bm, bn, 32 if self.shape.itemsize == 2 else 16, 8 if bm * bn > 64 * 64 else 4, 3)
+        return GemmTile(bm, bn, 32 if self.shape.itemsize == 2 else 16, 8 if kept or bm * bn > 64 * 64 else 4, 3)
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))

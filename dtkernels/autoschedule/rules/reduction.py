@@ -35,6 +35,8 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     width = 1
     passing = _stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
+    if len(columns) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
+        columns = []  # of a volume that is too large to hold, whole lines
     rest = _by_stride(shape, [r for r in reduced if r not in columns], read)
     down = [r for r in rest if labels and _no_tensor_is_contiguous_along(r, read)]  # the width goes to the label that lies contiguous
     rows = 4096 // _columns(shape.sizes[labels[-1]]) if passing and labels else 32  # of a step
@@ -84,7 +86,9 @@ def _warps(width: int, reduces: bool, alone: bool, prefetches: bool, most: int) 
 
 
 def _exceeds_registers(shape: SchedulingProblem, label: str, members: list[str], read: list[ex.Access]) -> bool:
-    """Return whether rows of several tensors, kept across many sums, leave no registers for the longest row."""
+    """Return whether rows of several tensors, kept across many sums, or addresses that data decides, leave no registers for the longest row."""
+    if any(label in ex.free_labels(i) and any(ex.accesses(i)) for a in read for i in a.index):
+        return True
     tensors = {a.tensor for a in read if label in ex.free_labels(a) and len(a.index) > 1 and a.tensor not in members}
     return len(tensors) > 1 and sum(label in reduction_labels(shape.algorithm, m) for m in members) > 2
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from ...lang import expr as ex
-from ..smart_constructors import ZERO, add, negate
+from ..lang import expr as ex
+from .smart_constructors import ZERO, add, negate
 
-_Form = dict[ex.Expr | None, int]  #: addend -> its integer factor, in the order of the text; None is the constant addend
+LinearForm = dict[ex.Expr | None, int]  #: addend -> its integer factor, in the order of the text; None is the constant addend
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def unknown(index: ex.Expr, over: list[str]) -> str | None:
             return unknown(inner, over) if type(size) is int and size > 0 else None
     if not _is_sum(index):
         return None
-    form = _form(index)
+    form = linear_form(index)
     if list(form) == [index]:  # a product whose factor is not a constant
         return None
     return next((name for name in over if (atom := _single_addend(form, name)) is not None and unknown(atom, [name])), None)
@@ -47,7 +47,7 @@ def solve(index: ex.Expr, target: ex.Expr, name: str, rest_label: Callable[[ex.B
             rest = rest_label(index, name)
             found = solve(inner, ex.Binary("+", ex.Binary("*", size, target), ex.Label(rest)), name, rest_label)
             return replace(found, new=(*found.new, rest))
-    form = _form(index)
+    form = linear_form(index)
     atom = _single_addend(form, name)
     assert atom is not None
     times = form.pop(atom)
@@ -69,14 +69,15 @@ def _is_sum(index: ex.Expr) -> bool:
     return isinstance(index, ex.Unary) and index.op == "-" or isinstance(index, ex.Binary) and index.op in "+-*"
 
 
-def _single_addend(form: _Form, name: str) -> ex.Expr | None:
+def _single_addend(form: LinearForm, name: str) -> ex.Expr | None:
     """Return the one addend that contains the label ``name``."""
     having = [a for a, times in form.items() if times and a is not None and name in ex.free_labels(a)]
     return having[0] if len(having) == 1 else None
 
 
-def _form(index: ex.Expr) -> _Form:
-    form: _Form = {}
+def linear_form(index: ex.Expr) -> LinearForm:
+    """Return the addends of an index with their integer factors."""
+    form: LinearForm = {}
     for atom, times in _addends(index, 1):
         form[atom] = form.get(atom, 0) + times
     return form
