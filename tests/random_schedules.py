@@ -49,8 +49,26 @@ class Scheduler:
             statements += [Primitive(f, "compile") for f in self.permuted([output, *more])]
         elif self.chance(16):  # the kernel alone is no call; with both there is a wrapper
             statements += [Primitive(output, "compile"), Primitive(output, "compile_to_kernel")]
+        results = [output, *(p.func for p in statements if p.name == "compile")]
+        added = self.accumulated([f for f in dict.fromkeys(results) if f not in fused], [f for f in needed if f not in fused])
+        if added and not self.chance(10):  # which such a kernel cannot have
+            statements = [p for p in statements if p.name not in ("split", "cluster", "specialize_warps")]
+        statements += added
         statements += [Primitive(f, "store") for f in fused if self.chance(8)]
         return Schedule(tuple(self.permuted(statements)))
+
+    def accumulated(self, results: list[str], roots: list[str]) -> list[Primitive]:
+        """Now and then a result that is a sum is added up in another kernel, at any of its loops."""
+        sums = [f for f in results if is_sum(self.algorithm, f)]
+        if not sums or not self.chance(2):
+            return []
+        func = self.pick(sums)
+        hosts = [f for f in roots if f != func and func not in self.algorithm.needed_by((f,)) and (*self.algorithm[f].labels, *reduced(self.algorithm, f))]
+        if not hosts:
+            return []
+        where = self.pick(hosts)
+        loop = self.pick((*self.algorithm[where].labels, *reduced(self.algorithm, where)))
+        return [Primitive(func, "accumulate_at", (where, loop, *["ordered"] * self.chance(2)))]
 
     def between_kernels(self, root: str, needed: tuple[str, ...], fused: dict[str, tuple[str, str]]) -> list[Primitive]:
         """Copies of inputs with aligned rows, and results of other kernels with aligned rows."""
@@ -130,7 +148,9 @@ class Scheduler:
                 wide = tuple(Sized(label, 0) for label in algorithm[func].labels if label != "x")
                 statements += [Primitive(func, "block", (Sized("x", 16),)), Primitive(func, "tensorize", (Sized("x", 16), *wide))]
         if not self.chance(5):
-            statements.append(Primitive("g", "parts_at", ("f", "y")))
+            places = [("parts_at", ("f", "y")), ("accumulate_at", ("f", "x")), ("accumulate_at", ("f", "x", "ordered"))]
+            places = places if is_sum(algorithm, "g") else places[:1]
+            statements.append(Primitive("g", *self.pick(places)))
         if self.chance(4):
             statements.append(Primitive("f", "split", (Sized("x", self.pick([2, 3])),)))
         if self.chance(4):
@@ -213,6 +233,12 @@ class Scheduler:
         for label, inner in split.items():
             order.insert(self.b.between(order.index(label) + 1, len(order)), inner)
         return tuple(Grouped(name, split[name], self.pick([1, 2, 3, 4])) if name in split else name for name in order)
+
+
+def is_sum(algorithm: Algorithm, func: str) -> bool:
+    """Whether there is one sum in the definition of ``func``, and no other reduction."""
+    found = [n for n in algorithm[func].expr.walk() if isinstance(n, (ex.Reduce, ex.Dot))]
+    return len(found) == 1 and (isinstance(found[0], ex.Dot) or found[0].kind == "sum")
 
 
 def reduced(algorithm: Algorithm, func: str) -> tuple[str, ...]:

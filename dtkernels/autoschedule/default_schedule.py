@@ -258,10 +258,11 @@ class _Fusion:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""
         found: list[Primitive] = []
         for f in self.algorithm.needed_by(self.outputs):
-            if f in fused or f in self.outputs or f in self.scans or self.shape.dots(f):
+            hosts = {p.consumer for p in found if isinstance(p, FuseAt)}
+            if f in {*fused, *hosts, *self.outputs, *self.scans} or self.shape.dots(f):
                 continue
             reduced, own = reduction_labels(self.algorithm, f), self.algorithm[f].labels
-            placed = {*fused, f, *self.scans, *(p.func for p in found), *(p.consumer for p in found if isinstance(p, FuseAt) and p.consumer == f)}
+            placed = {*fused, f, *self.scans, *(p.func for p in found)}
             for o in (*self.outputs, *(g for g in self.algorithm.needed_by(self.outputs) if g not in self.outputs and not self.shape.dots(g))):
                 same = o not in placed and reduced and reduction_labels(self.algorithm, o) == reduced and self.algorithm[o].labels == own
                 both = (*own, *reduced)

@@ -45,8 +45,9 @@ class SchedulingProblem:
         return Known(Outline.of(self.algorithm), self.outputs)
 
     def is_short(self, label: str) -> bool:
-        """Return whether a label has a constant extent that a block of sums holds whole, as the ranks of ``rtopk``."""
-        return 1 < (self.algorithm.constant_extent(label) or 0) <= RANKS
+        """Return whether a label counts a few values and indexes no input, as the ranks of ``rtopk``: a block of sums holds it whole."""
+        read = (a for d in self.algorithm.definitions for a in ex.accesses(d.expr) if a.tensor in self.algorithm.inputs)
+        return 1 < (self.algorithm.constant_extent(label) or 0) <= RANKS and not any(ex.Label(label) in a.index for a in read)
 
     def operand_bytes(self, dot: ex.Dot) -> int:
         """Return the bytes per element of the operands of products."""

@@ -126,7 +126,7 @@ class Algorithm:
             if isinstance(d.expr, Cast):
                 if d.expr.dtype in INTEGERS:
                     found[d.name] = d.expr.dtype
-            elif is_integer(d.expr, self.integer_inputs() | found.keys(), self.integer_scalars()) and any(_makes_integers(n, found) for n in d.expr.walk()):
+            elif is_integer(d.expr, self.integer_inputs() | found.keys(), self.integer_scalars()) and any(_makes_integers(n, found) for n in _values(d.expr)):
                 found[d.name] = "int64"
         return found
 
@@ -272,6 +272,13 @@ def _makes_integers(node: Expr, funcs: Mapping[str, str]) -> bool:
     if isinstance(node, Cast):
         return node.dtype in INTEGERS and node.dtype != "bool"
     return _is_of_integers(node) or isinstance(node, Reduce) and node.kind in PLACES or isinstance(node, Access) and node.tensor in funcs
+
+
+def _values(node: Expr) -> Iterator[Expr]:
+    """Yield the nodes below ``node`` but conditions, which choose a value and are no part of it."""
+    yield node
+    for child in node.args[1:] if isinstance(node, Call) and node.fn == "where" else node.children():
+        yield from _values(child)
 
 
 def _leaves(node: Expr) -> Iterator[Expr]:

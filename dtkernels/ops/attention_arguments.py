@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -138,7 +138,7 @@ def _reach(
     return given
 
 
-def surely(condition: bool | torch.SymBool) -> bool:
+def surely(condition: Any) -> bool:
     """Return whether a condition on sizes holds. Where sizes are symbols: for every size, so that a compiled graph serves them all."""
     if not compiling() and not isinstance(condition, torch.SymBool):
         return condition

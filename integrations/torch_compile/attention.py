@@ -157,7 +157,7 @@ def _unrepeated(node: fx.Node) -> fx.Node:
     wide = operation(node).operands[0]
     if not isinstance(wide, fx.Node) or wide.target != "expand" or example(wide).dim() != 5:
         return node
-    once = wide.args[0]
+    once: Any = wide.args[0]
     shape = example(once).shape
     if len(shape) != 5 or not statically_known_true(shape[2] == 1) or operation(once).name != "getitem" and once.target not in ("unsqueeze", torch.unsqueeze):
         return node
@@ -171,5 +171,5 @@ def _repeats(node: fx.Node) -> fx.Node | None:
     """Return the argument of repeat_interleave along the heads."""
     if node.target not in (torch.repeat_interleave, "repeat_interleave"):
         return None
-    given = dict(zip(("input", "repeats", "dim"), node.args)) | node.kwargs
+    given: dict[str, Any] = dict(zip(("input", "repeats", "dim"), node.args)) | node.kwargs
     return given["input"] if given.get("dim") in (1, -3) and isinstance(given.get("repeats"), int) else None

@@ -22,8 +22,8 @@ from typing import Any
 from torch import fx
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
-import dtkernels
-from dtkernels.runtime.path_counters import fallback, interpreting
+from dtkernels import schedule_tables
+from dtkernels.runtime import path_counters
 
 from .replace import replace, replace_in_graph
 from .table import wanted
@@ -44,7 +44,7 @@ class CompileBackend:
         """
         return CompileBackend(ops, backend)
 
-    def __call__(self, module: fx.GraphModule, inputs: list, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Callable:
+    def __call__(self, module: fx.GraphModule, inputs: list, *, mode: str | None = None, options: dict[str, Any] | None = None) -> Any:
         """Rewrite a traced module and compile it. ``mode`` and ``options`` are Inductor's."""
         replace(module, self.wanted)
         if self.backend == "inductor":
@@ -82,7 +82,7 @@ class ReplacementPass(CustomGraphPass):
 
     def uuid(self) -> bytes:
         """Return a key of what the result depends on beside the graph: the package, the ops asked for, and where kernels run."""
-        state = repr((sorted(self.wanted.named), self.wanted.auto, fallback(), interpreting()))
+        state = repr((sorted(self.wanted.named), self.wanted.auto, path_counters.fallback(), path_counters.interpreting()))
         return hashlib.sha256(package_digest() + state.encode()).digest()
 
     def __eq__(self, other: object) -> bool:
@@ -96,12 +96,9 @@ class ReplacementPass(CustomGraphPass):
 def package_digest() -> bytes:
     """Return a hash of the package's sources, specs and schedule tables."""
     found = hashlib.sha256()
-    for folder in dict.fromkeys(dtkernels.__path__):
-        for name in ("", "integrations", "schedule_tables"):
-            root = Path(folder) / name
-            if (root / "lang").is_dir() or name and root.is_dir():
-                for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".yaml", ".json") and p.is_file()):
-                    found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
+    for root in (Path(path_counters.__file__).parents[1], Path(__file__).parents[1], Path(schedule_tables.__file__).parent):  # apart in a checkout
+        for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".yaml", ".json") and p.is_file()):
+            found.update(path.relative_to(root).as_posix().encode() + path.read_bytes())
     return found.digest()
 
 

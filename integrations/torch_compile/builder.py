@@ -67,7 +67,8 @@ class Builder:
         """Return the node with the strides of ``wanted``; None where copying it in another order of its dimensions does not give them."""
         if _same_strides(example(node), wanted):
             return node
-        order = sorted(range(wanted.dim()), key=lambda d: (-hint(wanted.stride(d)), d))
+        strides = wanted.stride()
+        order = sorted(range(wanted.dim()), key=lambda d: (-hint(strides[d]), d))
         back = [order.index(d) for d in range(wanted.dim())]
         found = self.method("permute", self.method("contiguous", self.method("permute", node, order)), back)
         return found if _same_strides(example(found), wanted) else None

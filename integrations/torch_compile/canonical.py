@@ -118,7 +118,8 @@ def operation(node: Node) -> Operation:
 
 
 def _pow(node: Node, given: tuple, said: dict) -> Operation:
-    return {2: Operation("square", given[:1]), -0.5: Operation("rsqrt", given[:1]), 0.5: Operation("sqrt", given[:1])}.get(given[1] if not isinstance(given[1], Node) else None, OTHER)
+    name = {2: "square", -0.5: "rsqrt", 0.5: "sqrt"}.get(given[1], "") if isinstance(given[1], (int, float)) else ""
+    return Operation(name, given[:1]) if name else OTHER
 
 
 def _mul(node: Node, given: tuple, said: dict) -> Operation:
@@ -141,7 +142,7 @@ def _reciprocal(node: Node, given: tuple, said: dict) -> Operation:
 
 def _mean(node: Node, given: tuple, said: dict) -> Operation:
     dim = given[1][0] if isinstance(given[1], (tuple, list)) and len(given[1]) == 1 else given[1]
-    last = dim == -1 or dim is not None and _rank(given[0]) is not None and dim == _rank(given[0]) - 1
+    last = dim == -1 or dim is not None and dim == (_rank(given[0]) or 0) - 1
     return Operation("mean_last", given[:1]) if last and said.get("keepdim") and said.get("dtype") in (None, torch.float32) else OTHER
 
 
@@ -211,19 +212,27 @@ def _rank(value: object) -> int | None:
     return found.dim() if isinstance(found, torch.Tensor) else None
 
 
+WRITTEN = "dtkernels_written"  #: in the meta of nodes whose memory something writes to: they are not what they were made of
+
+
 def aliased(node: object) -> Node | None:
     """Return what a node only passes on, as ``contiguous`` and idle dropout do; None where it computes something."""
-    if not isinstance(node, Node):
+    return _passed_on(node, "alias")
+
+
+def _passed_on(node: object, name: str) -> Node | None:
+    if not isinstance(node, Node) or (found := operation(node)).name != name:
         return None
-    found = operation(node)
-    return found.operands[0] if found.name == "alias" else None
+    before = found.operands[0]
+    return None if WRITTEN in node.meta or WRITTEN in before.meta else before
 
 
 def cast_from(node: object, widening: bool) -> Node | None:
     """Return what a node casts from one floating dtype to another; with ``widening``, only where no number changes."""
-    if not isinstance(node, Node) or operation(node).name != "cast":
+    before = _passed_on(node, "cast")
+    if before is None:
         return None
-    before = operation(node).operands[0]
+    assert isinstance(node, Node)
     exact = torch.promote_types(example(before).dtype, example(node).dtype) == example(node).dtype
     return before if exact or not widening else None
 

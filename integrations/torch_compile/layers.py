@@ -77,7 +77,7 @@ def emit_loss(b: Builder, match: Match, result: fx.Node) -> fx.Node:
 
 def rms(x, weight, eps: Number):
     """torch's own."""
-    return F.rms_norm(x, None, weight, eps)
+    return F.rms_norm(x, [], weight, eps)
 
 
 def rms_spelled_out(x, weight, eps: Number):
@@ -96,7 +96,7 @@ def _over_root(x, square):
 
 def layer(x, weight, bias, eps: Number):
     """torch's own."""
-    return F.layer_norm(x, None, weight, bias, eps)
+    return F.layer_norm(x, [], weight, bias, eps)
 
 
 def refuse_norm(match: Match, result: fx.Node) -> str | None:

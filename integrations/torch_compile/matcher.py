@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import fx
@@ -17,26 +17,29 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from .canonical import Operation, aliased, cast_from, example, number_of, operation
 
+if TYPE_CHECKING:
+    Number: TypeAlias = Any
+    Optional: TypeAlias = Any
+else:
 
-class Number:
-    """Annotates a parameter that captures a number: Python's, a symbol, or a tensor without dimensions."""
+    class Number:
+        """Annotates a parameter that captures a number: Python's, a symbol, or a tensor without dimensions."""
+
+    class Optional:
+        """Annotates a parameter that captures a tensor or None."""
 
 
-class Optional:
-    """Annotates a parameter that captures a tensor or None."""
-
-
-def either(*choices: fx.Proxy) -> fx.Proxy:
+def either(*choices: Any) -> Any:
     """Stand for any one of several expressions, in a pattern."""
     return choices[0].tracer.create_proxy("call_function", either, choices, {})
 
 
-def rows(x: fx.Proxy) -> fx.Proxy:
+def rows(x: Any) -> Any:
     """Stand for x, or x with all its dimensions but the last joined, in a pattern."""
     return x.tracer.create_proxy("call_function", rows, (x,), {})
 
 
-def sliced(x: fx.Proxy) -> fx.Proxy:
+def sliced(x: Any) -> Any:
     """Stand for x, or x[index] where the index leaves the last dimension whole, in a pattern; captured as ``index``."""
     return x.tracer.create_proxy("call_function", sliced, (x,), {})
 

@@ -14,7 +14,7 @@ from .builder import Builder, same_shape
 from .canonical import example, operation
 from .matcher import Match, matches
 from .report import REPLACED, count
-from .safety import regions, transforms, why_unsafe
+from .safety import mark_written, regions, transforms, why_unsafe
 from .table import Replacement, Wanted
 
 #: operators whose subgraphs run as they stand, perhaps again in backward
@@ -44,6 +44,7 @@ def replace_in_graph(graph: fx.Graph, wanted: Wanted) -> int:
     if transforms(graph):
         count(len(nodes), Counter({("any op", "torch.func transforms"): 1}))
         return 0
+    mark_written(graph)
     region, place = regions(graph), {node: i for i, node in enumerate(nodes)}
     gone: set[fx.Node] = set()
     for node in reversed(nodes):
@@ -72,9 +73,11 @@ def _replaced(row: Replacement, match: Match, node: fx.Node, wanted: Wanted, reg
     why = no_kernel(tensors[0]) or row.refuse(match, node) or wanted.leaves(row, match, node) or why_unsafe(match, node, region, place)
     if why is not None:
         return why
-    builder, before = Builder(node), node.prev
-    new = row.emit(builder, match, node)
-    was = example(node)
+    builder, before, was = Builder(node), node.prev, example(node)
+    try:
+        new = row.emit(builder, match, node)
+    except (NotImplementedError, RuntimeError, TypeError, ValueError) as error:  # the op's own checks, on tensors without data
+        return _undone(before, node, f"refused: {str(error).splitlines()[0][:120]}")
     if not same_shape(example(new), was):
         return _undone(before, node, "a result of another shape")
     laid = builder.laid_out_as(builder.cast(new, was.dtype), was)

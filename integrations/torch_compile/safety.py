@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import fx
 
-from .canonical import aliased, cast_from, example
+from .canonical import WRITTEN, aliased, cast_from, example, operation
 from .matcher import Match
 
 _HARMLESS = ("_log_api_usage_once", "_assert_async", "_check", "_check_is_size", "getattr", "size", "dim", "item", "sym_size", "numel", "stride")
+_NOT_IN_PLACE = ("invert", "inv", "is_", "is_not", "index", "indexOf")  #: functions of operator that begin with i
+_TAKE_INPLACE = ("dropout", "relu", "silu", "hardtanh", "elu", "celu", "selu", "leaky_relu", "threshold", "mish", "hardswish", "relu6")  #: perhaps by position
 _READS_SHAPE = ("size", "dim", "numel", "stride", "sym_size", "sym_size.int", "ndimension")
 
 
@@ -41,10 +43,12 @@ def written(node: fx.Node) -> list[fx.Node]:
         overloads = [node.target] if isinstance(node.target, torch._ops.OpOverload) else [getattr(node.target, n) for n in node.target.overloads()]
         return tensors if any(o._schema.is_mutable for o in overloads) else []
     name, module = getattr(node.target, "__name__", ""), getattr(node.target, "__module__", "") or ""
-    inplace = module in ("_operator", "operator") and (name in ("setitem", "delitem") or name.startswith("i") and name not in ("invert", "is_", "is_not", "index", "indexOf", "inv"))
-    if inplace or name.endswith("_") and not name.endswith("__") and module not in ("_operator", "operator") or "out" in node.kwargs or node.kwargs.get("inplace") or name in ("dropout", "relu") and True in node.args:
+    if module in ("_operator", "operator"):
+        return tensors if name in ("setitem", "delitem") or name.startswith("i") and name not in _NOT_IN_PLACE else []
+    asked = "out" in node.kwargs or node.kwargs.get("inplace") or True in node.args and name in _TAKE_INPLACE
+    if asked or name.endswith("_") and not name.endswith("__"):
         return tensors
-    return [] if module.startswith(("torch", "_operator", "operator", "math", "builtins")) or not module else tensors
+    return [] if not module or module.startswith(("torch", "math", "builtins")) else tensors
 
 
 def _storage(node: object) -> int | None:
@@ -55,6 +59,15 @@ def _storage(node: object) -> int | None:
         return found.untyped_storage()._cdata
     except (RuntimeError, NotImplementedError):
         return None
+
+
+def mark_written(graph: fx.Graph) -> None:
+    """Mark the nodes whose memory some node of the graph may write to, before or after them."""
+    stores = {_storage(a) for node in graph.nodes for a in written(node)}
+    for node in graph.nodes:
+        node.meta.pop(WRITTEN, None)
+        if stores and isinstance(example(node), torch.Tensor) and (_storage(node) in stores or None in stores):
+            node.meta[WRITTEN] = True
 
 
 def why_unsafe(match: Match, result: fx.Node, region: dict[fx.Node, int], place: dict[fx.Node, int]) -> str | None:
@@ -76,7 +89,7 @@ def why_unsafe(match: Match, result: fx.Node, region: dict[fx.Node, int], place:
 
 
 def _is_cheap(node: fx.Node) -> bool:
-    return aliased(node) is not None or cast_from(node, widening=True) is not None
+    return aliased(node) is not None or cast_from(node, widening=True) is not None or operation(node).name in ("transposed", "reshape", "getitem")
 
 
 def _reads_shape(node: fx.Node) -> bool:

@@ -23,7 +23,6 @@ class Replacement:
     refuse   (match, result) -> why the op does not compute it, or None
     emit     (builder, match, result) -> the node that replaces the result
     leave    (match, result) -> why "auto" leaves it alone, or None
-    stores   names of covered operations whose results should no longer be made: refused where something else reads them
     """
 
     op: str

@@ -9,8 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-TOOLS = Path(__file__).parents[2] / "tools"
-sys.path.insert(0, str(TOOLS))
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))
 
 import compare_liger
 from liger import OPS, losses
@@ -18,6 +17,8 @@ from liger.adapters import NoCounterpart, like
 from liger.cases import CASES, SMALL, arguments
 from liger.measure import Figure, table, values
 from liger.substitution import FUNCTIONS, MISSING
+
+TOOLS = Path(__file__).parents[2] / "tools"
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,10 @@ def test_counts_reasons_and_failures_are_printed():
     def result(outcome, reason=""):
         return {"outcome": outcome, "reason": reason}
 
+    known = "a/test_layer_norm.py::test_liger_layer_norm[dtype1-0.02]"
+    assert compare_liger.understood(known) and not compare_liger.understood(known.replace("dtype1", "dtype0")) and not compare_liger.understood("a/test_rope.py::one")
+    told = compare_liger.summary({"outcomes": {known: result("failed", "x")}, "calls": {}})
+    assert "failed, and understood:" in told and "failed:" not in told.replace("failed, and understood:", "")
     outcomes = {"a/test_rope.py::one": result("passed"), "a/test_rope.py::two": result("failed", "AssertionError: 1 != 2"), "a/test_jsd.py::x": result("skipped", "too large: 12 of 8")}
     lines = compare_liger.summary({"outcomes": outcomes, "calls": {"rope": 3}}).splitlines()
     assert [line.split() for line in lines[1:4]] == [["rope", "1", "1", "0", "0"], ["jsd", "0", "0", "1", "0"], ["all", "1", "1", "1", "0"]]

@@ -168,6 +168,12 @@ def key_written_after_the_scores(q, k, v):
     return F.softmax(scores, -1) @ v + k
 
 
+def a_copy_that_is_written(q, k, v):
+    wide = q.to(torch.bfloat16).float()
+    wide.add_(2)
+    return rms(wide, v[0, 0, 0])
+
+
 def half_without_gradients(q, k, v):
     with torch.no_grad():
         weights = F.softmax(q @ k.transpose(-1, -2), -1)
@@ -178,10 +184,14 @@ LEFT = {
     weights_too: {"attention": {"something else reads what would not be computed": 1}},
     written_inside: {},
     key_written_after_the_scores: {"attention": {"something is written to in between": 1}},
+    a_copy_that_is_written: {"rmsnorm": {"replaced": 1}},
     half_without_gradients: {"attention": {"grad mode or autocast changes inside it": 1}},
     lambda q, k, v: F.scaled_dot_product_attention(q.double(), k.double(), v.double()): {"attention": {"dtypes float64, float64, float64": 1}},
     lambda q, k, v: F.softmax((q @ k.mT).masked_fill(FLAGS, -1.0), -1) @ v: {"attention": {"hidden scores that are not -inf": 1}},
     lambda q, k, v: F.softmax(q @ k.mT, 1) @ v: {},
+    lambda q, k, v: F.layer_norm(q, (8,), k[0, 0, 0], v[0, 0, 0], 1e-5) + F.rms_norm(q, (7, 8), k[0, 0], 1e-5): {
+        "layernorm": {"replaced": 1}, "rmsnorm": {"a norm over more than the last dimension": 1}
+    },
     lambda q, k, v: F.silu(q) * v[:, :1]: {"swiglu": {"gate and up of different shapes": 1}},
 }
 
@@ -226,6 +236,35 @@ def test_one_op_by_name_leaves_the_others_uncounted():
     assert compiled_and_eager(two, normal(*X), normal(*W), normal(*X, seed=2), backend=named) == {"swiglu": {"replaced": 1}}
     with pytest.raises(ValueError, match="unknown op 'norm'; allowed: auto, all, attention"):
         dtkernels.compile_backend.using("norm")
+
+
+def test_what_an_op_refuses_stays_as_it_was(monkeypatch):
+    def refuse(*args):
+        raise ValueError("rmsnorm: not this one")
+
+    for row in (row for row in TABLE if row.op == "rmsnorm"):
+        monkeypatch.setitem(row.__dict__, "emit", refuse)
+    assert compiled_and_eager(rms, normal(*X), normal(*W)) == {"rmsnorm": {"refused: rmsnorm: not this one": 1}}
+
+
+def test_a_model_of_transformers_that_nobody_patched():
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1}
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes, attn_implementation="eager"))
+    tokens = torch.arange(18).view(2, 9)
+
+    def step(tokens):
+        return model(input_ids=tokens, labels=tokens, use_cache=False).loss
+
+    found = []
+    for call in (step, torch.compile(step, backend=BACKEND, fullgraph=True)):
+        loss = call(tokens)
+        loss.backward()
+        found.append([loss, *(p.grad.clone() for p in model.parameters())])
+        model.zero_grad()
+    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+    assert replaced() == {"linear_cross_entropy": {"replaced": 1}, "rmsnorm": {"replaced": 3}, "swiglu": {"replaced": 1}, "attention": {"replaced": 1}}
 
 
 def test_nothing_is_replaced_where_no_kernel_runs(monkeypatch):

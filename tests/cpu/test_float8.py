@@ -168,6 +168,20 @@ def test_ops_and_views_take_float8():
     assert same(op("Func f; In A; Var x; RVar y; f[x] = rmax(A[x, y], y);")(below), below.float().amax(1))
 
 
+def test_caches_of_attention():
+    """With lengths, and in pages: as those of the numbers in bfloat16, which holds all of them, and which float64 judges."""
+    q = torch.randn(2, 4, 1, 32, generator=G).bfloat16()
+    lengths, table = torch.tensor([17, 40], dtype=torch.int32), torch.tensor([[3, 1, 0], [4, 5, 6]], dtype=torch.int32)
+    k, v = numbers(7, 16, 2, 32), numbers(7, 16, 2, 32)
+    flat = [t[table].reshape(2, 48, 2, 32).transpose(1, 2) for t in (k, v)]
+    got = dtkernels.ops.attention(q, k, v, block_table=table, lengths=lengths), dtkernels.ops.attention(q, *flat, lengths=lengths)
+    for b, n in enumerate(lengths.tolist()):
+        wide = [t[b, :, :n].double().repeat_interleave(2, 0) for t in flat]
+        want = torch.nn.functional.scaled_dot_product_attention(q[b].double(), *wide)
+        for found in got:
+            torch.testing.assert_close(found[b].double(), want, rtol=2**-6, atol=2**-6)
+
+
 @pytest.mark.parametrize(
     "run, error",
     [

@@ -196,3 +196,21 @@ def test_targets_out_of_range(monkeypatch):
     for op in (ops.weighted_cross_entropy, ops.logprobs):
         with pytest.raises(IndexError, match=r"target is 3 at \[1\]; allowed: 0 to 2"):
             op(logits, target)
+
+
+def test_backward_under_autocast_computes_what_it_computes_outside(monkeypatch):
+    """torch.autocast may be on where backward runs; the reference's products were then rounded to 16 bits, other than in forward."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setenv("DTKERNELS_FALLBACK", "reference")
+    tensors = [10 * t.float() for t in (normal(5, 33), normal(9, 33), normal(5, 34), normal(9, 34))]
+    found = []
+    for inside in (False, True):
+        hidden = tensors[0].clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = ops.linear_jsd(hidden, *tensors[1:])
+            if inside:
+                loss.backward()
+        if not inside:
+            loss.backward()
+        found.append(hidden.grad)
+    assert torch.equal(*found)

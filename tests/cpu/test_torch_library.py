@@ -326,6 +326,22 @@ def test_functional_gradients():
     torch.testing.assert_close(got, torch.func.grad(lambda x: x.softmax(-1)[0, 0])(x))
 
 
+def test_a_call_in_a_graph_names_its_algorithm(mine, tmp_path):
+    """torch keeps compiled graphs on disk by their text: an op of the same name that computes something else must not be taken for it."""
+    (tmp_path / "blend.yaml").write_text(MINE.replace("2 * maximum", "3 * maximum"))
+    named = []
+
+    def backend(graph, inputs):
+        named.extend(n.kwargs["dt_spec"] for n in graph.graph.nodes if "dtkernels" in str(n.target))
+        return graph.forward
+
+    arguments = torch.rand(2, 3), torch.rand(2, 3)
+    other = dtkernels.register(tmp_path / "blend.yaml")
+    for op in (mine, other):
+        torch.compile(lambda a, b, op=op: op(a, b, level=0.5)[0], backend=backend, fullgraph=True)(*arguments)
+    assert named == [mine.manifest.spec, other.manifest.spec] and named[0] != named[1]
+
+
 @pytest.mark.parametrize("changed", [("In A, B, bias;", "In A, bias;"), ("2 * maximum", "3 * maximum"), ("algorithm: |", "compiled: fuse\nalgorithm: |")])
 def test_an_op_registered_anew_leaves_those_who_hold_the_one_before_what_they_hold(mine, tmp_path, changed):
     path, arguments = tmp_path / "blend.yaml", tuple(torch.rand(2, 3) for _ in range(2))

@@ -24,6 +24,8 @@ from dtkernels.algebra.rules.canonicalize import (
 )
 from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
+from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
+from dtkernels.algebra.rules.data_index.grouped_products import group_products
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
@@ -96,6 +98,8 @@ RULES = {
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
+    "group_products": (group_products, lambda a: group_products(a)),
+    "bound_picked_sums": (bound_picked_sums, lambda a: bound_picked_sums(a)),
     "hoist_invariant_factors": (hoist_invariant_factors, lambda a: hoist_invariant_factors(a, outputs(a))),
     "sum_product_operands": (sum_product_operands, lambda a: sum_product_operands(a, outputs(a))),
     "drop_unit_labels": (drop_unit_labels, lambda a: drop_unit_labels(with_unit_label(a), (a.definitions[-2].name,))),

@@ -82,6 +82,11 @@ def test_a_sum_over_a_label_of_the_result_is_left_to_others():
     lower(Program(shape.algorithm, scheduled(shape)))
 
 
+def test_a_loop_with_another_reduction_inside_is_left_to_others():
+    text = "Func t, f; In A, B; Var x, y; RVar k, l; t[x, k] = rmax(A[x, k, l], l); f[x, y] = rdot(t[x, k], B[k, y], k);"
+    assert not [*streamed_candidates(problem(text, {"x": 1, "y": 512, "k": 512, "l": 64}), "f", ["f", "t"])]
+
+
 def test_few_rows_are_all_in_one_block_and_their_sums_in_registers():
     shape = problem(MM, {"x": 5, "y": 4096, "k": 4096})
     found = [*streamed_candidates(shape, "f", ["f"])]

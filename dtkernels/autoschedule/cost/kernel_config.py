@@ -210,11 +210,13 @@ def _pairs(pairs: Pairs) -> str:
 #: primitive -> field, in the order in which they are printed
 _FIELDS = {
     "block": "blocks", "tensorize": "tiles", "map": "order", "reorder": "reordered", "split": "split", "persistent": "persistent", "descriptor": "descriptors",
-    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail", "stream": "stream", "chunk": "chunked", "evict": "evictions",
-    "approximate": "approximations", "specialize": "constants", "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
+    "stage": "staged", "align": "aligned", "stages": "stages_of", "specialize_warps": "specialized", "unroll": "unrolled", "tail": "tail",
+    "stream": "stream", "chunk": "chunked", "evict": "evictions", "approximate": "approximations", "specialize": "constants",
+    "cluster": "cluster", "maxnreg": "maxnreg", "num_warps": "num_warps", "num_stages": "num_stages",
 }  # fmt: skip
 _FORMS = (
-    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")), (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
+    (_sizes, ("block", "tensorize", "split", "stages", "unroll", "tail", "stream", "chunk")),
+    (_order, ("map",)), (_pairs, ("evict", "approximate")), (str, ("cluster", "maxnreg", "num_warps", "num_stages")),
     (", ".join, ("reorder", "descriptor", "stage", "specialize_warps", "specialize")), (lambda _: "", ("persistent", "align")),
 )  # fmt: skip
 _PRINTED = {name: form for form, names in _FORMS for name in names}

@@ -28,7 +28,7 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     dots = [d for m in members for d in shape.dots(m)]
     if shape.target.arch != 90 or shape.itemsize != 2 or not 2 <= len(dots) <= MOST_PRODUCTS or len(looped) != 1 or not shape.dots(root):
         return None
-    if any(shape.operand_bytes(d) != 2 for d in dots):
+    if any(shape.operand_bytes(d) != 2 for d in dots) or algorithm.has_float8:  # which the form does not have
         return None
     (loop,) = looped
     own = [d for d in shape.dots(root) if loop in d.labels]

@@ -74,6 +74,8 @@ class KernelOptions:
                                      read by another is computed in both
     ``g.parts_at(f, n)``             a kernel for ``g`` and one for ``f`` read   that of ``f`` makes parts of ``g`` too, that of ``g`` adds them up: partial_sums.py
                                      the same
+    ``f.accumulate_at(g, m)``        a kernel for ``f`` and one for ``g`` make    that of ``g`` adds to the sum of ``f`` in memory: accumulated_sums.py
+                                     the same terms
     ``f.tail(x:64, y:128)``          the last wave of blocks like the others     its blocks cut finer, by a kernel of its own: tail_wave.py
     ``f.stream(k:4)``                the last wave adds up whole sums            four programs a block, and a kernel that merges: tail_wave.py
     ``f.persistent()``               one program a block                         ``for tile_id in tl.range(program, blocks, programs):``

@@ -117,7 +117,7 @@ class _Accumulated:
         members = sorted(funcs_in_kernel(self.program, self.host))
         if along := [m for m in members if isinstance(algorithm[m].expr, ex.Scan)]:
             raise self._refuse("no scan runs in the same kernel", along[0], f"{name} in a kernel of its own")
-        for word in ("split", "tail", "cluster", "specialize_warps"):
+        for word in ("split", "tail", "stream", "cluster", "specialize_warps"):
             if said := [q for q in self.schedule.primitives if q.name == word and host(q.func, fused) == self.host]:
                 raise self._refuse(f"{word} is of a kernel that adds to no other sum", str(said[0]).rstrip(";"), f"{self.host} without {word}")
         if self.host in self._needed(node) and self.label not in algorithm[self.host].labels:

@@ -18,9 +18,9 @@ def modulated_rmsnorm(
     """
     name = "modulated_rmsnorm"
     only_tensors(name, x=x, weight=weight, scale=scale, **({} if shift is None else {"shift": shift}))
-    shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, scale, *(() if shift is None else (shift,))))
     fits = x.dim() > 0 and weight.shape == x.shape[-1:] and (shift is None or shift.shape == scale.shape)
     if not fits or scale.shape not in (x.shape[-1:], (x.shape[0], x.shape[-1]), x.shape):
+        shapes = ", ".join(str(tuple(t.shape)) for t in (x, weight, scale, *(() if shift is None else (shift,))))
         raise ValueError(f"{name}: x is (B, ..., C), weight (C,), scale and shift (C,), (B, C) or the shape of x; got shapes {shapes}")
     if scale.shape == x.shape:
         rows = (-1, 1, x.shape[-1])

@@ -27,9 +27,9 @@ def multi_token_attention(
     """
     name = "multi_token_attention"
     only_tensors(name, scores=scores, weight=weight, **({} if bias is None else {"bias": bias}))
-    shapes = ", ".join(str(tuple(t.shape)) for t in (scores, weight, *(() if bias is None else (bias,))))
     fits = scores.dim() == weight.dim() == 4 and scores.shape[2] == scores.shape[3] and weight.shape[2] == weight.shape[3] and weight.shape[2] % 2
     if not fits or groups < 1 or weight.shape[0] % groups or weight.shape[1] * groups != scores.shape[1] or bias is not None and bias.shape != weight.shape[:1]:
+        shapes = ", ".join(str(tuple(t.shape)) for t in (scores, weight, *(() if bias is None else (bias,))))
         raise ValueError(f"{name}: scores is (B, I, L, L), weight (O, I / groups, R, R) with R odd, bias (O,), groups {groups}; got shapes {shapes}")
     size = weight.shape[2]
     wanted = dilation * (size - 1) // 2

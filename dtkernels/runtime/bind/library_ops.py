@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .operator import Operator, Variant
 
 NAMESPACE = "dtkernels"
+VERSION = "dt_spec"  #: an argument of entries that nothing reads: which algorithm was meant, for the keys of torch's caches of compiled graphs
 REMEMBERED = 1024  #: resolved pairs, by what compiled graphs say of their calls; a call that lost its pair resolves it again
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")
 known: dict[str, Operator] = {}  #: the ops of this process by entry name; among equal ops the latest
@@ -79,10 +80,10 @@ def _schema(operator: Operator) -> str:
             break
         parts[i] += "=None"
     named = _number_arguments(a)
-    named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params]
+    named += [f"{'bool' if isinstance(v, bool) else 'int'} {n}={v}" for n, v in a.params] + [f"str? {VERSION}=None"]
     count = len(operator.manifest.outputs)
     results = "Tensor" if count == 1 else f"({', '.join(['Tensor'] * count)})"
-    return f"({', '.join(parts)}{', *, ' if named else ''}{', '.join(named)}) -> {results}"
+    return f"({', '.join(parts)}, *, {', '.join(named)}) -> {results}"
 
 
 def _number_arguments(algorithm) -> list[str]:
@@ -95,11 +96,11 @@ def _number_arguments(algorithm) -> list[str]:
 
 
 def signature(name: str) -> str:
-    """Return ``entry | inputs | scalars | parameters``, names separated by blanks: a string, which Dynamo treats as a constant."""
+    """Return ``entry | inputs | scalars | parameters | spec hash``, names separated by blanks: a string, which Dynamo treats as a constant."""
     ensure(name)
     a = known[name].manifest
     entry = name + ("_open" if a.compiled == "fuse" and not checking() else "")  # torch's own operations check the indices of the decomposed form
-    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params)])
+    return " | ".join([entry, " ".join(a.inputs), " ".join(a.scalars), " ".join(f"{n}={v}" for n, v in a.params), a.spec])
 
 
 signature._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, without importing it
@@ -113,7 +114,7 @@ def call_entry(name: str, told: str, args: tuple, kwargs: dict, opaque: bool = F
 
 def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[list, dict]:
     """Convert the arguments of an op to those of its entry. Raises TypeError, one line, for wrong names."""
-    _, inputs, scalars, params = [part.split() for part in told.split("|")]
+    _, inputs, scalars, params, version = [part.split() for part in told.split("|")]
     names = inputs + scalars
     defaults = dict([p.split("=") for p in params])
     if len(args) > len(names):
@@ -126,7 +127,7 @@ def entry_arguments(name: str, told: str, args: tuple, kwargs: dict) -> tuple[li
             )
         given[key] = value
     tensors = [given.get(n) for n in inputs]
-    named = {}
+    named: dict[str, Any] = {VERSION: version[0]}
     for n in scalars:
         value = given.get(n)
         number = value is not None and not isinstance(value, torch.Tensor)
@@ -144,7 +145,7 @@ def _arguments(operator: Operator, args: tuple, named: dict) -> dict[str, object
     a = operator.manifest
     given = {n: v for n, v in zip((*a.inputs, *a.scalars), args) if v is not None}
     for key, value in named.items():
-        if value is not None:
+        if value is not None and key != VERSION:
             given[key.removesuffix("_number") if key.removesuffix("_number") in a.scalars else key] = value
     return given
 
@@ -161,7 +162,7 @@ def _define(name: str, schema: str) -> None:
 
     def run(*args, **named):
         operator = known[name]
-        if named or any(a is None for a in args):
+        if len(named) > (VERSION in named) or any(a is None for a in args):
             return operator.plain((), _arguments(operator, args, named))
         return operator.plain(args, {})
 
@@ -252,7 +253,7 @@ def recorded(operator: Operator, args: tuple, kwargs: dict):
     wanted = tuple(n for n, v in values.items() if n not in numbers and (v.is_floating_point() if every else v.requires_grad))
     params, batched, labels = call.key
     kept = call.variant.pair_for(wanted, call.fitted.tensors).gradient.products
-    told = {"params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "kept": kept, "numbers": numbers}
+    told = {"spec": operator.manifest.spec, "params": dict(params), "batched": sorted(batched), "labels": labels, "wanted": wanted, "kept": kept, "numbers": numbers}
     kind = json.dumps(told)
     tensors = [v for n, v in values.items() if n not in numbers]
     results = _EntryAutograd.apply(name, kind, {n: values[n] for n in numbers}, *tensors)[: len(call.variant.outputs)]

@@ -43,7 +43,14 @@ def extents(algorithm: Algorithm, tensors: dict[str, torch.Tensor]) -> dict[str,
 
 
 def evaluate(algorithm: Algorithm, tensors: dict[str, torch.Tensor], scalars: dict[str, object], outputs: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
-    """Return the outputs of a prepared algorithm, with dimensions in label order, in the promoted dtype of the inputs."""
+    """Return the outputs of a prepared algorithm, with dimensions in label order, in the promoted dtype of the inputs.
+
+    Autocast has cast the inputs of a call already and casts nothing here: a backward that runs under it computes what the forward did.
+    """
+    device = next((t.device.type for t in tensors.values()), "cpu")
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.amp.autocast(device, enabled=False):
+            return _Evaluator(algorithm, tensors, scalars).outputs(outputs)
     return _Evaluator(algorithm, tensors, scalars).outputs(outputs)
 
 

@@ -17,9 +17,9 @@ def bound_picked_sums(algorithm: Algorithm) -> Algorithm:
     """Say of a sum over the elements that equal a label of the result where the first and the last of them are.
 
     Before: ``f[g, k, n] = rdot(where(e[m] == g, A[m, k], 0), D[m, n], m);``
-    After:  ``f_first[g] = where(len(m) <= 16777216, rmin(where(e[m] == g, m, len(m)), m), 0);``
-            ``f_past[g] = where(len(m) <= 16777216, rmax(where(e[m] == g, m + 1, 0), m), inf);``
-            ``f[g, k, n] = rdot(where(m >= f_first[g] and m < f_past[g] and e[m] == g, A[m, k], 0), D[m, n], m);``
+    After:  ``f_first[g] = where(len(m) <= 16777216, rmin(where(e[m] == g, m, len(m)), m), 0);
+            f_past[g] = where(len(m) <= 16777216, rmax(where(e[m] == g, m + 1, 0), m), inf);
+            f[g, k, n] = rdot(where(m >= f_first[g] and m < f_past[g] and e[m] == g, A[m, k], 0), D[m, n], m);``
 
     The bounds become those of the loop over m: of sorted ``e`` each g reads its own elements, and of any ``e`` none that lies before the
     first or after the last. Only where what is summed has a dimension that ``e`` lacks: the bounds then take less than the sum.

@@ -14,9 +14,9 @@ def group_products(algorithm: Algorithm) -> Algorithm:
     """Sum over the slices that an index from data can pick; where it picks another, the other operand is 0.
 
     Before: ``f[m, n] = rdot(A[m, k], W[e[m], k, n], k);``
-    After:  ``f[m, n] = rdot(where(e[m] == W_0, A[m, k], 0), W[W_0, k, n], W_0, k);  Extent W_0 = W[0];``
+    After:  ``f[m, n] = rdot(where(e[m] == W_0, A[m, k], 0), W[W_0, k, n], W_0, k);``
 
-    A block of rows then shares each slice. The loop over slices runs from the least to the largest index of the block, and skips those
+    with ``Extent W_0 = W[0];``. A block of rows then shares each slice. The loop over slices runs from the least to the largest index of the block, and skips those
     that no row has (codegen/transforms/loops/loop_partition.py), so that it is right for rows in any order and fast for sorted ones.
     """
     grouping = _Grouping(algorithm)
@@ -60,8 +60,8 @@ class _Grouping:
             slices = picked.transform(lambda n, old=access, new=index: replace(old, index=new) if n == old else n)  # type: ignore[misc]
             same = ex.Binary("==", ex.as_value(access.index[dim]), ex.Label(label))
             rows = ex.Call("where", (same, other, ZERO))
-            sides = (rows, slices) if picked is node.right else (slices, rows)
-            return ex.Dot(*sides, (label, *node.labels), pos=node.pos)
+            left, right = (rows, slices) if picked is node.right else (slices, rows)
+            return ex.Dot(left, right, (label, *node.labels), pos=node.pos)
         return node
 
     def _picked_dimension(self, picked: ex.Expr, other: ex.Expr, over: tuple[str, ...]) -> int | None:

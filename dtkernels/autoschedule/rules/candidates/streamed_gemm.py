@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import product
+from typing import Any
 
 from ....codegen.held_terms import HELD_BY_WARP
 from ....codegen.powers_of_two import next_power_of_two
@@ -45,7 +46,8 @@ def streamed_candidates(shape: SchedulingProblem, root: str, members: list[str])
     if not shape.has_products_alone(root, members) or not all(_is_thin(shape, root, dot) for dot in dots):
         return
     own, summed = shape.algorithm[root].labels, dict.fromkeys(x for dot in dots for x in dot.labels)
-    if summed.keys() & set(own):  # such a sum runs over blocks
+    others = any(isinstance(n, ex.Reduce) for m in members for n in shape.algorithm[m].expr.walk())
+    if others or summed.keys() & set(own):  # they run inside the loop, or over blocks
         return
     along, across = _sides_of_largest(shape, root, members, (*own, *summed))
     few = {x: max(1, shape.sizes[x]) for dot in dots for side in sides(shape, root, dot) if math.prod(shape.sizes[x] for x in side) <= FEW for x in side}
@@ -80,5 +82,5 @@ def _split(shape: SchedulingProblem, root: str, members: list[str], tile: dict[s
     steps, longest = max((-(-shape.sizes[x] // size), x) for x, size in tile.items() if x not in block)
     for count in (0, *parts(shape.programs(block), steps, 4 * shape.target.multiprocessors)):
         for stages in STAGES if steps >= AHEAD * max(1, count) else STAGES[:1]:
-            more = {"approximations": approximations(shape, members), "stages_of": ((longest, stages),) if stages > 1 else ()}
+            more: dict[str, Any] = {"approximations": approximations(shape, members), "stages_of": ((longest, stages),) if stages > 1 else ()}
             yield shape.config(root, block, tile, warps, 1, parts=count, **more)

@@ -226,7 +226,7 @@ class _LoopPartition:
 
     def _unmasked_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the loop over tiles that meet every condition and lie inside the extent."""
-        known = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
+        known: dict[Tile, Tile] = {c.comparison: TRUE if c.holds else FALSE for c in self.conditions}
         return replace(self._loop_within_extent(begin, end, known), options=self.loop.options)
 
     def _loop_within_extent(self, begin: Tile | None, end: Tile, known: Mapping[Tile, Tile] = MappingProxyType({})) -> Loop:

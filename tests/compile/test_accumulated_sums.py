@@ -1,0 +1,49 @@
+"""Attention's backward in one sweep to machine code: matrix units, additions in memory, next to nothing spilled."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from attention_sweep import one_sweep
+
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import TARGETS
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.triton_compile import build, record_launches
+
+BULK = "d_K.stage(total_log, d_total); d_K.descriptor(Q, d_attention, total_log, d_total, d_Q);"
+#: GPU, columns, keys and queries of a tile, warps, more of the schedule, bytes that a thread may spill
+CASES = [("h200", 64, 64, 64, 4, "", 0), ("h200", 128, 128, 32, 8, BULK, 0), ("a100", 128, 64, 64, 8, "", 0), ("mi300x", 64, 64, 32, 4, "", 0)]
+
+
+def stack(cubin: bytes, path: Path) -> int:
+    """Bytes of a thread's stack, which holds what is spilled."""
+    path.write_bytes(cubin)
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    usage = subprocess.run([tool, "--dump-resource-usage", path], capture_output=True, text=True, check=True).stdout
+    return int(re.search(r"STACK:(\d+)", usage)[1])
+
+
+@pytest.mark.parametrize("gpu, columns, keys, rows, warps, more, most", CASES)
+def test_one_sweep_compiles(gpu, columns, keys, rows, warps, more, most, tmp_path):
+    params = {"causal": True}
+    program = one_sweep(params, keys, rows, more=f"d_K.num_warps({warps}); d_K.num_stages(2); {more}")
+    given = {n: torch.empty((2, 8, 2048, columns), dtype=torch.bfloat16, device="meta") for n in program.algorithm.inputs}
+    given["total_log"] = torch.empty((2, 8, 2048), dtype=torch.float32, device="meta")
+    module = load_module(emit(program, "call", TARGETS[gpu], True), "sweep")
+    launches = record_launches(module, "call", (*given.values(), *(0.125 for _ in program.algorithm.scalars)))
+    names = [launch.kernel.__name__ for launch in launches]
+    assert [n for n in names if n.startswith("d_")] == ["d_total_kernel", "d_Q_sum_zero_kernel", f"d_K{'_descriptor' * bool(more)}_kernel", "d_Q_kernel"]
+    compiled = build(next(launch for launch in launches if launch.kernel.__name__.startswith("d_K")), TARGETS[gpu])
+    assert compiled.metadata.shared <= TARGETS[gpu].shared_bytes
+    if gpu == "mi300x":
+        found = re.search(r"\.vgpr_spill_count:\s*(\d+)", compiled.asm["amdgcn"])
+        assert "v_mfma" in compiled.asm["amdgcn"] and "global_atomic_add_f32" in compiled.asm["amdgcn"] and found and int(found[1]) <= most
+        return
+    text = compiled.asm["ptx"]
+    assert ("wgmma.mma_async" if gpu == "h200" else "mma.sync") in text
+    assert "cp.reduce.async.bulk.tensor" in text if more else re.search(r"\b(red|atom)\.[a-z0-9.]*add[a-z0-9.]*f32", text)
+    assert stack(compiled.asm["cubin"], tmp_path / "sweep.cubin") <= most
