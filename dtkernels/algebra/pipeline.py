@@ -32,8 +32,8 @@ from .rules.data_index.grouped_products import group_products
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
-from .rules.product_columns import sum_product_operands
 from .rules.phases import separate_phases
+from .rules.product_columns import sum_product_operands
 from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
