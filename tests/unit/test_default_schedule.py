@@ -222,5 +222,5 @@ def test_a_tile_of_a_convolution_lies_along_the_rows_of_its_image(itemsize):
 def test_of_a_volume_that_is_too_large_to_hold_whole_lines_are_summed():
     """Both columns had been held whole, with 16 elements of each line: 32 of a thread, of three kinds."""
     text = "Func m, f; In A; Var b, o, v, u; m[b] = rmean(A[b, o, v, u], o, v, u); f[b, o, v, u] = A[b, o, v, u] - m[b];"
-    tiles = scheduled(text, {"b": 128, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
+    tiles = scheduled(text, {"b": 512, "o": 4, "v": 254, "u": 254}).sizes("f", "tensorize")
     assert tiles["u"] == 0 and tiles["o"] * tiles["v"] <= 64, tiles
