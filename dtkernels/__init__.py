@@ -26,6 +26,9 @@ _LAZY = {
     "paths": ("dtkernels.runtime.path_counters", "paths"),
     "nn": ("dtkernels.nn", None),
     "apply_to": ("dtkernels.integrations.huggingface", "apply_to"),
+    "compile_backend": ("dtkernels.integrations.torch_compile", "compile_backend"),
+    "inductor_options": ("dtkernels.integrations.torch_compile", "inductor_options"),
+    "replacements": ("dtkernels.integrations.torch_compile", "replacements"),
     "patched": ("dtkernels.integrations.huggingface", "patched"),
 }
 

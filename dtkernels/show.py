@@ -110,12 +110,14 @@ class Subject:
         if self.scheduled:
             self.inline = frozenset(self.bound.schedule.fused()) - frozenset(self.outputs)
             self.program = algebra.prepare(self.bound)
+            self.program = replace(self.program, algorithm=self.every_type(self.program.algorithm).typed(self.program.algorithm))
             if not written.program.algorithm.params:  # a primitive without effect in one variant may have one in another
                 check_heeded(self.program)
             self.sizes = self._extents(self.program.algorithm, shape)
         else:
             self.inline = None  # type: ignore[assignment]
             algorithm = algebra.prepare_algorithm(self.bound.algorithm, self.outputs)
+            algorithm = self.every_type(algorithm).typed(algorithm)
             self.sizes = self._extents(algorithm, shape) if wanted is None else self._same_extents(algorithm)
             self.program = Program(algorithm, default_schedule(algorithm, self.outputs, self.sizes, self.types(algorithm), self.target))
 
@@ -278,7 +280,7 @@ def arguments(subject: Subject) -> tuple:
     a = subject.algorithm
     scalars = scalar_values(a, subject.scalars)
     shapes = input_shapes(a, subject.sizes, scalars)
-    dtypes = {t: getattr(torch, ex.DTYPES.get(dtype, dtype)) for t, dtype in subject.every_type(a).of}
+    dtypes = {t: getattr(torch, ex.TORCH_NAMES.get(dtype, dtype)) for t, dtype in subject.every_type(a).of}
     return (*(torch.empty(shapes[t], dtype=dtypes[t], device="meta") for t in a.inputs), *scalars.values())
 
 

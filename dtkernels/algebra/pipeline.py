@@ -27,14 +27,19 @@ from .rules.canonicalize import (
 )
 from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
+from .rules.data_index.data_bounds import bound_picked_sums
+from .rules.data_index.grouped_products import group_products
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
 from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.phases import separate_phases
+from .rules.product_columns import sum_product_operands
 from .rules.scans import extract_scans
 from .rules.shift_degree import Degree, degree
 from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
+from .rules.unit_labels import drop_unit_labels
+from .top_k import expand_top_k
 
 
 @dataclass(frozen=True)
@@ -56,13 +61,16 @@ class Rule(NamedTuple):
 #: Algorithm -> Algorithm, before lowering and before differentiation
 RULES = (
     Rule("bind_parameters", lambda a, c: c.bound, "replace parameters by their values and drop branches never taken"),
+    Rule("expand_top_k", lambda a, c: expand_top_k(a), "rewrite the largest elements as one maximum after another"),
     Rule("extract_scans", lambda a, c: extract_scans(a), "give each scan its own Func"),
     Rule("unify_labels", lambda a, c: unify_labels(a), "give labels that index one dimension one name", unscheduled_only=True),
+    Rule("drop_unit_labels", lambda a, c: drop_unit_labels(a, c.outputs), "drop dimensions of one element and reductions over them", unscheduled_only=True),
     Rule("mean_to_sum", lambda a, c: mean_to_sum(a), "rewrite means as sums divided by an extent"),
     Rule("conditions_to_numbers", lambda a, c: conditions_to_numbers(a), "rewrite reductions of conditions as those of ones and zeros"),
     Rule("tanh_to_sigmoid", lambda a, c: tanh_to_sigmoid(a), "rewrite 1 + tanh(a) as 2 * sigmoid(2 * a)"),
     Rule("center_moments", lambda a, c: center_moments(a, c.outputs, c.inline), "compute variances and covariances from deviations"),
     Rule("hoist_invariant_factors", lambda a, c: hoist_invariant_factors(a, c.outputs, c.inline), "hoist factors out of sums they do not depend on"),
+    Rule("sum_product_operands", lambda a, c: sum_product_operands(a, c.outputs), "sum an operand where only sums of a product are read", unscheduled_only=True),
     Rule("fold_invariant_reductions", lambda a, c: fold_invariant_reductions(a), "evaluate reductions over a label that their terms lack"),
     Rule("sums_to_matrix_products", lambda a, c: sums_to_matrix_products(a), "rewrite sums of products of two inputs as rdot", unscheduled_only=True),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
@@ -74,6 +82,8 @@ RULES = (
 
 #: the rules that follow where the algorithm is lowered
 LOWERING_RULES = (
+    Rule("group_products", lambda a, c: group_products(a), "rewrite products with slices that data picks as sums over the slices", unscheduled_only=True),
+    Rule("bound_picked_sums", lambda a, c: bound_picked_sums(a), "bound sums over the elements that data picks by the first and the last of them", unscheduled_only=True),
     Rule("subtract_maxima", lambda a, c: subtract_maxima(a, c.outputs), "subtract the maximum from arguments of exp where it cancels"),
     Rule("extract_nested_reductions", lambda a, c: extract_nested_reductions(a), "give a reduction inside another its own Func"),
     Rule("separate_phases", lambda a, c: separate_phases(a), "compute transposed convolutions phase by phase", unscheduled_only=True),
@@ -118,7 +128,8 @@ def prepare_algorithm(
 def differentiable_form(algorithm: Algorithm, outputs: tuple[str, ...]) -> Algorithm:
     """Return the algorithm as it is differentiated."""
     context = Context(bind_parameters(algorithm), outputs)
-    return [after for _, after in apply_rules((*RULES, *GRADIENT_RULES), context.bound, context)][-1]
+    rules = (Rule("expand_top_k", lambda a, c: expand_top_k(a, picked=True), r.summary) if r.name == "expand_top_k" else r for r in RULES)
+    return [after for _, after in apply_rules((*rules, *GRADIENT_RULES), context.bound, context)][-1]
 
 
 def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Program:

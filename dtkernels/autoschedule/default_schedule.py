@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..algebra.operand_types import rows_of
 from ..codegen.analysis.product_types import BYTES, InputTypes
 from ..codegen.pipeline import lower
 from ..codegen.powers_of_two import next_power_of_two
@@ -20,12 +21,13 @@ from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
+from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.kernel_config import KernelConfig, joined
 from .fit_resources import fit_resources
 from .memory_limit import pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
 from .problem import WHOLE_SIDE, SchedulingProblem
-from .rules.gemm_row_reduction import recomputes_product_rows, swept
+from .rules.gemm_row_reduction import recomputes_product_rows, reduces_beyond_tiles, reduces_products, sweep_underfills_gpu, swept
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
@@ -53,16 +55,19 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """Yield the default schedule, then those that fuse differently, each legal; the last fuses nothing."""
+    """Yield the default schedule, then those that fuse differently, each legal; last those that add up an output in another one's kernel."""
     types = None if isinstance(itemsize, int) else itemsize
     width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    algorithm = types.typed(algorithm) if types else algorithm
     f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
+    compiled = tuple(Bare(o, "compile") for o in outputs)
+    first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
     for fused in dict.fromkeys(f.placements()):
         roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
-        compiled = tuple(Bare(o, "compile") for o in outputs)
         tiles = {root: f.tiles(root, fused) for root in roots}
         if f.stores_redundantly(fused, tiles) or f.may_never_store(fused):
             continue
+        first = first or (fused, dict(tiles))
         for root in roots:
             tiles[root] = f.warp_specialized_tiles(root, fused, tiles, compiled) or tiles[root]
         schedule = stated(fused, tiles, compiled)
@@ -75,6 +80,15 @@ def schedules(
                 continue
             yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
             break
+    if first is not None:
+        fused, tiles = first
+        for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
+            tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), compiled)
+            try:
+                lower(Program(algorithm, tried))
+            except DTError:
+                continue
+            yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
@@ -289,7 +303,7 @@ class _Fusion:
             return False
         for root in roots & set(self.algorithm.funcs):
             elsewhere = all(self._recompute_is_costly(f, root) and not self.shape.underfills_gpu(f, root) for f in made)
-            taken = any(isinstance(s, ex.Access) and s.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right))
+            taken = any(rows.tensor == func for dot in self.shape.dots(root) for s in (dot.left, dot.right) if (rows := rows_of(s)))
             others = [self.sizes[label] for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
             if elsewhere and taken and max(others, default=0) > WHOLE_SIDE:
                 return True
@@ -298,6 +312,8 @@ class _Fusion:
     def _share_reduction_pass(self, func: str, place: tuple[str, str], found: list[Primitive], hosts: dict[str, set[str]]) -> tuple[str, str]:
         """Fuse ``func`` into the loop of the reduction that uses it, if both then share one pass over a row too long to hold."""
         reduced = reduction_labels(self.algorithm, func)
+        if sibling := next((p.func for p in found if p.args == place and self._is_sibling(func, p.func)), None):
+            return (sibling, reduced[-1])
         longest = max((self.sizes[r] for r in reduced), default=0)
         if self.shape.dots(func) or longest <= (WHOLE_SIDE if self._reduces_product_rows(func, hosts, place[0]) else ROW_LIMIT):
             return place
@@ -305,6 +321,13 @@ class _Fusion:
             if self._same_iteration_space(func, user) and any(a.tensor == func for a in ex.accesses(self.algorithm[user].expr)):
                 return (user, reduced[-1])
         return place
+
+    def _is_sibling(self, func: str, other: str) -> bool:
+        """Return whether both are products of one operand, which one loop then loads for both."""
+        dots = [self.algorithm[f].expr for f in (func, other)]
+        if not all(isinstance(dot, ex.Dot) for dot in dots) or not self._same_iteration_space(func, other):
+            return False
+        return bool({dots[0].left, dots[0].right} & {dots[1].left, dots[1].right})  # type: ignore[attr-defined]
 
     def _needs_own_row_reduction(self, func: str, root: str) -> bool:
         """Return whether ``func`` is faster in a kernel of its own because rows of a product are reduced.
@@ -379,12 +402,28 @@ class _Fusion:
         ``root`` is written along, too long to hold, and each step would add them up.
         """
         over, own = reduction_labels(self.algorithm, func), self.algorithm[root].labels
-        if missing and sum_needs_own_kernel(self.shape, func, root, missing):
+        if self._leaves_few_programs(func, root) or over and self._is_read_in_windows(func, root):
+            return True
+        if missing and (sum_needs_own_kernel(self.shape, func, root, missing) or self._bounds_loop(func, missing)):
             return True
         if set(over) & set(own):
             return own[-1] not in over and self._elements(over) > WHOLE_COLUMN
         terms, others = self._elements(over), self._elements(missing)
         return not set(over) & set(reduction_labels(self.algorithm, root)) and terms > FEW and others > 1 and terms * others > BLOCK
+
+    def _is_read_in_windows(self, func: str, root: str) -> bool:
+        """Return whether the kernel of ``root`` reduces windows of ``func``, which would be reduced anew at each place of each window."""
+        for g in self.algorithm.needed_by((root,)):
+            reduced = set(reduction_labels(self.algorithm, g))
+            places = (i for a in ex.accesses(self.algorithm[g].expr) if a.tensor == func for i in a.index if not isinstance(i, ex.Label))
+            if any(ex.free_labels(i) & reduced and ex.free_labels(i) - reduced for i in places):
+                return True
+        return False
+
+    def _leaves_few_programs(self, func: str, root: str) -> bool:
+        """Return whether programs of ``root`` are too few for the GPU and each would compute many long sums ``func`` one after another."""
+        programs, sums = self._elements(self.algorithm[root].labels), self._elements(self.algorithm[func].labels)
+        return self._elements(reduction_labels(self.algorithm, func)) >= BLOCK and 2 * programs <= self.shape.target.multiprocessors and sums >= 8 * programs
 
     def _few_programs_sum(self, func: str, root: str) -> bool:
         """Return whether rows of ``func`` are summed by fewer programs in ``root`` than there are multiprocessors.
@@ -401,6 +440,15 @@ class _Fusion:
         read = [a for f in self.algorithm.needed_by((root,)) for a in ex.accesses(self.algorithm[f].expr) if a.tensor == func]
         return any(isinstance(n, ex.Binary) and n.op in "%/" for a in read for i in a.index for n in i.walk())
 
+    def _bounds_loop(self, func: str, missing: tuple[str, ...]) -> bool:
+        """Return whether ``func`` tells between which elements of a label that it reduces others reduce: each block would look at all of them."""
+        over = set(reduction_labels(self.algorithm, func))
+        if self._elements(missing) <= WHOLE_SIDE:
+            return False
+        tests = (n for d in self.algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Binary) and n.op in ex.COMPARISONS)
+        sides = (pair for t in tests for pair in ((t.left, t.right), (t.right, t.left)))
+        return any(isinstance(a, ex.Access) and a.tensor == func and isinstance(b, ex.Label) and b.name in over for a, b in sides)
+
     def _recompute_is_costly(self, func: str, root: str) -> bool:
         """Return whether fusing ``func`` recomputes too much.
 
@@ -408,9 +456,11 @@ class _Fusion:
         would be recomputed for every block or step.
         """
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
+        if reduces_products(self.shape, func) and reduces_beyond_tiles(self.shape, func, root):
+            return True
         if not self.shape.dots(func):
-            return self._recomputes_sum(func, root, tuple(missing))
-        if self.shape.underfills_gpu(func, root) or self._is_scattered(func, root):
+            return self._recomputes_sum(func, root, tuple(label for label in missing if not self.shape.is_short(label)))  # one block has all of a short one
+        if self.shape.underfills_gpu(func, root) or self._is_scattered(func, root) or sweep_underfills_gpu(self.shape, func, root):
             return True
         return any(self.sizes[label] > WHOLE_SIDE for label in missing) and not self.shape.holds_chain(func, root)
 

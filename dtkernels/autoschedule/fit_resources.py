@@ -45,6 +45,7 @@ def element_bytes(algorithm: Algorithm, outputs: tuple[str, ...], itemsize: int 
     copies = {f"{t}_rows": t for t in algorithm.inputs}  # see stage_aligned_copies.py
     if isinstance(itemsize, int):
         return dict.fromkeys((*copies, *algorithm.inputs, *outputs, *operands_only(algorithm)), itemsize)
+    algorithm = itemsize.typed(algorithm)
     typed = {**typed_buffers(algorithm), **typed_inputs(algorithm)}
     buffers = {t: BYTES[itemsize.operand(wanted)] for t, wanted in typed.items()}
     inputs = {t: BYTES.get(dtype, 8) for t, dtype in itemsize.of}

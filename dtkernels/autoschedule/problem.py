@@ -21,6 +21,7 @@ WHOLE_SIDE = 256  #: widest output side of a chained product held in one tile
 WHOLE_CHAIN = 128  #: widest intermediate of a chained product held in one tile
 LONG = 1024  #: elements of a sum from which on it is worth a kernel of its own
 ROWS = 64  #: of a block of a chained product
+RANKS = 32  #: widest short label of constant extent
 CUT_SIDE = 64  #: what is held of the output's side where blocks of rows are few
 
 
@@ -42,6 +43,10 @@ class SchedulingProblem:
     def known(self) -> Known:
         """What the cost model needs of the algorithm."""
         return Known(Outline.of(self.algorithm), self.outputs)
+
+    def is_short(self, label: str) -> bool:
+        """Return whether a label has a constant extent that a block of sums holds whole, as the ranks of ``rtopk``."""
+        return 1 < (self.algorithm.constant_extent(label) or 0) <= RANKS
 
     def operand_bytes(self, dot: ex.Dot) -> int:
         """Return the bytes per element of the operands of products."""
@@ -74,7 +79,7 @@ class SchedulingProblem:
         missing = [label for label in self.algorithm[root].labels if label not in self.algorithm[func].labels]
         if not self.dots(func) or not carried or any(self.sizes[c] > WHOLE_CHAIN for c in carried):
             return False
-        few = self._inner(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
+        few = self.longest_sum(func) <= WHOLE_CHAIN and 2 * self._row_blocks(func, root) <= self.target.multiprocessors and func not in self.outputs
         return not self.underfills_gpu(func, root) and any(self.sizes[n] > (CUT_SIDE if few else WHOLE_SIDE) for n in missing)
 
     def underfills_gpu(self, func: str, root: str) -> bool:
@@ -83,9 +88,10 @@ class SchedulingProblem:
         In a kernel of its own it can be split over programs.
         """
         narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
-        return narrow and self._inner(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
+        return narrow and self.longest_sum(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
 
-    def _inner(self, func: str) -> int:
+    def longest_sum(self, func: str) -> int:
+        """Return the most terms that a label is summed over in the definition of ``func``."""
         return max((self.sizes[k] for k in reduction_labels(self.algorithm, func)), default=0)
 
     def _row_blocks(self, func: str, root: str) -> int:
@@ -154,10 +160,24 @@ class SchedulingProblem:
             count *= -(-self.sizes[label] // size)
         return count
 
+    def is_picked(self, e: ex.Expr, label: str) -> bool:
+        """Return whether each row of the sum ``e`` over ``label`` needs one element of it, the one that data names."""
+        for n in e.walk():
+            match n:
+                case ex.Binary("==", a, ex.Label(name)) | ex.Binary("==", ex.Label(name), a) if name == label:
+                    if any(ex.accesses(a)) and label not in ex.free_labels(a):
+                        return True
+        return False
+
+    def longest(self, dot: ex.Dot) -> str:
+        """Return the longest label that a product sums over, but for those of which each row needs one element."""
+        walked = [label for label in dot.labels if not self.is_picked(dot, label)]
+        return max(walked or dot.labels, key=lambda label: self.sizes[label])
+
     def _split_parts(self, root: str, block: dict[str, int], tile: dict[str, int], share: int, parts: int) -> Sizes:
         """Split the longest reduction into ``parts``; without a number, over ``share`` programs a multiprocessor, if blocks alone are half as many."""
         programs = self.programs(block)
-        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0]
+        looped = [k for k in reduction_labels(self.algorithm, root) if tile.get(k, 0) > 0 and not self.is_picked(self.algorithm[root].expr, k)]
         wanted = self.target.multiprocessors * share
         if not looped or not parts and 2 * programs > wanted:
             return ()

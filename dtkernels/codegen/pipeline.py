@@ -18,15 +18,16 @@ from functools import lru_cache
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from ..lang.schedule import Program, host
+from ..lang.schedule import Accumulation, Program, host
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
 from .lower.launch_parameters import with_launch_parameters
 from .lower.lowering import check_statements_heeded, lower_kernel
 from .lower.schedule_options import KernelOptions
+from .prelower.accumulated_sums import accumulate_sums, clearing
 from .prelower.chunked_funcs import keep_in_pieces
 from .prelower.kernel_partition import funcs_in_kernel, kernel_roots
-from .prelower.partial_sums import add_partial_sums
+from .prelower.partial_sums import add_partial_sums, free_name
 from .prelower.stage_aligned_copies import stage_aligned_copies
 from .target import Target
 from .transforms.arithmetic.cse import eliminate_common_subexpressions
@@ -42,6 +43,7 @@ from .transforms.loops.tail_wave import add_tail_wave
 from .transforms.loops.unrolled_ranges import bound_unrolled_ranges
 from .transforms.memory.duplicate_wgmma_loads import duplicate_wgmma_loads
 from .transforms.memory.eviction_hints import add_eviction_hints
+from .transforms.memory.load_masks import sink_masks_into_loads
 from .transforms.memory.offset_hoisting import hoist_offsets
 from .transforms.memory.tensor_descriptors import use_descriptors, use_pointers
 from .transforms.tiles.dot_scheduling import schedule_dots
@@ -54,6 +56,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
     ("partial_sums", add_partial_sums),
+    ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),
     ("chunked_funcs", keep_in_pieces),
 )
@@ -65,6 +68,7 @@ NEST_PASSES: tuple[tuple[str, Callable[[Kernel, KernelOptions], Kernel]], ...] =
     ("loop_partition", partition_loops),
     ("exp_to_exp2", rewrite_exp_to_exp2),
     ("scale_sinking", sink_scales),
+    ("load_masks", sink_masks_into_loads),
     ("tile_orientation", orient_tiles),
     ("dot_scheduling", schedule_dots),
     ("exp2_emulation", emulate_exp2),
@@ -152,7 +156,10 @@ def check_heeded(program: Program) -> None:
 
 
 def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple[Kernel, ...]:
-    """Return the kernels of one Func of a prelowered program; ``trace`` is told each pass and its result."""
+    """Return the kernels of one Func of a prelowered program; ``trace`` is told each pass and its result.
+
+    Kernels that clear what it adds to come first.
+    """
     options, left_out = KernelOptions(program, root), _left_out.get()
     tell = trace or (lambda name, kernels: None)
     raw = lower_kernel(program, options)
@@ -174,7 +181,13 @@ def lower_root(program: Program, root: str, trace: Trace | None = None) -> tuple
     if not left_out & {"tail_wave", "descriptors"}:  # a tail is for kernels with descriptors
         kernels = add_tail_wave(kernels, program, root, lambda smaller: lower_root(smaller, root))
     tell("tail_wave", kernels)
-    return kernels
+    return (*(k for a in program.accumulated if a.host == root for k in _clearing(program, a)), *kernels)
+
+
+def _clearing(program: Program, accumulation: Accumulation) -> tuple[Kernel, ...]:
+    """Return the kernel that sets a sum in memory to 0 before the programs of another add to it."""
+    name = free_name(f"{accumulation.func}_zero", program.algorithm)
+    return tuple(replace(k, name=name, func=accumulation.host) for k in lower_root(clearing(program, accumulation), accumulation.func))
 
 
 def _split(program: Program, kernel: Kernel, options: KernelOptions) -> tuple[Kernel, ...]:
@@ -200,10 +213,11 @@ class Forms:
     descriptors: Kernel | WarpSpecializedKernel | None = None
 
 
-def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True) -> tuple[Forms, ...]:
+def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True, float8: bool = False) -> tuple[Forms, ...]:
     """Return the forms of each kernel of one call and of their tail waves, in the order they are launched.
 
     ``once``: each is launched once. In a loop over pieces the next kernel overwrites what another reads, and waits for its end.
+    ``float8``: the program has values in float8, which warp-specialized kernels do not.
     """
     left_out = _left_out.get()
     overlapping = once and target is not None and target.has_dependent_launch and "dependent_launch" not in left_out
@@ -213,7 +227,7 @@ def forms(kernels: tuple[Kernel, ...], target: Target | None, once: bool = True)
         for one in (kernel, *kernel.tail):
             one = replace(one, link=linked.get(one.name))
             pointers = triton_form(pointer_form(one)) if one.name == kernel.name else None
-            found.append(Forms(pointers, _through_descriptors(one, target) if kernel.descriptors else None))
+            found.append(Forms(pointers, _through_descriptors(one, None if float8 else target) if kernel.descriptors else None))
     return tuple(found)
 
 

@@ -29,6 +29,11 @@ class Target:
         return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 90
 
     @property
+    def has_float8(self) -> bool:
+        """Whether it converts to and from e4m3 and e5m2, and multiplies them (compute capability 8.9 on)."""
+        return self.backend == "cuda" and isinstance(self.arch, int) and self.arch >= 89
+
+    @property
     def has_dependent_launch(self) -> bool:
         """Whether a kernel may be launched before the one that it waits for has ended (compute capability 9.0 on)."""
         return self.has_tma

@@ -8,6 +8,7 @@ from functools import cached_property
 
 from .errors import Position
 from .expr import (
+    FLOAT8,
     INTEGER_OPERATORS,
     INTEGERS,
     PLACES,
@@ -64,6 +65,10 @@ class Algorithm:
     stands_for: tuple[tuple[str, tuple[str, ...]], ...] = field(default=(), compare=False, repr=False)
     #: inputs that hold integers or truth values in the calls that kernels are made for; masked loads never fill them with -inf
     integral: frozenset[str] = field(default=frozenset(), repr=False)
+    #: inputs that hold integers, as a call has checked, though no index has them any more
+    whole_inputs: frozenset[str] = field(default=frozenset(), repr=False)
+    #: (input, "e4m3" or "e5m2"): inputs that hold float8 in the calls that kernels are made for
+    float8: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     #: labels that the spec's schedules or sizes mention; renaming keeps them
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
@@ -101,7 +106,7 @@ class Algorithm:
 
     def integer_inputs(self) -> frozenset[str]:
         """Return the inputs that must hold integers: those used in an index, ``W[t[x], y]``."""
-        return self._integer_tensors & frozenset(self.inputs)
+        return (self._integer_tensors | self.whole_inputs) & frozenset(self.inputs)
 
     @cached_property
     def _integer_tensors(self) -> frozenset[str]:
@@ -128,6 +133,16 @@ class Algorithm:
     def whole_tensors(self) -> frozenset[str]:
         """Return the inputs and Funcs whose elements are integers in arithmetic."""
         return self.integer_inputs() | {f for f, dtype in self.whole_funcs.items() if dtype != "bool"}
+
+    @cached_property
+    def float8_buffers(self) -> dict[str, str]:
+        """Return the inputs and Funcs that are in float8 in memory, with their dtype."""
+        return dict(self.float8) | {d.name: d.expr.dtype for d in self.definitions if isinstance(d.expr, Cast) and d.expr.dtype in FLOAT8}
+
+    @property
+    def has_float8(self) -> bool:
+        """Return whether any value is in float8, in memory or in between."""
+        return bool(self.float8) or any(isinstance(n, Cast) and n.dtype in FLOAT8 for d in self.definitions for n in d.expr.walk())
 
     def own_dtype(self, func: str) -> str:
         """Return the torch dtype that ``func`` has by its definition; "" where that follows from the inputs."""

@@ -34,6 +34,17 @@ class Function:
     is_name: bool = False  #: a program may declare its name for something else, which is not called
 
 
+@dataclass(frozen=True)
+class Float8:
+    """A floating-point dtype of eight bits: OCP Formats 8-bit, revision 1.0. Both have codes for NaN, e5m2 for infinities too."""
+
+    torch: str  #: torch's name
+    triton: str  #: Triton's name
+    largest: float  #: finite number
+    fraction: int  #: bits of the fraction
+    bias: int  #: of the exponent
+
+
 NONE = ("0",)
 
 #: the elementwise functions: a row has all that the compiler asks of one by name, but its forms in Triton
@@ -81,21 +92,25 @@ BOOLEAN = frozenset(name for name, f in FUNCTIONS.items() if f.is_boolean)
 #: reductions: DT name -> kind
 REDUCTIONS = {
     "rsum": "sum", "rmax": "max", "rmin": "min", "rmean": "mean",
-    "rprod": "prod", "rany": "any", "rall": "all", "rargmax": "argmax", "rargmin": "argmin",
+    "rprod": "prod", "rany": "any", "rall": "all", "rargmax": "argmax", "rargmin": "argmin", "rtopk": "topk", "rargtopk": "argtopk",
 }  # fmt: skip
 #: reductions whose names a program may declare for something else
-NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin"})
+NEW_REDUCTIONS = frozenset({"rprod", "rany", "rall", "rargmax", "rargmin", "rtopk", "rargtopk"})
+#: reductions to the element of a rank, which the algebra rewrites (algebra/top_k.py)
+RANKED = frozenset({"topk", "argtopk"})
 #: reductions whose value is a place: the first element that is largest or smallest
-PLACES = frozenset({"argmax", "argmin"})
+PLACES = frozenset({"argmax", "argmin", "argtopk"})
 REDUCTION_NAMES = {kind: name for name, kind in REDUCTIONS.items()}
 #: dtypes that a program may cast to: DT name -> torch name
 DTYPES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+#: dtypes of eight bits that values are stored in, and in which products of two such operands multiply
+FLOAT8 = {"e4m3": Float8("float8_e4m3fn", "float8e4nv", 448.0, 3, 7), "e5m2": Float8("float8_e5m2", "float8e5", 57344.0, 2, 15)}
 #: the same of integers and truth values: DT name -> (least, largest) value
 INTEGERS = {
     "int8": (-(2**7), 2**7 - 1), "uint8": (0, 2**8 - 1), "int16": (-(2**15), 2**15 - 1), "int32": (-(2**31), 2**31 - 1),
     "int64": (-(2**63), 2**63 - 1), "bool": (0, 1),
 }  # fmt: skip
-TORCH_NAMES = {**DTYPES, **{name: name for name in INTEGERS}}  #: every dtype of a cast: DT name -> torch name
+TORCH_NAMES = {**DTYPES, **{name: f.torch for name, f in FLOAT8.items()}, **{name: name for name in INTEGERS}}  #: every dtype of a cast: DT name -> torch name
 #: operators on integers alone
 INTEGER_OPERATORS = ("//", "&", "|", "^", "<<", ">>")
 #: kinds of rscan -> the value before the first element
@@ -284,6 +299,7 @@ class Reduce(Expr):
     kind: str
     arg: Expr
     labels: tuple[str, ...]
+    rank: Expr | None = None  #: of the kinds ``RANKED``: a label or a number, 0 for the largest element
 
 
 @dataclass(frozen=True)
@@ -340,6 +356,8 @@ def is_integer(expr: Expr, inputs: frozenset[str], scalars: frozenset[str] = fro
             return all(is_integer(c, inputs, scalars) for c in expr.children())
         case Reduce(kind, _, _):
             return kind in PLACES
+        case Call("where", (_, a, b)):
+            return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
         case Call("floor", (Binary("/", a, b),)):
             return is_integer(a, inputs, scalars) and is_integer(b, inputs, scalars)
     return False
@@ -415,8 +433,8 @@ def _text_and_precedence(expr: Expr) -> tuple[str, int]:
             return f"cast({_text(arg, 0)}, {dtype})", ATOM
         case Reshape(arg, shape):
             return f"reshape({_text(arg, 0)}, {_join(shape)})", ATOM
-        case Reduce(kind, arg, labels):
-            return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join(labels)})", ATOM
+        case Reduce(kind, arg, labels, rank):
+            return f"{REDUCTION_NAMES[kind]}({_text(arg, 0)}, {', '.join((*labels, *([] if rank is None else [_text(rank, 0)])))})", ATOM
         case Dot(left, right, labels):
             return f"rdot({_text(left, 0)}, {_text(right, 0)}, {', '.join(labels)})", ATOM
         case Scan(kind, args, label, reverse, exclusive):

@@ -40,6 +40,8 @@ prod product: rprod(e, k)
 any: rany(c, k)
 all: rall(c, k)
 argmax: rargmax(e, k)
+topk top_k: rtopk(e, k, j) and rargtopk(e, k, j), Extent j = 8; for the eight largest
+kthvalue: rtopk(e, k, 7) for the eighth largest
 argmin: rargmin(e, k)
 matmul mm bmm dot einsum: {PRODUCT}
 softmax: e[x, y] = exp(A[x, y]); s[x] = rsum(e[x, y], y); and e[x, y] / s[x]
@@ -70,6 +72,8 @@ select if ifelse iif sel: {CHOOSE}
 float: cast(e, fp32)
 half: cast(e, fp16)
 bfloat16: cast(e, bf16)
+float8 fp8 fp8e4 fp8e4nv float8e4nv float8_e4m3fn: cast(e, e4m3)
+fp8e5 float8e5 float8_e5m2: cast(e, e5m2)
 int: cast(a, int32)
 size shape: len(k)
 range arange: a label, which is its own index

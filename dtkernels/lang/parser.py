@@ -308,6 +308,8 @@ class _Parser:
             label = self.expect("name", "a label").text
             self.expect(")")
             return ex.Len(label, pos=name.pos)
+        if ex.REDUCTIONS.get(name.text) in ex.RANKED:
+            return self._ranked(name)
         if name.text in ex.REDUCTIONS:
             arg = self.expression()
             return ex.Reduce(ex.REDUCTIONS[name.text], arg, self._labels(f"{name.text}(e, k)"), pos=name.pos)
@@ -343,6 +345,17 @@ class _Parser:
             allowed = f"{name.text}[...] for an element of {name.text}" if name.text in self.declared_at else ""
             raise DTError(f"{name.text} takes {count} argument(s)", found=str(len(args)), allowed=allowed, at=name.pos)
         return ex.Call(name.text, args, pos=name.pos)
+
+    def _ranked(self, name: Token) -> ex.Expr:
+        """Parse the rest of ``rtopk(e, y, j)``."""
+        form = f"{name.text}(e, k, j), j a label of constant extent or a number"
+        arg = self.expression()
+        self.expect(",", f"',' and a label to reduce over: {form}")
+        label = self.expect("name", f"a label: {form}").text
+        self.expect(",", f"',' and a rank, 0 for the largest: {form}")
+        rank = self.expression()
+        self.expect(")")
+        return ex.Reduce(ex.REDUCTIONS[name.text], arg, (label,), rank, pos=name.pos)
 
     def _scan(self, name: Token) -> ex.Expr:
         """Parse the rest of ``rscan(sum, e, t)`` or ``rrecur(a, b, t)``, with ``exclusive`` and ``reversed`` after the label."""

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, TypeVar, overload
 
 from .algorithm import Algorithm
 from .errors import Position
+from .expr import Expr
 
 
 @dataclass(frozen=True)
@@ -64,8 +65,9 @@ PRIMITIVES = {
     "persistent": "", "split": "label:size*", "descriptor": "tensor*", "stages": "label:size*", "unroll": "label:size*",
     "specialize_warps": "label", "cluster": "number", "evict": "tensor:policy*", "maxnreg": "number",
     "specialize": "label*", "reorder": "label*", "store": "", "approximate": "function or function:part/whole*", "stage": "tensor*", "align": "",
-    "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size",
+    "parts_at": "func, label", "tail": "label:size*", "stream": "label:size", "chunk": "label:size", "accumulate_at": "func, label or func, label, ordered",
 }  # fmt: skip
+ORDERED = "ordered"  #: word of accumulate_at
 WRITTEN = ("store", "compile", "compile_to_kernel")  #: primitives that cause a Func to be stored to memory
 EVICTION_POLICIES = ("first", "last", "reread")
 APPROXIMATIONS = ("tanh", "rdot")  #: functions with an approximate hardware instruction
@@ -175,8 +177,8 @@ class SpecializeWarps(Primitive):
 class FuseAt(Primitive):
     """``f.fuse_at(g, k)``, or in parts ``f.parts_at(g, n)``"""
 
-    name: Literal["fuse_at", "parts_at"]
-    args: tuple[str, str]
+    name: Literal["fuse_at", "parts_at", "accumulate_at"]
+    args: tuple[str, ...]
     takes = (str,)
     count = (2, 2)
 
@@ -189,6 +191,23 @@ class FuseAt(Primitive):
     def label(self) -> str:
         """Return the label of the consumer's loop, or blocks."""
         return self.args[1]
+
+
+@dataclass(frozen=True)
+class AccumulateAt(FuseAt):
+    """``f.accumulate_at(g, k)``, or in a fixed order ``f.accumulate_at(g, k, ordered)``"""
+
+    count = (2, 3)
+
+    @classmethod
+    def fits(cls, args: tuple[Argument, ...]) -> bool:
+        """Return whether ``args`` are of the form."""
+        return super().fits(args) and args[2:] in ((), (ORDERED,))
+
+    @property
+    def ordered(self) -> bool:
+        """Return whether the order of the additions is fixed."""
+        return len(self.args) > 2
 
 
 @dataclass(frozen=True)
@@ -245,6 +264,7 @@ class IllFormed(Primitive):
 
 _CLASSES: dict[str, type[Primitive]] = {
     "": Bare, "label:size*": Sizes, "label:size": OneSize, "number": Number, "tensor*": Names, "label*": Names, "label": SpecializeWarps, "func, label": FuseAt,
+    "func, label or func, label, ordered": AccumulateAt,
     "label or label:inner/size*": Map, "tensor:policy*": Evict, "function or function:part/whole*": Approximate,
 }  # fmt: skip
 
@@ -307,6 +327,10 @@ class Schedule:
         """Return func -> (consumer, label) of its ``fuse_at``."""
         return {p.func: (p.consumer, p.label) for p in self.primitives if isinstance(p, FuseAt) and p.name == "fuse_at"}
 
+    def unordered_sums(self) -> tuple[str, ...]:
+        """Return the Funcs that several programs add up in whatever order they run: not bitwise reproducible."""
+        return tuple(p.func for p in self.primitives if isinstance(p, AccumulateAt) and not p.ordered)
+
     def __add__(self, other: Schedule) -> Schedule:
         return Schedule(self.primitives + other.primitives)
 
@@ -339,6 +363,21 @@ class Pieces:
 
 
 @dataclass(frozen=True)
+class Accumulation:
+    """A sum that programs of another Func's kernel add up in memory, see accumulated_sums.py."""
+
+    func: str  #: Func whose buffer they add to
+    result: str  #: Func that the schedule names: the same, or what is made of the finished sum
+    host: str  #: Func whose kernel adds
+    places: tuple[tuple[str, Expr], ...]  #: label of the sum or of its terms -> what it is in the loops of the host
+    parts: tuple[str, ...] = ()  #: labels of ``func`` that number the blocks of the host, each with a part of its own
+    ordered: bool = False
+    plain: bool = False  #: ``result`` is the sum as it is, and in float32 needs no copy
+    blocks: tuple[tuple[str, int], ...] = ()  #: of the kernels that clear and convert
+    tiles: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True)
 class Program:
     """An algorithm with its schedule."""
 
@@ -346,6 +385,7 @@ class Program:
     schedule: Schedule = Schedule()
     counted: tuple[tuple[str, str, int], ...] = ()  #: (label, other, size): labels that count the blocks of ``size`` along another label
     pieces: Pieces | None = None
+    accumulated: tuple[Accumulation, ...] = ()
 
     def outputs(self) -> tuple[str, ...]:
         """Return the Funcs to compile, in the order of their ``compile()``; the last Func without one."""

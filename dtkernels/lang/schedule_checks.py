@@ -70,7 +70,7 @@ def _check_form(p: Primitive) -> None:
         raise DTError(
             f"arguments of {p.name}",
             found=f"({', '.join(map(str, p.args))})",
-            allowed=f"({form.rstrip('*')}{', ...' if form.endswith('*') else ''})",
+            allowed=" or ".join(f"({one.rstrip('*')}{', ...' if one.endswith('*') else ''})" for one in _forms(p.name, form)),
             at=p.pos,
         )
     for a in p.args:
@@ -81,6 +81,11 @@ def _check_form(p: Primitive) -> None:
             raise DTError("an eviction policy", found=str(a), allowed=", ".join(EVICTION_POLICIES), at=p.pos)
     if isinstance(p, Number):
         _check_number(p)
+
+
+def _forms(name: str, form: str) -> list[str]:
+    """Return the forms that the arguments of a primitive may have as a whole."""
+    return form.split(" or ") if name == "accumulate_at" else [form]
 
 
 def _check_size(p: Primitive, a: Argument) -> None:
@@ -159,12 +164,13 @@ def _check_names(p: Primitive, algorithm: Algorithm, schedule: Schedule) -> None
             raise DTError(f"{p.name} names a label of {p.func}", found=repr(named), allowed=", ".join(allowed[p.name]) or "none", at=p.pos)
         if p.name in ("descriptor", "evict", "stage") and named not in algorithm.inputs + algorithm.funcs:
             raise DTError(f"{p.name} names a tensor", found=repr(named), allowed=", ".join(algorithm.inputs + algorithm.funcs), at=p.pos)
-    if isinstance(p, FuseAt) and p.name == "parts_at":
+    if isinstance(p, FuseAt) and p.name != "fuse_at":
         if p.consumer not in algorithm:
-            raise DTError("parts_at names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)
-        if p.label not in algorithm[p.consumer].labels:
-            allowed_labels = ", ".join(algorithm[p.consumer].labels)
-            raise DTError(f"parts_at names a label of {p.consumer}", found=repr(p.label), allowed=allowed_labels, at=p.pos)
+            raise DTError(f"{p.name} names a Func", found=repr(p.consumer), allowed=", ".join(algorithm.funcs), at=p.pos)
+        loops = algorithm[p.consumer].labels + (reduction_labels(algorithm, p.consumer) if p.name == "accumulate_at" else ())
+        if p.label not in loops:
+            what = "loop" if p.name == "accumulate_at" else "label"
+            raise DTError(f"{p.name} names a {what} of {p.consumer}", found=repr(p.label), allowed=", ".join(loops) or "none", at=p.pos)
     if isinstance(p, Map):
         _check_map(p, inner, own)
 
@@ -214,7 +220,7 @@ def _check_agreement(schedule: Schedule) -> None:
     """Check that statements agree: one setting per label, tensor or function, or per Func for a primitive with one argument or an order."""
     said: dict[tuple[str, str, str], tuple[str, Primitive]] = {}
     for p in schedule.primitives:
-        whole = p.name in ("map", "reorder", "fuse_at") or isinstance(p, Number)
+        whole = p.name in ("map", "reorder", "fuse_at", "accumulate_at") or isinstance(p, Number)
         parts = {"": ", ".join(map(str, p.args))} if whole else {}
         if p.name == "reorder" and len(set(p.args)) < len(p.args):
             raise DTError("reorder names a label once", found=str(p).rstrip(";"), at=p.pos)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from .op_decorator import only_tensors
+from .op_decorator import compiling, only_tensors
 
 LOWEST = -2.3e38  #: scores above it, times log2(e), fit float32
 EXACT = 2**24  #: largest key position that float32, the type of offsets in kernels, represents exactly
@@ -91,9 +91,13 @@ def check_kinds(args: AttentionArgs) -> None:
     if not isinstance(offset, (int, torch.Tensor, torch.SymInt)):
         raise TypeError(f"attention: offset is {offset!r}; allowed: a whole number or a one-element tensor")
     if window is not None and not (
-        isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or hasattr(w, "__index__") for w in window)
+        isinstance(window, (tuple, list)) and len(window) == 2 and all(w is None or _is_whole(w) for w in window)
     ):
         raise TypeError(f"attention: window is {window!r}; allowed: (left, right), each a whole number of keys or None")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, (int, torch.SymInt)) or hasattr(value, "__index__")  # torch.compile cannot ask a symbol for its attributes
 
 
 def key_groups(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> int:
@@ -121,17 +125,26 @@ def _reach(
     right = 0 if causal else right
     if causal and left is None and isinstance(offset, int) and offset == 0:
         return {"causal": True}
-    if max(queries, keys) >= EXACT and (left is not None or right is not None):
+    if surely(max(queries, keys) >= EXACT) and (left is not None or right is not None):
         raise ValueError(f"attention: windows and offsets count up to {EXACT} keys; got {queries} queries and {keys} keys")
     given: dict[str, object] = {}
     fixed = isinstance(offset, int)
     if not isinstance(offset, int):
         offset = offset.to(torch.float32)
-    if left is not None and not (fixed and queries - 1 + offset - left <= 0):
+    if left is not None and not (fixed and surely(queries - 1 + offset - left <= 0)):
         given |= {"starts": True, "first": _number(offset - left)}
-    if right is not None and not (fixed and offset + right >= keys - 1):
+    if right is not None and not (fixed and surely(offset + right >= keys - 1)):
         given |= {"ends": True, "last": _number(offset + right)}
     return given
+
+
+def surely(condition: bool | torch.SymBool) -> bool:
+    """Return whether a condition on sizes holds. Where sizes are symbols: for every size, so that a compiled graph serves them all."""
+    if not compiling() and not isinstance(condition, torch.SymBool):
+        return condition
+    from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+    return statically_known_true(condition)
 
 
 def _number(value: int | torch.Tensor) -> float | torch.Tensor:

@@ -39,8 +39,9 @@ def normalized(op: str, inputs: str, other: str) -> dict:
 
 
 def check_shapes(op: str, what: str, **tensors: torch.Tensor) -> None:
-    """Raise ValueError, one line, where tensors do not have one shape."""
-    if len({tuple(t.shape) for t in tensors.values()}) > 1:
+    """Raise ValueError, one line, where tensors do not have one shape. A set of shapes would fix the sizes of a compiled graph."""
+    first = next(iter(tensors.values())).shape
+    if any(t.shape != first for t in tensors.values()):
         raise ValueError(f"{op}: {', '.join(tensors)} have one shape, {what}; got {', '.join(str(tuple(t.shape)) for t in tensors.values())}")
 
 

@@ -134,7 +134,7 @@ def test_integers_have_no_gradient():
         ("exp(A[x]) // 2", "// is of whole numbers"),
         ("(A[x] & 1.5)", "& is of whole numbers"),
         ("~(A[x] > 0)", "~ is of whole numbers"),
-        ("cast(A[x], int4)", "unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, int8"),
+        ("cast(A[x], int4)", "unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, e4m3, e5m2, int8"),
         ("A[x] && A[x]", "'and'"),
         ("where(A[x] & 1, 2, 3)", "a boolean is wanted here"),
     ],

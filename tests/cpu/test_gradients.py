@@ -309,3 +309,18 @@ def test_moments_of_numbers_far_from_zero(tmp_path):
     exact.var(-1, unbiased=False).sum().backward()
     torch.testing.assert_close(got.double(), exact.detach().var(-1, unbiased=False), rtol=1e-5, atol=0)
     torch.testing.assert_close(a.grad.double(), exact.grad, rtol=0, atol=1e4 * EPS * 4 / 333)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scale", [1.0, 100.0])
+def test_a_logarithm_of_a_sum_inside_another(scale, tmp_path):
+    """Backward keeps both logarithms: the inner one must not move what the outer one was taken of. At 100 an exp by itself overflows."""
+    text = "Func once, f; In A; Var x, u; once[x, u] = log(rsum(exp(A[x, u]), u)); f[x, u] = log(rsum(exp(once[x, u]), u));"
+
+    def truth(A):
+        for _ in range(2):
+            A = torch.logsumexp(A, 1, keepdim=True).expand(A.shape)
+        return A
+
+    A = normal(3, 4, dtype=torch.float32, device="cpu") * scale
+    agree(registered("test_nested_logsumexp", text, tmp_path), truth, {"A": A}, terms=scale)

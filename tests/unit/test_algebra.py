@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -27,10 +28,12 @@ from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
 from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.phases import separate_phases
+from dtkernels.algebra.rules.product_columns import sum_product_operands
 from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
 from dtkernels.algebra.rules.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
+from dtkernels.algebra.rules.unit_labels import drop_unit_labels
 from dtkernels.algebra.smart_constructors import simplify
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import Algorithm
@@ -63,6 +66,11 @@ def lines(algorithm: Algorithm) -> list[str]:
     return [str(d) for d in algorithm.definitions if d.name != PAD]
 
 
+def with_unit_label(algorithm: Algorithm) -> Algorithm:
+    """With u of one element, and without the Func that ``read`` adds, whose input would be checked for it."""
+    return replace(algorithm, extents=(("u", "", 1),)).with_definitions(algorithm.definitions[:-1])
+
+
 def outputs(algorithm: Algorithm) -> tuple[str, ...]:
     return tuple(d.name for d in algorithm.definitions[-2:])
 
@@ -89,6 +97,8 @@ RULES = {
     "tanh_to_sigmoid": (tanh_to_sigmoid, lambda a: tanh_to_sigmoid(a)),
     "center_moments": (center_moments, lambda a: center_moments(a, (*outputs(a), "m"))),
     "hoist_invariant_factors": (hoist_invariant_factors, lambda a: hoist_invariant_factors(a, outputs(a))),
+    "sum_product_operands": (sum_product_operands, lambda a: sum_product_operands(a, outputs(a))),
+    "drop_unit_labels": (drop_unit_labels, lambda a: drop_unit_labels(with_unit_label(a), (a.definitions[-2].name,))),
     "fold_invariant_reductions": (fold_invariant_reductions, lambda a: fold_invariant_reductions(a)),
     "sums_to_matrix_products": (sums_to_matrix_products, lambda a: sums_to_matrix_products(a)),
     "unify_labels": (unify_labels, lambda a: unify_labels(a)),
@@ -410,3 +420,58 @@ def test_an_operand_of_two_products_is_a_func_of_its_own():
         "d_B[k, y] = rdot(operand[x, y], A[x, k], x);",
     ]
     assert not any("operand" in line for op in ("attention", "two_mm") for line in lines(derived(op).backward))
+
+
+# -- sums of products and dimensions of one element ------------------------------------------------------------------------
+
+
+def after_rules(text: str, *wanted: str) -> list[str]:
+    return [str(d) for d in prepare_algorithm(parse(text).algorithm, wanted).definitions]
+
+
+def test_a_pooled_product_multiplies_by_pooled_weights():
+    text = "Func y, f; In X, W; Var b, p; RVar r, k; y[b, p, r] = rdot(X[b, k], W[p, r, k], k) / 2; f[b, p] = exp(rmean(y[b, p, r], r));"
+    assert after_rules(text, "f") == ["f_operand[p, k] = rsum(W[p, r, k], r);", "f[b, p] = exp(rdot(X[b, k], f_operand[p, k], k) / 2 / len(r));"]
+
+
+def test_the_mean_of_an_image_after_a_convolution_sums_the_image():
+    text = """Func y, f; In A, W; Var b, o, v, u; RVar c, r, s; Extent v = A[2] - W[2] + 1; Extent u = A[3] - W[3] + 1;
+        y[b, o, v, u] = rdot(A[b, c, v + r, u + s], W[o, c, r, s], c, r, s); f[b, o] = rmean(y[b, o, v, u], v, u);"""
+    made = after_rules(text, "f")
+    assert made[0] == "f_operand[b, c, r, s] = rsum(A[b, c, v + r, u + s], v, u);"
+    assert made[1] == "f[b, o] = rdot(f_operand[b, c, r, s], W[o, c, r, s], c, r, s) / len(v) / len(u);"
+
+
+@pytest.mark.parametrize(
+    "uses",
+    [
+        "f[b] = rsum(y[b, o] * y[b, o], o);",
+        "f[b] = rsum(y[b, o], o) + rmax(y[b, o], o);",
+        "f[b] = rsum(exp(y[b, o]), o);",
+        "f[b] = rsum(y[b, o] * v[b, o], o);",
+    ],
+)
+def test_a_product_that_something_else_needs_is_made(uses):
+    text = f"Func y, f; In X, W{', v' * ('v[' in uses)}; Var b; RVar o, k; y[b, o] = rdot(X[b, k], W[o, k], k); {uses}"
+    assert "y[b, o] = rdot(X[b, k], W[o, k], k);" in after_rules(text, "f")
+
+
+def test_an_output_product_is_made():
+    text = "Func y, f; In X, W; Var b, o; RVar k; y[b, o] = rdot(X[b, k], W[o, k], k); f[b] = rsum(y[b, o], o); f.compile(); y.compile();"
+    assert "f[b] = rsum(y[b, o], o);" in after_rules(text, "f", "y")
+
+
+def test_a_label_that_both_operands_have_is_summed_with_the_product():
+    text = "Func y, f; In X, W; Var b; RVar o, k; y[b, o] = rdot(X[b, o, k], W[o, k], k); f[b] = rsum(y[b, o], o);"
+    assert "y[b, o] = rdot(X[b, o, k], W[o, k], k);" in after_rules(text, "f")
+
+
+def test_one_element_of_an_input_is_checked_and_stays():
+    text = "Func f; In A; Var x; RVar u; Extent u = 1; f[x] = rsum(A[x, u], u);"
+    assert after_rules(text, "f") == ["f[x] = rsum(A[x, u], u);"]
+
+
+def test_a_shifted_dimension_of_one_element_stays():
+    """What lies outside reads 0."""
+    text = "Func m, f; In A; Var x, u; RVar y; Extent u = 1; m[x, u] = rmax(A[x, y], y); f[x, u] = m[x, u - 1];"
+    assert after_rules(text, "f")[-1] == "f[x, u] = m[x, u - 1];"

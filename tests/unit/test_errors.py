@@ -19,7 +19,7 @@ INDEX = "an index is integer arithmetic on labels: found {}; allowed: labels, in
 TOKENS = "names, numbers and + - * / // % & | ^ ~ << >> < <= > >= == != = ( ) [ ] , ; : . #"
 STATEMENTS = "a declaration (Func, In, SIn, Var, RVar, Param, Extent), a definition f[...] = ...; or a schedule statement f.block(...);"
 POWER = "pow(a, b), or a product, a * a"
-FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, sin, cos, log1p, expm1, pow, clamp, round, ceil, trunc, sign, isnan, isinf, isfinite, random, normal, rsum, rmax, rmin, rmean, rprod, rany, rall, rargmax, rargmin, rdot, rscan, rrecur, cast, reshape, len"
+FUNCTIONS = "exp, exp2, log, log2, sqrt, rsqrt, abs, erf, floor, sigmoid, tanh, maximum, minimum, where, sin, cos, log1p, expm1, pow, clamp, round, ceil, trunc, sign, isnan, isinf, isfinite, random, normal, rsum, rmax, rmin, rmean, rprod, rany, rall, rargmax, rargmin, rtopk, rargtopk, rdot, rscan, rrecur, cast, reshape, len"
 LATE = "a Func fused into the loop it reduces over is used there before it is finished, and the sum cannot be repaired: found s in f; allowed: s fused outside the loop over y"
 
 
@@ -60,7 +60,7 @@ NAMES = {
     "Func f; In __debug__; Var x;\nf[x] = __debug__[x];": "t.dt:1:12: a name that the emitted file uses itself: found '__debug__'; allowed: another name",
     ONE + "f[x] = A;": "t.dt:2:8: a tensor is indexed: found 'A'; allowed: A[...]",
     ONE + "f[x] = cot(A[x]);": f"t.dt:2:8: unknown function: found 'cot'; allowed: {FUNCTIONS}",
-    ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, int8, uint8, int16, int32, int64, bool",
+    ONE + "f[x] = cast(A[x], int4);": "t.dt:2:19: unknown dtype: found 'int4'; allowed: fp32, fp16, bf16, e4m3, e5m2, int8, uint8, int16, int32, int64, bool",
 }
 
 NUMBERS = {
@@ -120,7 +120,7 @@ KINDS = {
 
 SCHEDULES = {
     ADD + "f.tile(x:4);": "t.dt:3:3: unknown schedule primitive: found 'tile'; allowed: block, tensorize, map, fuse_at, num_warps, num_stages, compile, compile_to_kernel, "
-    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail, stream, chunk",
+    "persistent, split, descriptor, stages, unroll, specialize_warps, cluster, evict, maxnreg, specialize, reorder, store, approximate, stage, align, parts_at, tail, stream, chunk, accumulate_at",
     ADD + "g.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",
     ADD + "A.block(x:4);": "t.dt:3:1: a schedule is on a Func of the program: found 'A'; allowed: f",
     ADD + "g.compile();": "t.dt:3:1: a schedule is on a Func of the program: found 'g'; allowed: f",

@@ -19,9 +19,9 @@ ROOMS = ["lang", "algebra", "codegen", "autoschedule", "runtime", "frontend", "o
 DATA = ["specs", "schedule_tables"]
 #: folders and modules inside a room, each importing only from itself and those before it
 SUBROOMS = {
-    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rules", "autodiff", "batch", "pipeline"],
+    "dtkernels.algebra": ["smart_constructors", "index_inversion", "operand_types", "rules", "top_k", "autodiff", "batch", "pipeline"],
     "dtkernels.codegen": ["powers_of_two", "held_terms", "ir", "target", "prelower", "lower", "transforms", "analysis", "pipeline", "pipeline_text", "emit"],
-    "dtkernels.autoschedule": ["cost", "problem", "rules", "output_fusion", "memory_limit", "fit_resources", "default_schedule"],
+    "dtkernels.autoschedule": ["cost", "problem", "rules", "output_fusion", "memory_limit", "accumulated_outputs", "fit_resources", "default_schedule"],
     "dtkernels.runtime": [
         "bounded_cache", "folders", "log", "path_counters", "torch_support", "signature", "reference", "tables", "select", "launch", "build", "dispatch", "bind",
         "aot_build", "decision", "explain",

@@ -19,8 +19,9 @@ from dtkernels.lang.schedule import PRIMITIVES
 from dtkernels.runtime.tables.table import read_rows
 
 TABLES = sorted((Path(__file__).resolve().parents[2] / "schedule_tables").glob("*/[!g]*.yaml"))
-EVERY = """t.fuse_at(f, x); t.store(); s.parts_at(f, y); f.block(x:16, y:32); f.tensorize(x:16, y:32, k:0); f.map(x:x1/8, y, x1); f.reorder(k, j);
-f.split(k:3); f.persistent(); f.descriptor(A, B, f); f.stage(A); g.align(); g.chunk(y:64); f.stages(k:3, x:2); f.specialize_warps(k); f.unroll(j:2); f.tail(x:8, y:16, k:64); f.stream(k:4);
+EVERY = """t.fuse_at(f, x); t.store(); s.parts_at(f, y); u.accumulate_at(f, k); v.accumulate_at(f, k, ordered); f.block(x:16, y:32); f.tensorize(x:16, y:32, k:0); f.map(x:x1/8, y, x1);
+f.reorder(k, j); f.split(k:3); f.persistent(); f.descriptor(A, B, f); f.stage(A); g.align(); g.chunk(y:64); f.stages(k:3, x:2); f.specialize_warps(k); f.unroll(j:2); f.tail(x:8, y:16, k:64);
+f.stream(k:4);
 f.evict(A:first, B:reread); f.approximate(tanh, exp:1/8); f.specialize(y); f.cluster(2); f.maxnreg(168); f.num_warps(8); f.num_stages(4); t.tensorize(l:64);
 t.stages(l:2); s.block(m:16); s.num_warps(2); f.compile(); f.compile_to_kernel();"""
 
@@ -35,8 +36,9 @@ def test_every_primitive_is_read_and_printed():
     assert statements(str(found)) == statements(EVERY) and read_schedule(str(found)) == found
     f, g, s = found.kernels
     assert [k.func for k in found.kernels] == ["f", "g", "s"] and g.aligned and s.warps == 2
-    assert f.fused == (FusedFunc("t", "f", "x", stored=True, own=Choices("t", tiles=(("l", 64),), stages_of=(("l", 2),))), FusedFunc("s", "f", "y", parted=True))
-    assert f.written == {"t", "s"} and f.parted == {"s"} and f.all_of("stages_of") == {"k": 3, "x": 2, "l": 2}
+    assert f.fused == (FusedFunc("t", "f", "x", stored=True, own=Choices("t", tiles=(("l", 64),), stages_of=(("l", 2),))), FusedFunc("s", "f", "y", parted=True),
+                       FusedFunc("u", "f", "k", added="any order"), FusedFunc("v", "f", "k", added="ordered"))  # fmt: skip
+    assert f.written == {"t", "s", "u", "v"} and found.unordered_sums == {"u"} and f.parted == {"s"} and f.all_of("stages_of") == {"k": 3, "x": 2, "l": 2}
 
 
 @pytest.mark.parametrize("path", TABLES, ids=lambda path: f"{path.parent.name}-{path.stem}")

@@ -41,6 +41,32 @@ def test_the_rule(name):
     assert multiplied(prepare(parse(text)).algorithm, types(**dtypes)) == expected
 
 
+@pytest.mark.parametrize(
+    "expr, dtypes, expected",
+    [
+        ("rdot(A[x, k], W[y, k], k)", {"A": "e4m3", "W": "e4m3"}, "e4m3"),
+        ("rdot(A[x, k] * s[x], W[y, k], k)", {"A": "e5m2", "W": "e5m2", "s": "fp32"}, "e5m2"),  # the scale has left the sum
+        ("rdot(A[x, k], W[y, k], k)", {"A": "e4m3", "W": "e5m2"}, "fp16"),
+        ("rdot(A[x, k], W[y, k], k)", {"A": "bf16", "W": "e4m3"}, "bf16"),
+        ("rdot(A[x, k], W[y, k], k)", {"A": "int8", "W": "e4m3"}, "fp32"),
+        ("rdot(A[x, k] * s[k], W[y, k], k)", {"A": "e4m3", "W": "e4m3", "s": "bf16"}, "bf16"),  # nothing is rounded to float8
+        ("rdot(A[x, k] * A[x, k], W[y, k], k)", {"A": "e4m3", "W": "e4m3"}, "fp32"),
+        ("rdot(A[x, k] * s[k], W[y, k], k)", {"A": "fp16", "W": "e4m3", "s": "fp32"}, "fp32"),
+        ("rdot(A[x, k], W[y, k] * s[k], k)", {"A": "fp16", "W": "e4m3", "s": "fp32"}, "fp16"),
+        ("rdot(where(x < k, A[x, k], 0), -W[y, k], k)", {"A": "e4m3", "W": "e4m3"}, "e4m3"),
+        ("rdot(where(x < k, A[x, k], 0.3), W[y, k], k)", {"A": "e4m3", "W": "e4m3"}, "fp32"),
+        ("rdot(cast(A[x, k] * s[k], e4m3), W[y, k], k)", {"A": "bf16", "W": "e4m3", "s": "fp32"}, "e4m3"),
+        ("rdot(cast(A[x, k], bf16), W[y, k], k)", {"A": "e4m3", "W": "e4m3"}, "bf16"),
+    ],
+)  # fmt: skip
+def test_the_rule_of_float8(expr, dtypes, expected):
+    given = types(**dtypes)
+    algorithm = given.typed(prepare(parse(product(expr, ", ".join(dtypes)))).algorithm)
+    assert multiplied(algorithm, given) == [expected]
+    wide = {d for d in dtypes.values() if d in ("bf16", "fp16", "fp32")}
+    assert given.result(algorithm) == (wide.pop() if len(wide) == 1 else "fp32")
+
+
 def test_a_float32_bystander_leaves_operands_alone():
     """Its input is not among those that the wrapper brings to one dtype, and no operand is widened."""
     source = dtkernels.compile(ALIBI + FUSED).source

@@ -9,6 +9,7 @@ import pytest
 from dtkernels.lang.parser import parse_schedule
 from dtkernels.lang.schedule import (
     PRIMITIVES,
+    AccumulateAt,
     Approximate,
     Bare,
     Evict,
@@ -19,6 +20,7 @@ from dtkernels.lang.schedule import (
     Named,
     Names,
     Number,
+    OneSize,
     Primitive,
     Share,
     Sized,
@@ -32,7 +34,11 @@ STATEMENTS = {
     "f.num_warps(8);": Number("f", "num_warps", (8,)),
     "f.descriptor(A, B);": Names("f", "descriptor", ("A", "B")),
     "f.specialize_warps(k);": SpecializeWarps("f", "specialize_warps", ("k",)),
+    "f.chunk(y:64);": OneSize("f", "chunk", (Sized("y", 64),)),
     "f.fuse_at(g, k);": FuseAt("f", "fuse_at", ("g", "k")),
+    "f.accumulate_at(g, k);": AccumulateAt("f", "accumulate_at", ("g", "k")),
+    "f.accumulate_at(g, k, ordered);": AccumulateAt("f", "accumulate_at", ("g", "k", "ordered")),
+    "f.accumulate_at(g, k, sorted);": IllFormed("f", "accumulate_at", ("g", "k", "sorted")),
     "f.map(x:x1/8, y, x1);": Map("f", "map", (Grouped("x", "x1", 8), "y", "x1")),
     "f.evict(A:first);": Evict("f", "evict", (Named("A", "first"),)),
     "f.approximate(tanh, exp:1/4);": Approximate("f", "approximate", ("tanh", Share("exp", 1, 4))),
@@ -54,6 +60,7 @@ def test_the_class_of_a_statement(text, expected):
 def test_fields_by_name():
     fused, warps = STATEMENTS["f.fuse_at(g, k);"], STATEMENTS["f.num_warps(8);"]
     assert (fused.consumer, fused.label, warps.number) == ("g", "k", 8)
+    assert [STATEMENTS[f"f.accumulate_at(g, k{order});"].ordered for order in ("", ", ordered")] == [False, True]
     assert STATEMENTS["f.map(x:x1/8, y, x1);"].groups == (Grouped("x", "x1", 8),)
 
 
@@ -63,4 +70,6 @@ def test_the_names_of_a_class_are_those_of_its_form():
     assert sorted(n for found in names.values() for n in found) == sorted(PRIMITIVES)
     examples = {type(s): s.args for s in STATEMENTS.values()}
     for c in classes:
-        assert all(isinstance(Primitive("f", n, examples[c][:1] if n in ("chunk", "stream") else examples[c]), c) for n in names[c]), c.__name__
+        for n in names[c]:
+            made = next((m for kind, args in examples.items() if type(m := Primitive("f", n, args)) is kind and kind is not IllFormed), None)
+            assert isinstance(made, c), n

@@ -15,6 +15,7 @@ from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
 from ..rules.center_moments import cancel_deviations
 from ..rules.condition_folding import fold_condition
+from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
@@ -271,6 +272,8 @@ class _Reverse:
                 return negate(self._summed(arg, labels))
             case ex.Call("where", (c, a, b)) if is_zero(b) and not ex.free_labels(c) & set(labels):
                 return where(c, self._summed(a, labels), ZERO)
+            case ex.Call("where", (c, ex.Binary("*", a, b), zero)) if is_zero(zero) and (product := self._masked_product(c, a, b, labels)):
+                return product
             case ex.Binary("*", a, b):
                 if not ex.free_labels(a) & set(labels):
                     return ex.Binary("*", a, self._summed(b, labels))
@@ -296,11 +299,69 @@ class _Reverse:
 
     def _product(self, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr:
         """Return a sum of products as a matrix product, if each side has a label that the other lacks."""
-        left, right = ex.free_labels(a), ex.free_labels(b)
+        left, right = labels_without_data(a), labels_without_data(b)
         inner = tuple(label for label in labels if label in left and label in right)
         if inner and left - right and right - left and not (set(labels) - set(inner)):
             return ex.Dot(a, b, labels)
         return self._plain_sum(ex.Binary("*", a, b), labels)
+
+    def _masked_product(self, c: ex.Expr, a: ex.Expr, b: ex.Expr, labels: tuple[str, ...]) -> ex.Expr | None:
+        """Return a sum of products under the condition ``c`` as a matrix product with one masked factor; None if it is none.
+
+        Before: ``rsum(where(e[m] == g, d[m, n] * A[m, k], 0), m)``
+        After:  ``rdot(where(e[m] == g, d[m, n], 0), where(e[m] == g, A[m, k], 0), m)``
+
+        Both factors are masked where that keeps the product one of matrices: no element that is left out is multiplied, not even by 0.
+
+        Over what one factor alone has with the condition, that factor is summed first.
+
+        Before: ``rsum(where(t[m] == r, d[m, n] * W[k, n], 0), m, n)``  After: ``rdot(rsum(where(t[m] == r, d[m, n], 0), m), W[k, n], n)``
+
+        Over what the condition lacks, the product is made first where both factors vary with the rest.
+
+        Before: ``rsum(where(t[m] == r, d[m, n] * W[e[m], k, n], 0), m, n)``
+        After:  ``rsum(where(t[m] == r, rdot(d[m, n], W[e[m], k, n], n), 0), m)``
+        """
+        if not (isinstance(a, ex.Access) or isinstance(b, ex.Access)):
+            return None
+        for one, other in ((a, b), (b, a)):
+            alone = tuple(label for label in labels if label not in ex.free_labels(other))
+            rest = tuple(label for label in labels if label not in alone)
+            if alone and isinstance(one, ex.Access) and ex.free_labels(c) & set(labels) <= set(alone):
+                masked = self._picked_sum(c, one, alone)
+            elif not alone and set(labels) <= ex.free_labels(one) | ex.free_labels(c):
+                masked = where(c, one, ZERO)
+                if not (ex.free_labels(c) - ex.free_labels(other)) & ex.free_labels(one):
+                    other = where(c, other, ZERO)
+            else:
+                continue
+            left, right = labels_without_data(one) | ex.free_labels(c) - set(alone), labels_without_data(b if one is a else a)
+            if rest and set(rest) <= left & right and left - right and right - left:
+                sides = (masked, other) if one is a else (other, masked)
+                picked_first = tuple(sorted(rest, key=lambda label: label not in ex.free_labels(c)))  # what the mask bounds is the outer loop
+                return ex.Dot(*sides, picked_first)
+        inner = tuple(label for label in labels if label not in ex.free_labels(c))
+        product = self._product(a, b, inner) if inner and len(inner) < len(labels) else ZERO
+        if not isinstance(product, ex.Dot):
+            return None
+        name = next(side.tensor for side in (a, b) if isinstance(side, ex.Access))
+        return self._picked_sum(c, self._named(f"{name}_dot", product, c), tuple(label for label in labels if label not in inner))
+
+    def _named(self, wish: str, e: ex.Expr, c: ex.Expr) -> ex.Access:
+        """Return an element of a new Func that is ``e``; its rows are those that ``c`` picks."""
+        free = tuple(sorted(ex.free_labels(e), key=lambda label: (label not in ex.free_labels(c), label)))
+        name = fresh_name(wish, self.taken)
+        self.new.append(Definition(name, free, e))
+        return ex.Access(name, tuple(map(ex.Label, free)))
+
+    def _picked_sum(self, c: ex.Expr, e: ex.Access, labels: tuple[str, ...]) -> ex.Expr:
+        """Return the sum of the elements of ``e`` that ``c`` picks, as a Func of its own whose rows lie as those of ``e``."""
+        summed = self._plain_sum(where(c, e, ZERO), labels)
+        own = [i.name for i in e.index if isinstance(i, ex.Label)]
+        free = sorted(ex.free_labels(summed), key=lambda label: (label in own, own.index(label) if label in own else 0, label))
+        name = fresh_name(f"{e.tensor}_sum", self.taken)
+        self.new.append(Definition(name, tuple(free), summed))
+        return ex.Access(name, tuple(map(ex.Label, free)))
 
     def reads(self, func: str) -> bool:
         """Return whether ``func`` depends on an input."""

@@ -40,15 +40,15 @@ def choose_saved_tensors(
     """Replace values in ``backward`` by saved ones: logarithms of sums of exponentials, then outputs, then the Funcs ``products``."""
     extra: list[Definition] = []
     moved: set[str] = set()  # Funcs that the shift changes: an output of that name holds other values
-    for d in forward.definitions:
-        if d.name in backward and d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None:
+    for d, argument in _sums_of_exponentials(forward, outputs):
+        if d.name in backward and not moved & set(backward.needed_by(tuple(a.tensor for a in ex.accesses(argument) if a.tensor in backward))):
             name = fresh_name(f"{d.name}_log", {*backward.funcs, *backward.inputs, *backward.scalars, *backward.labels, *forward.funcs})
             uses = [a for x in forward.definitions for a in ex.accesses(x.expr) if a.tensor == d.name]
             inside = all(isinstance(i, ex.Label) for a in uses for i in a.index)  # outside, a sum reads 0
             alike = shifted_alike(d, forward)
-            ways = (_shift_by(backward, d, argument, name, grads, alike, by_term) for by_term in (False, True)) if inside else iter(())
-            shifted = next((way for way in ways if way is not None), None)
+            shifted = _shift_by(backward, d, argument, name, grads, alike, by_term=False) if inside else None
             shifted = shifted or (_shift_around_logarithm(backward, d, argument, name, grads) if inside and not alike else None)
+            shifted = shifted or (_shift_by(backward, d, argument, name, grads, alike, by_term=True) if inside else None)
             if shifted is not None:
                 backward, changed = shifted
                 moved |= changed
@@ -73,6 +73,16 @@ def choose_saved_tensors(
     used = tuple(e for e in extra if e.name in backward.inputs)
     with_extra = forward.with_definitions(forward.definitions + used) if used else forward
     return SavedTensors(with_extra, backward, tuple(e.name for e in used), kept)
+
+
+def _sums_of_exponentials(forward: Algorithm, outputs: tuple[str, ...]) -> list[tuple[Definition, ex.Expr]]:
+    """Return the sums of exponentials that are no outputs, with the arguments of exp; those that others are made from come after those.
+
+    The saved logarithm of a sum shifts what is made from that sum, so a sum of that is replaced by its own logarithm first.
+    """
+    found = [(d, argument) for d in forward.definitions if d.name not in outputs and (argument := _summed_exponent(d, forward)) is not None]
+    below = [set(forward.needed_by((d.name,))) for d, _ in found]
+    return sorted(found, key=lambda one: sum(one[0].name in names for names in below))
 
 
 def _is_small(d: Definition, algorithm: Algorithm) -> bool:

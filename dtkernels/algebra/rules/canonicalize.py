@@ -156,7 +156,7 @@ class _GradientReductionExtractor:
         return node.rebuild(lambda child: self.of(child, False))
 
     def _extract(self, node: ex.Expr, kind: str) -> ex.Expr:
-        return _extracted_func(node, kind, self.owner, self.made, self.taken, self.order)
+        return extracted_func(node, kind, self.owner, self.made, self.taken, self.order)
 
 
 class _NestedReductionExtractor:
@@ -177,7 +177,7 @@ class _NestedReductionExtractor:
             return same
         if not inside and not set(over) & set(self.owner.labels):
             return node
-        return _extracted_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
+        return extracted_func(node, "dot" if isinstance(node, ex.Dot) else node.kind, self.owner, self.made, self.taken, self.order)  # type: ignore[attr-defined]
 
     def _existing_func(self, node: ex.Expr) -> ex.Expr | None:
         """Return the element of a Func below that computes just this reduction, perhaps at other labels."""
@@ -188,7 +188,7 @@ class _NestedReductionExtractor:
         return None
 
 
-def _extracted_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
+def extracted_func(node: ex.Expr, kind: str, owner: Definition, made: list[Definition], taken: set[str], order: tuple[str, ...]) -> ex.Expr:
     """Return an element of a Func for a part of ``owner``: one of those ``made`` so far, or a new one named after ``kind``."""
     for d in made:
         if d.expr == node:

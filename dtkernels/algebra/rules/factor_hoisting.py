@@ -60,13 +60,19 @@ def _drop_redundant_guard(node: ex.Expr) -> ex.Expr:
     return node
 
 
+def _has_several_users(func: str, algorithm: Algorithm) -> bool:
+    """Return whether several products take ``func``: as one operand it is computed once, without a factor of its rows each has its own."""
+    dots = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
+    return sum(any(a.tensor == func for side in (dot.left, dot.right) for a in ex.accesses(side)) for dot in dots) > 1
+
+
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
     """Split ``node`` into (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
         body = inline_access(node, algorithm)
         if isinstance(body, ex.Binary) and body.op in "*/":
             inner, outside = _split(body, labels, algorithm, inline)
-            if outside:
+            if outside and not (_has_several_users(node.tensor, algorithm) and any(any(ex.accesses(factor)) for _, factor in outside)):
                 return inner, outside
         return node, []
     if isinstance(node, ex.Binary) and node.op in "*/":

@@ -22,9 +22,10 @@ from .canonicalize import fresh_name
 def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
     """Make a Func of each operand that more than one definition has, if it is computed from several tensors.
 
-    One tensor times a number stays in place: the number is hoisted out of the product.
+    One tensor times a number stays in place: the number is hoisted out of the product. So do elements that data picks, ``W[e[m], k]`` and
+    ``where(e[m] == g, A[m, k], 0)``: as Funcs they would be larger than what they are picked from.
     """
-    sides = Counter(side for d in algorithm.definitions for side in {s for s in _operands(d.expr) if len(list(ex.accesses(s))) > 1})
+    sides = Counter(side for d in algorithm.definitions for side in {s for s in _operands(d.expr) if _is_computed(s)})
     taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
     for side in [s for s, count in sides.items() if count > 1]:
         free = ex.free_labels(side)
@@ -39,6 +40,13 @@ def merge_equal_operands(algorithm: Algorithm) -> Algorithm:
         )
         algorithm = algorithm.with_definitions((*changed[:first], Definition(name, labels, side), *changed[first:]))
     return algorithm
+
+
+def _is_computed(side: ex.Expr) -> bool:
+    match side:
+        case ex.Access() | ex.Call("where", (_, ex.Access(), _)):
+            return False
+    return len(list(ex.accesses(side))) > 1
 
 
 def _operands(e: ex.Expr) -> list[ex.Expr]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ..smart_constructors import ONE, ZERO
-from .canonicalize import _extracted_func
+from .canonicalize import extracted_func
 
 _FIRST = {"sum": ZERO, "prod": ONE, "max": ex.NEG_INF, "min": ex.INF}
 
@@ -58,7 +58,7 @@ class _Extractor:
         return _inclusive(scan) if scan.exclusive else scan
 
     def _func(self, node: ex.Expr, kind: str) -> ex.Expr:
-        return _extracted_func(node, kind, self.owner, self.made, self.taken, self.order)
+        return extracted_func(node, kind, self.owner, self.made, self.taken, self.order)
 
 
 def _inclusive(scan: ex.Scan) -> ex.Scan:

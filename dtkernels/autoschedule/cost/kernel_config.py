@@ -19,6 +19,7 @@ _SIZED = re.compile(r"(\w+'*)\s*:\s*(\d+)")
 _STATEMENT = re.compile(r"(\w+)\.(\w+)\(([^)]*)\)")
 Sizes = tuple[tuple[str, int], ...]
 Pairs = tuple[tuple[str, str], ...]
+ORDERED, ANY_ORDER = "ordered", "any order"
 WARPS, STAGES = 4, 3  #: of a kernel without num_warps, num_stages
 
 
@@ -75,11 +76,13 @@ class FusedFunc:
     loop: str
     stored: bool = False
     parted: bool = False  #: each program makes a part of its sums; its own kernel adds them up
+    added: str = ""  #: programs add to its sums in memory: "any order", or "ordered"
     own: Choices | None = None  #: what is stated of it besides
 
     def placed(self) -> str:
         """Return the statement that fuses it."""
-        return f"{self.func}.{'parts_at' if self.parted else 'fuse_at'}({self.consumer}, {self.loop});"
+        word = "accumulate_at" if self.added else "parts_at" if self.parted else "fuse_at"
+        return f"{self.func}.{word}({self.consumer}, {self.loop}{', ordered' if self.added == 'ordered' else ''});"
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class KernelConfig(Choices):
 
     @cached_property
     def written(self) -> frozenset[str]:
-        """Return the fused Funcs that the kernel writes, whole or in parts."""
-        return frozenset([f.func for f in self.fused if f.stored or f.parted])
+        """Return the fused Funcs that the kernel writes, whole or in parts, or adds to."""
+        return frozenset([f.func for f in self.fused if f.stored or f.parted or f.added])
 
     @cached_property
     def parted(self) -> frozenset[str]:
@@ -112,6 +115,11 @@ class KernelConfig(Choices):
         """Return into how many a tail cuts a block of the last wave."""
         tail = dict(self.tail)
         return math.prod(size // tail[label] for label, size in self.blocks if label in tail)
+
+    @cached_property
+    def added(self) -> dict[str, str]:
+        """Return the Funcs to whose sums the programs add in memory, and in which order."""
+        return {f.func: f.added for f in self.fused if f.added}
 
     def all_of(self, field: str) -> dict[str, int]:
         """Return label -> size of a field of sizes, stated of the kernel's Func or of one fused into it."""
@@ -150,8 +158,13 @@ class ScheduleConfig:
 
     @cached_property
     def stored_inside(self) -> frozenset[str]:
-        """Return the fused Funcs that are written, in loops of another."""
-        return frozenset([f for k in self.kernels for f, _ in k.members if f in k.written or f in self.outputs])
+        """Return the fused Funcs that are written, in loops of another. What is added to is cleared before, and so is written anyhow."""
+        return frozenset([f for k in self.kernels for f, _ in k.members if f not in k.added and (f in k.written or f in self.outputs)])
+
+    @cached_property
+    def unordered_sums(self) -> frozenset[str]:
+        """Return the Funcs that programs add up in any order: not bitwise reproducible."""
+        return frozenset([f for k in self.kernels for f, order in k.added.items() if order != ORDERED])
 
     def __str__(self) -> str:
         """Return the text: what is fused, then kernel by kernel, then what is compiled."""
@@ -251,13 +264,13 @@ def _placed(part: str) -> tuple[str, str, int]:
 def read_schedule(schedule: str) -> ScheduleConfig:
     """Return what the text of a schedule states, kernels with statements of their own in the order of the text, then others."""
     said: dict[str, dict] = {}
-    placed: dict[str, tuple[str, str, bool]] = {}
+    placed: dict[str, tuple[str, str, str]] = {}
     stored: set[str] = set()
     compiled: dict[tuple[str, str], None] = {}
     for func, name, inside in _STATEMENT.findall(schedule):
-        if name in ("fuse_at", "parts_at"):
-            host, _, loop = inside.partition(",")
-            placed[func] = host.strip(), loop.strip(), name == "parts_at"
+        if name in ("fuse_at", "parts_at", "accumulate_at"):
+            host, loop, *order = [part.strip() for part in inside.split(",")]
+            placed[func] = host, loop, name if name != "accumulate_at" else ORDERED if order == [ORDERED] else ANY_ORDER
         elif name == "store":
             stored.add(func)
         elif name in _FIELDS:
@@ -266,15 +279,17 @@ def read_schedule(schedule: str) -> ScheduleConfig:
         elif name in ("compile", "compile_to_kernel"):
             compiled[func, name] = None
     inner: dict[str, list[FusedFunc]] = {}
-    for func, (consumer, loop, parted) in placed.items():
+    for func, (consumer, loop, how) in placed.items():
         root = consumer
         for _ in placed:  # statements may go round in a circle
             root = placed[root][0] if root in placed else root
-        besides = None if parted else said.pop(func, None)
-        inner.setdefault(root, []).append(FusedFunc(func, consumer, loop, func in stored, parted, Choices(func, **besides) if besides else None))
+        besides = said.pop(func, None) if how == "fuse_at" else None
+        added = how if how in (ORDERED, ANY_ORDER) else ""
+        choices = Choices(func, **besides) if besides else None
+        inner.setdefault(root, []).append(FusedFunc(func, consumer, loop, func in stored, how == "parts_at", added, choices))
     for root in (*inner, *(func for func, _ in compiled if func not in placed)):
         said.setdefault(root, {})
-    return ScheduleConfig(tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), **own) for func, own in said.items()]), tuple(compiled))
+    return ScheduleConfig(tuple([KernelConfig(func, fused=tuple(inner.get(func, ())), **stated) for func, stated in said.items()]), tuple(compiled))
 
 
 def read_kernels(schedule: str) -> tuple[KernelConfig, ...]:

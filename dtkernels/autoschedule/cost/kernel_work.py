@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ...codegen.held_terms import HELD_BY_WARP
 from ...codegen.powers_of_two import binary_parts, next_power_of_two
-from .kernel_config import KernelConfig, read_schedule
+from .kernel_config import ORDERED, KernelConfig, read_schedule
 from .outline import FuncOutline, Known, Product, Read
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
 class Work(NamedTuple):
-    """The work of one kernel at given sizes. Amounts are of one program, but for ``memory``, ``merged`` and ``copied``."""
+    """The work of one kernel at given sizes. Amounts are of one program, but for ``memory``, ``merged``, ``copied`` and ``cleared``."""
 
     programs: int
     held: int  #: programs that a multiprocessor holds at once
@@ -49,6 +49,9 @@ class Work(NamedTuple):
     narrow: bool  #: loads of less than 4 bytes, which no copy engine takes
     fetched: bool  #: loads by tensor descriptors
     itemsize: int
+    added: float = 0.0  #: bytes that are added to sums in memory
+    cleared: float = 0.0  #: bytes that the kernels before and after it write and read of these sums
+    sums: int = 0
 
 
 class _Access(NamedTuple):
@@ -83,7 +86,7 @@ class KernelPlan:
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
-        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks)
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks and any((x, 1) in o.labels for o in f.reads))
         self.scattered = frozenset(x for x, by in apart if by % self.blocks[x])  #: labels whose blocks reach over groups
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
@@ -113,7 +116,8 @@ class KernelPlan:
 
     def _whole(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels that a fused Func adds over and the grid cuts: each program runs over all of them."""
-        return tuple([x for x in func.reduced if x in self.blocks]) if func is not self.root and func.name not in self.config.parted else ()
+        apart = func is self.root or func.name in self.config.parted or func.name in self.config.added
+        return () if apart else tuple([x for x in func.reduced if x in self.blocks])
 
     def _arithmetic(self, func: FuncOutline, loop: str) -> tuple[tuple[str, ...], int, int, tuple[str, ...], tuple[str, ...]]:
         """Return (labels, special functions, other arithmetic, loops around, labels run over whole). Products add up by themselves."""
@@ -161,7 +165,7 @@ def plans(schedule: str, known: Known) -> tuple[KernelPlan, ...]:
     """Return the plan of each kernel of a schedule."""
     read = read_schedule(schedule)
     written = {f for k in read.kernels for f in k.written} | read.outputs
-    sums = {f for k in read.kernels for f in k.parted}
+    sums = {f for k in read.kernels for f in (*k.parted, *k.added)}
     aligned = frozenset([k.func for k in read.kernels if k.aligned])
     kernels = [k for k in read.kernels if "" in known.funcs or (k.func in known.funcs and k.func not in sums)]
     fused = frozenset([f for k in read.kernels for f, _ in k.members if f in known.funcs and f not in written and f not in known.outputs])
@@ -234,7 +238,7 @@ class _Count:
         plan, programs, streamed, sizes = self.plan, 1, self._is_streamed(), self.sizes
         for count in self.count.values():
             programs *= count
-        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = 0.0
+        moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = added = cleared = 0.0
         narrow, reads = False, []
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
@@ -265,6 +269,9 @@ class _Count:
             each = self.bytes_of(func.name)
             amount = each * self.elements(self.extent, func.labels)
             written += amount
+            if func.name in plan.config.added:
+                added, cleared = added + 4.0 * self.elements(self.extent, func.labels) * self.times(self._again(func), ()), cleared + self._cleared(func)
+                continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
@@ -275,7 +282,22 @@ class _Count:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
-                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize)  # fmt: skip
+                    self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
+                    added, cleared, len(plan.config.added))  # fmt: skip
+
+    def _again(self, func: FuncOutline) -> tuple[str, ...]:
+        """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""
+        within = [x for x in func.reduced if x in self.plan.blocks or x in self.plan.root.reduced]
+        return tuple([x for x in within if any(y in self.plan.root.reduced for y in func.labels)])
+
+    def _cleared(self, func: FuncOutline) -> float:
+        """Return the bytes of clearing and converting a sum: one part, or in a fixed order one for each block that adds to the same elements."""
+        whole = 1.0
+        for x in func.labels:
+            for y in (x,) if x in self.sizes else self.plan.known.aliases.get(x, ()):
+                whole *= max(1, self.sizes.get(y, 1))
+        parts = math.prod(self.count.get(x, 1) for x in func.reduced) if self.plan.config.added[func.name] == ORDERED else 1
+        return whole * (8.0 * parts + self.bytes_of(func.name))
 
     def _load(self, read: Read, each: int) -> tuple[float, float, float, float]:
         """Return (bytes that a program loads once, bytes it asks for with masks, bytes of one load of a thread, bytes of one iteration's tile)."""

@@ -26,7 +26,7 @@ class Read(NamedTuple):
 class Product(NamedTuple):
     """A product on the matrix units: the labels of both operands, those of its tile's rows and columns, and those that it adds over.
 
-    A label that one side divides, ``K[h / group, l]``, is none of that side: rows that share it are multiplied together.
+    A label that one side divides and the other has, ``K[h / group, l]``, is none of that side: rows that share it are multiplied together.
     """
 
     labels: tuple[str, ...]
@@ -139,12 +139,12 @@ def _func(name: str, labels: tuple[str, ...], expr: ex.Expr) -> FuncOutline:
 def _product(dot: ex.Dot) -> Product:
     from ...lang import expr as ex
 
-    def own(side: ex.Expr) -> set[str]:
-        """Return the labels of a side without those that it only divides."""
+    def own(side: ex.Expr, other: ex.Expr) -> set[str]:
+        """Return the labels of a side without those that it only divides and the other has."""
         plain = (i for a in ex.accesses(side) for i in a.index if not (isinstance(i, ex.Binary) and i.op == "/"))
-        return {n.name for i in plain for n in i.walk() if isinstance(n, ex.Label)}
+        return {n.name for i in plain for n in i.walk() if isinstance(n, ex.Label)} | (ex.free_labels(side) - ex.free_labels(other))
 
-    left, right, both = own(dot.left), own(dot.right), ex.free_labels(dot.left) | ex.free_labels(dot.right)
+    left, right, both = own(dot.left, dot.right), own(dot.right, dot.left), ex.free_labels(dot.left) | ex.free_labels(dot.right)
     return Product(tuple(sorted(both)), tuple(sorted(left - right - {*dot.labels})), tuple(sorted(right - left - {*dot.labels})), dot.labels)
 
 

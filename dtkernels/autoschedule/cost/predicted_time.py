@@ -71,6 +71,8 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         took += c.merge + 2 * work.merged / c.merge_rate + c.merge_part * work.parts
     if work.fetched:
         took += c.described
+    if work.sums:  # a kernel that clears and one that converts
+        took += 2 * c.merge * work.sums + work.cleared / c.bandwidth
     if work.copied:
         took += c.merge + work.copied / c.bandwidth
     return took
@@ -96,7 +98,7 @@ def _either(a: float, b: float, sharp: float) -> float:
 def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds of a multiprocessor that one program takes."""
     computing = work.heavy / c.special + work.light / c.plain
-    loading = (work.moved + work.written) / c.l2_rate + _requests(work, c) / c.request_rate
+    loading = (work.moved + work.written + 2 * work.added) / c.l2_rate + _requests(work, c) / c.request_rate
     if not work.rows:
         return _either(computing, loading, c.inner) * (1 + c.spills * (work.spilled - 1))
     multiplying = work.multiplied / _rate(work, c) * _shape(work, config, c)

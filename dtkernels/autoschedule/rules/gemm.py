@@ -16,9 +16,10 @@ from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
 from .product_sides import MERGED, NARROW, loaded_ahead, main_product, sides
-from .sibling_gemms import each_of, may_be_persistent, products, tiles_read, width
+from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, tiles_read, width
 
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
+CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
@@ -29,10 +30,21 @@ def product_configs(shape: SchedulingProblem, root: str, members: list[str]) -> 
         return
     main, dot = main_product(shape, members)
     labels = shape.algorithm[root].labels
-    rows, columns = (sorted(side, key=lambda label: min(shape.sizes[label], TILED)) for side in sides(shape, root, dot))  # tiles lie along the last
+    both = zip(sides(shape, root, dot), (dot.left, dot.right))
+    rows, columns = (sorted(side, key=lambda label, e=operand: _worth(shape, root, e, dot, label)) for side, operand in both)  # type: ignore[misc]  # tiles lie along the last
     if rows and columns and labels.index(rows[-1]) > labels.index(columns[-1]):  # the wider side is the one that lies contiguous
         rows, columns, dot = columns, rows, ex.Dot(dot.right, dot.left, dot.labels)
     yield from _Product(shape, root, members, main, dot, rows, columns).configs()
+
+
+def _worth(shape: SchedulingProblem, root: str, operand: ex.Expr, dot: ex.Dot, label: str) -> int:
+    """Return how much a label of an operand is worth as a tile's side: its extent, as far as a tile is filled.
+
+    Where the operand and what is written are contiguous along it, as along the rows of an image, a part of a tile is worth more than a whole one elsewhere.
+    """
+    contiguous = any(ex.free_labels(a.index[-1]) - {*dot.labels} for a in ex.accesses(operand) if a.index)
+    along = contiguous and label == shape.algorithm[root].labels[-1]
+    return min(shape.sizes[label], TILED) * (CONTIGUOUS if along else 1)
 
 
 @dataclass
@@ -53,7 +65,7 @@ class _Product:
         """Yield the usual choices, then candidates."""
         yield self._usual()
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
-        if plain:
+        if plain and not self._slides():
             yield from self._candidates()
 
     @cached_property
@@ -62,14 +74,14 @@ class _Product:
         shape = self.shape
         m, n = (max([shape.sizes[x] for x in side], default=1) for side in (self.rows, self.columns))
         batch = math.prod(shape.sizes[label] for label in shape.algorithm[self.root].labels if label not in self.rows[-1:] + self.columns[-1:])
-        return m, n, max((shape.sizes[label] for label in self.dot.labels), default=1), batch
+        return m, n, shape.sizes[shape.longest(self.dot)] if self.dot.labels else 1, batch
 
     def _tile(self, of: GemmTile) -> dict[str, int]:
         """Return the tile of each label: all of a product's sums but the longest advance by one."""
         shape = self.shape
         tile = {x: of.rows if x in self.rows[-1:] else of.columns if x in self.columns[-1:] else 1 for x in shape.algorithm[self.root].labels}
         for dot in self.dots:
-            longest = max(dot.labels, key=lambda label: shape.sizes[label])
+            longest = shape.longest(dot)
             tile |= {k: max(16, min(next_power_of_two(shape.sizes[k]), of.depth)) if k == longest else 1 for k in dot.labels}
         return tile
 
@@ -131,6 +143,8 @@ class _Product:
         shape, several = self.shape, len(self.dots) > 1
         plain = all(tiles_read(shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         bm, bn = min(128, max(16, next_power_of_two(m))), max(16, next_power_of_two(n * len(self.dots)))
+        if self._slides():
+            return self._sliding_tile(bm, bn), {}
         if shape.itemsize != 2 or not plain:
             bm, bn = each_of(self.dots, bm, min(256 if shape.itemsize == 2 else 128 * len(self.dots), bn))
             while bm * bn > 64 * 64 and self._blocks(m, n, bm, bn, batch) < shape.target.multiprocessors:
@@ -162,6 +176,17 @@ class _Product:
         alone = self._blocks(m, n, bm, bn, batch) <= shape.target.multiprocessors  # each has all of the shared memory of one
         deep = 128 if alone and self._width(bm, bn) * 128 * 4 * shape.itemsize <= shape.target.shared_bytes else 64
         return GemmTile(bm, bn, *self._fit_shared_memory(bm, bn, deep, 4 if deep == 128 or bm * bn < 128 * 128 else 3)), {}
+
+    def _slides(self) -> bool:
+        """Return whether an operand is read in windows along its contiguous dimension, so that elements are loaded one by one."""
+        last = ((a.index[-1], dot) for dot in self.dots for side in (dot.left, dot.right) for a in ex.accesses(side) if a.index)
+        return any(not isinstance(i, ex.Label) and ex.free_labels(i) - {*dot.labels} for i, dot in last)
+
+    def _sliding_tile(self, bm: int, bn: int) -> GemmTile:
+        """Return tiles whose loads, each with an address of its own, leave registers for the accumulator: 16 of 16 bits a thread, 8 of 32."""
+        kept = any(reduction_labels(self.shape.algorithm, m) for m in self.members if m != self.main)  # beside the accumulator
+        bm, bn = min(bm, 128 if self.shape.itemsize == 2 and not kept else 64), min(bn, 64)
+        return GemmTile(bm, bn, 32 if self.shape.itemsize == 2 else 16, 8 if bm * bn > 64 * 64 else 4, 3)
 
     def _width(self, bm: int, bn: int) -> int:
         return width(self.shape, self.members, dict.fromkeys(self.rows[-1:], bm) | dict.fromkeys(self.columns[-1:], bn))
@@ -210,7 +235,7 @@ class _Product:
         Operands whose rows are not aligned are copied first: that costs a tenth of what the product gains.
         """
         shape, root, sides = self.shape, self.root, tuple(self._sides())
-        if not shape.target.has_tma:
+        if not shape.target.has_tma or any(picked_rows(side) for dot in self.dots for side in (dot.left, dot.right)):
             return {}
         loose = [t for t in sides if not shape.aligned({t})]
         found: dict[str, Any] = {"persistent": True} if may_be_persistent(shape, self.dots) else {}
@@ -224,14 +249,14 @@ class _Product:
         rest = waves - math.floor(waves)
         if waves < 1 or not 0 < rest <= 0.5 or not may_be_persistent(self.shape, self.dots):
             return ()
-        longest = max(self.dot.labels, key=lambda label: self.shape.sizes[label])
+        longest = self.shape.longest(self.dot)
         return (self.rows[-1], min(bm // 2, bm & -bm)), (self.columns[-1], min(bn // 2, bn & -bn)), (longest, 128)
 
     def _streams(self, blocks: int, steps: int, at_once: int) -> Iterator[Sizes]:
         """Yield parts for the sums of a last wave, if programs that run ``at_once`` take less time for them than for whole sums."""
         rest = blocks % at_once if blocks > at_once and may_be_persistent(self.shape, self.dots) else 0
         for parts in gemm_candidates.streams(rest, steps, at_once):
-            yield ((max(self.dot.labels, key=lambda label: self.shape.sizes[label]), parts),)
+            yield ((self.shape.longest(self.dot), parts),)
 
     def _depth(self, bm: int, bn: int, warps: int) -> tuple[int, int, int]:
         depth, stages = self.shape.depth(self._width(bm, bn))

@@ -12,13 +12,16 @@ from ...codegen.powers_of_two import last_power_of_two, next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes
-from ..problem import WHOLE_SIDE, SchedulingProblem
+from ..problem import LONG, WHOLE_SIDE, SchedulingProblem
 
 ELEMENTS = {2: 128 * 128, 4: 64 * 64}  #: bytes of an element of the operands -> elements of the product that a program has at once
 STEP = {2: 128, 4: 64}  #: of a swept row
 ROWS = 64  #: of a block of a sweep, at least: with fewer the other operand is read more often than it can be
 WIDE = (128, 256)  #: of a block of a sweep and its step, where so large ones are enough for the GPU
 ALONE = 128  #: rows of the tiles of both operands up to which five steps of 128 terms have room
+FEW_PROGRAMS = 8  #: multiprocessors for each program from which on most of the GPU idles
+FILLED = 64  #: elements from which on a label is worth a side of a product's tile
+WINDOW = 8  #: longest side of a window
 PARTS = 4  #: least steps of a sweep that is cut over programs
 
 
@@ -36,6 +39,62 @@ def recomputes_product_rows(shape: SchedulingProblem, func: str, root: str, made
     """
     along = {label for product in made for label in swept(shape, func, product)} & set(shape.algorithm[root].labels)
     return any(shape.sizes[label] > WHOLE_SIDE for label in along)
+
+
+def sweep_underfills_gpu(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether ``root`` would sweep wide rows of the long product ``func`` in too few programs, split as far as possible.
+
+    In a kernel of its own the product has blocks of columns too, and its sum can be split. Its result is small then.
+    """
+    own, labels = shape.algorithm[root].labels, shape.algorithm[func].labels
+    rows = [label for label in labels if label in own]
+    across = [label for label in labels if label not in own]
+    if len(across) != 1 or not rows or shape.sizes[across[0]] <= WHOLE_SIDE or shape.longest_sum(func) < LONG:
+        return False
+    block = {label: min(ROWS, shape.sizes[label]) if label == rows[-1] else 1 for label in rows}
+    programs = shape.programs(block) * max(1, _max_parts(shape, across[0], STEP[2 if shape.itemsize == 2 else 4]))
+    return FEW_PROGRAMS * programs < shape.target.multiprocessors
+
+
+def reduces_beyond_tiles(shape: SchedulingProblem, func: str, root: str) -> bool:
+    """Return whether the kernel of ``root`` would reduce ``func``, a product or a reduction of one, over what no tile of a product holds.
+
+    That is over two labels or more, as the mean of an image is, or over one that fills little of a tile where another of the same
+    operand fills it, as in small groups of columns. ``func`` then gets a kernel of its own.
+    """
+    own = set() if shape.dots(func) else set(reduction_labels(shape.algorithm, func))
+    found = [over for g in shape.algorithm.needed_by((root,)) if g != func and (over := _labels_reduced_of(shape, g, func))]
+    if found and sum(shape.sizes[x] > WINDOW for x in own.union(*found)) >= 2:
+        return True
+    for side in (s for dot in shape.dots(func) for s in (dot.left, dot.right)):
+        along = [x for x in shape.algorithm[func].labels if x in ex.free_labels(side)]
+        for over in found:
+            widest = max((shape.sizes[x] for x in along if x not in over), default=0)
+            if any(shape.sizes[x] < min(FILLED, widest) for x in over if x in along):
+                return True
+    return False
+
+
+def _labels_reduced_of(shape: SchedulingProblem, func: str, made: str) -> set[str]:
+    """Return the labels that ``func`` reduces over and that elements of ``made``, or of what is made from it without a product, vary with."""
+    if shape.dots(func):
+        return set()
+    reduced = set(reduction_labels(shape.algorithm, func))
+    return {x for a in ex.accesses(shape.algorithm[func].expr) if _is_made_of(shape, a.tensor, made) for x in ex.free_labels(a) & reduced}
+
+
+def _is_made_of(shape: SchedulingProblem, func: str, made: str) -> bool:
+    if func == made or func not in shape.algorithm or shape.dots(func):
+        return func == made
+    return any(_is_made_of(shape, a.tensor, made) for a in ex.accesses(shape.algorithm[func].expr))
+
+
+def reduces_products(shape: SchedulingProblem, func: str) -> bool:
+    """Return whether ``func`` is a product, or reduces one: its rows, or windows such as the largest of four neighbours."""
+    if shape.dots(func):
+        return True
+    products = [f for f in shape.algorithm.needed_by((func,)) if shape.dots(f)]
+    return any(_labels_reduced_of(shape, func, f) for f in products)
 
 
 def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig | None:
@@ -61,7 +120,7 @@ def gemm_row_reduction_tiles(shape: SchedulingProblem, root: str, members: list[
     enough = shape.target.multiprocessors * (0.9 if held else 1)
     while block[rows[-1]] > (16 if held else ROWS) and shape.programs(block) < enough:
         block[rows[-1]] //= 2
-    longest = max(dot.labels, key=lambda label: shape.sizes[label])
+    longest = shape.longest(dot)
     wide = not held and itemsize == 2 and shape.sizes[rows[-1]] >= WIDE[0] and _fills_gpu(shape, {**block, rows[-1]: WIDE[0]}, row, WIDE[1])
     if wide:
         block[rows[-1]], width = WIDE

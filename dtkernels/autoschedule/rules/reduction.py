@@ -53,6 +53,9 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
     for label in _contiguous_first(labels, read):
         if label in tile:
             continue
+        if shape.is_short(label) and any(label not in shape.algorithm[m].labels for m in members if reduction_labels(shape.algorithm, m)):
+            block[label] = next_power_of_two(shape.sizes[label])  # else each block of them would make the sums anew
+            continue
         block[label] = min(_columns(shape.sizes[label]) if passing else next_power_of_two(shape.sizes[label]), room)
         room //= block[label]
         width *= block[label]

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.streamed_gemm import streamed_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
@@ -20,7 +21,6 @@ from .gemm_row_reduction import gemm_row_reduction_tiles
 from .reduction import row_tiles
 from .row_column_reduction import row_column_tiles
 from .scan import scan_tiles
-from .candidates.streamed_gemm import streamed_candidates
 
 Candidates = Callable[[SchedulingProblem, str, list[str]], Iterable[KernelConfig]]
 

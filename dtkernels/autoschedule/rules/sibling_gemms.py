@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ...algebra.operand_types import rows_of
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..problem import WHOLE_SIDE, SchedulingProblem
@@ -40,7 +41,12 @@ def tiles_read(shape: SchedulingProblem, members: list[str], side: ex.Expr) -> i
     """Count the tiles that shared memory holds for one side of a product: those loaded, and the side itself if it is computed."""
     if isinstance(side, ex.Access) and side.tensor in shape.algorithm and side.tensor in members:
         side = shape.algorithm[side.tensor].expr
-    return 1 if isinstance(side, ex.Access) else 1 + sum(1 for _ in ex.accesses(side))
+    return 1 if rows_of(side) else 1 + sum(1 for _ in ex.accesses(side))
+
+
+def picked_rows(side: ex.Expr) -> bool:
+    """Return whether a side of a product is rows that data chooses: they are loaded as such (codegen/transforms/memory/load_masks.py)."""
+    return not isinstance(side, ex.Access) and rows_of(side) is not None
 
 
 def width(shape: SchedulingProblem, members: list[str], tile: dict[str, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from ...algebra.operand_types import rows_of
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 
@@ -36,7 +37,7 @@ def product_inputs(algorithm: Algorithm) -> frozenset[str]:
         found = uses.get(d.name, [])
         if found and all((within or user in feeding) and not compared for user, _, within, compared in found):
             feeding.add(d.name)
-    sides = {id(side) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)}
+    sides = {id(rows_of(side)) for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)}
     return frozenset(
         t
         for t in value_inputs(algorithm, algorithm.inputs)
@@ -57,11 +58,12 @@ def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Acce
 def operands_only(algorithm: Algorithm) -> frozenset[str]:
     """Return the Funcs that only matrix products consume: between kernels they are stored in the inputs' dtype."""
     plain: set[str] = set()
-    sides = [side for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot) for side in (n.left, n.right)]
-    operands = {id(side) for side in sides if isinstance(side, ex.Access)}
+    products = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
+    sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
+    operands = {id(side) for side in sides}
     for d in algorithm.definitions:
         plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) else set())
-    return frozenset(side.tensor for side in sides if isinstance(side, ex.Access) and side.tensor in algorithm) - plain
+    return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:

@@ -8,10 +8,10 @@ products of several types read keeps its dtype, and each product converts what i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ...algebra.operand_types import CAST, OperandType, products, work
+from ...algebra.operand_types import CAST, OperandType, products, rows_of, work
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
 from ..ir.nest import Fetch, Let, Load, Local, TileDot, statements, values
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
     from ..ir.nest import Kernel
 
 #: dtype -> bytes per element
-BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1, "uint8": 1, "bool": 1, "int32": 4, "int64": 8}
+BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "int8": 1, "uint8": 1, "bool": 1, "int32": 4, "int64": 8}
 
 
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map Funcs that only products of one type read, without conversion, to that type: they are stored in it between kernels."""
     only = operands_only(algorithm)
-    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in only}
+    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in only and not wanted.float8}
 
 
 def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map inputs that only products of one type read, without conversion, to that type: the wrapper casts them to it."""
-    kept = _also_read_as_they_are(algorithm)
+    kept = _also_read_as_they_are(algorithm) | algorithm.float8_buffers.keys()
     return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in algorithm.inputs and t not in kept and not wanted.fixed}
 
 
 def _also_read_as_they_are(algorithm: Algorithm) -> frozenset[str]:
     """Return the inputs that stand for computed values and enter more than products: they are rounded as operands, and only there."""
-    operands = {id(side) for _, dot, _ in products(algorithm) for side in (dot.left, dot.right)}
+    operands = {id(rows_of(side)) for _, dot, _ in products(algorithm) for side in (dot.left, dot.right)}
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr) if id(a) not in operands}
     return frozenset(read & {t for t, _ in algorithm.stands_for})
 
@@ -48,8 +48,8 @@ def _direct_operands(algorithm: Algorithm) -> dict[str, OperandType]:
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
         for side in (dot.left, dot.right):
-            if isinstance(side, ex.Access):
-                found.setdefault(side.tensor, set()).add(wanted)
+            if rows := rows_of(side):
+                found.setdefault(rows.tensor, set()).add(wanted)
     return {t: next(iter(wanted)) for t, wanted in sorted(found.items()) if len(wanted) == 1}
 
 
@@ -74,6 +74,7 @@ class Operands:
         types = {t for found in taken.values() for t in found}
         floats = value_inputs(algorithm, algorithm.inputs)
         uniform = uniform or not types or len(floats) > 1 and all(set(t.sources) == set(floats) for t in types)
+        uniform = uniform and not algorithm.float8  # nothing is brought to float8, nor float8 to another dtype in memory
         made = Operands(algorithm, uniform)
         buffers = typed_buffers(algorithm)
         if uniform:
@@ -84,8 +85,9 @@ class Operands:
             plain = {t: next(iter(found)) for t, found in taken.items() if t in algorithm.inputs and t not in kept and len(found) == 1}
             made.held = {**{t: found for t, found in plain.items() if not found.fixed}, **buffers}
             made.loose = frozenset(t for t in taken if t in algorithm.inputs and t not in made.held)
-        made.held = {t: held for t, held in made.held.items() if t not in algorithm.integral}  # read in their narrow type, converted in registers
-        made.loose -= algorithm.integral
+        narrow = algorithm.integral | algorithm.float8_buffers.keys()
+        made.held = {t: held for t, held in made.held.items() if t not in narrow}  # read in their narrow type, converted in registers
+        made.loose -= narrow
         return made
 
     def type_of(self, dot: TileDot) -> OperandType | None:
@@ -141,8 +143,10 @@ class InputTypes:
     of: tuple[tuple[str, str], ...]
 
     def promoted(self, sources: Iterable[str]) -> str:
-        """Return the promoted dtype of inputs and casts; "" if none is a floating-point one."""
-        given = dict(self.of)
+        """Return the promoted dtype of inputs and casts; "" if none is a floating-point one. Float8 counts where it is alone and a cast."""
+        given, sources = dict(self.of), tuple(sources)
+        if len(sources) == 1 and sources[0].startswith(CAST) and (narrow := sources[0].removeprefix(CAST)) in ex.FLOAT8:
+            return narrow
         found = {d for s in sources if (d := given.get(s) or s.removeprefix(CAST)) in ex.DTYPES}
         return "" if not found else found.pop() if len(found) == 1 else "fp32"
 
@@ -150,17 +154,25 @@ class InputTypes:
         """Return the dtype of operands."""
         return self.promoted(wanted.sources) or self.promoted(wanted.otherwise) or "fp32"
 
+    def typed(self, algorithm: Algorithm) -> Algorithm:
+        """Return ``algorithm`` with the inputs that are float8 in this call, on which the types of its products depend."""
+        found = tuple((t, dtype) for t, dtype in self.of if dtype in ex.FLOAT8 and t in algorithm.inputs)
+        return replace(algorithm, float8=found) if found else algorithm
+
     def result(self, algorithm: Algorithm) -> str:
         """Return the dtype of results."""
         return self.promoted(value_inputs(algorithm, algorithm.inputs)) or "fp32"
 
     def main(self, algorithm: Algorithm, sizes: Mapping[str, int]) -> str:
-        """Return the dtype that schedules are chosen by: that of the product with the most work, or the results' if there is no product."""
-        dots = products(algorithm)
+        """Return the dtype that schedules are chosen by: that of the product with the most work, or the results' if there is no product.
+
+        Products in float8 take the schedules of 16 bits.
+        """
+        dots = products(self.typed(algorithm))
         if not dots:
             return self.result(algorithm)
         _, dot, wanted = max(dots, key=lambda found: work(found[1], sizes))
-        return self.operand(wanted)
+        return "fp16" if wanted.float8 else self.operand(wanted)
 
 
 class ElementBytes(dict[str, int]):

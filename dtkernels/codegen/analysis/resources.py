@@ -249,8 +249,12 @@ class _Estimate:
         copies = 1 if inner else self.depth if self.fused else int(own or self.kernel.num_stages)
         if self.target.backend == "hip":  # every step of an unrolled body gets its own buffers there
             copies = 1 + (copies - 1) * dict(loop.options).get("loop_unroll_factor", 1)
-        here = sum(self._operands(s, copies, everything=bool(own) and not inner) for s in _outside_loops(loop.body))
+        here = sum(self._operands(s, copies, everything=bool(own) and not inner) + self._added_bytes(s) for s in _outside_loops(loop.body))
         return here + max((self._loop(s) for s in inner), default=0)
+
+    def _added_bytes(self, s: Statement) -> int:
+        """Return the shared memory through which a product that is added to memory in a loop gets another layout, in two halves."""
+        return self._bytes(s, s.buffer) // 2 if isinstance(s, nest.Store) and s.onto and isinstance(s.value, TileDot) else 0
 
     def _operands(self, s: Statement, stages: int, everything: bool = False) -> int:
         """Return the shared memory that one statement needs: for a load that a product reads, or for a computed operand."""
@@ -334,7 +338,8 @@ class _Estimate:
             if isinstance(n, TileDot):
                 units = self.units(n)
                 rounded = 0 if self._is_load(n.left) else self.each(self.elements(axes_of(n.left)) * self.operand_bytes(n) / 4)
-                result = 0 if isinstance(s, Let) else self.each(self.elements(axes_of(n))) if units == "plain" else 0
+                apart = units == "plain" or isinstance(s, (nest.Store, nest.Put)) and s.onto
+                result = 0 if isinstance(s, Let) or not apart else self.each(self.elements(axes_of(n)))
                 most = max(most, rounded + result + (self._fragments(n) if units == "warp" else 0))
         return most
 

@@ -64,6 +64,28 @@ def language_type(dtype):
     return {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}[dtype]
 
 
+def float8_units(tensor):
+    """Whether the GPU converts and multiplies float8: compute capability 8.9 or higher."""
+    return tensor.is_meta or tensor.is_cuda and not torch.version.hip and torch.cuda.get_device_capability(tensor.device) >= (8, 9)
+
+
+def float8_bits(func, name, tensor, dtype):
+    """The bits of a tensor that must be in this dtype."""
+    if tensor.dtype != dtype:
+        raise TypeError(f"{func}: {name} is {tensor.dtype}; this file was made for {dtype}")
+    return tensor.view(torch.uint8)
+
+
+def float8_pointer(tensor, native):
+    """What a kernel is passed for a tensor in float8: its bits, where the GPU has no such numbers."""
+    return tensor if native else tensor.view(torch.uint8)
+
+
+def float8_type(dtype, native):
+    """Triton's name of the dtype that products in float8 multiply in."""
+    return {torch.float8_e4m3fn: tl.float8e4nv, torch.float8_e5m2: tl.float8e5}[dtype] if native else tl.float16
+
+
 def programs(tensor, each):
     """How many programs the GPU runs at once, ``each`` a multiprocessor."""
     return each * torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 3
@@ -140,6 +162,12 @@ def warpgroups(*tensors):
 def ring_stages(most, fixed, each):
     """How many times ``each`` bytes beside ``fixed`` ones shared memory holds, 2 to ``most``."""
     return max(2, min(most, (232448 - 1024 - fixed) // each))
+
+
+def in_any_order(func, name):
+    """Refuse sums that are added up in whatever order programs run, where torch is told to be reproducible."""
+    if torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise RuntimeError(f"{func}: {name} is added up in no fixed order, which torch.use_deterministic_algorithms(True) forbids; allowed: accumulate_at(..., ordered)")
 
 
 def piece(tensor, dims, first, size):

@@ -17,6 +17,7 @@ from ..analysis.empty_loops import written_inside
 from ..analysis.product_types import Operands, products_of
 from ..analysis.resources import MOST_UNROLLED
 from ..ir.nest import Kernel, has_matrix_product, unrolled_product
+from ..target import Target
 from .triton.grid import BEFORE, block_count, programs_per_block, resident_programs
 from .triton.kernel import KernelText
 from .triton.memory import ROW
@@ -35,13 +36,16 @@ class Wrapper:
         name: str,
         outputs: tuple[str, ...],
         several: bool = False,
+        target: Target | None = None,
     ):
         self.algorithm: Algorithm = program.algorithm
         self.counted = {label: (other, size) for label, other, size in program.counted}
         self.pieces = program.pieces
+        self.accumulated = {a.func: a for a in program.accumulated}
+        self.copied = {a.result: a.func for a in program.accumulated if a.plain}  #: results of float32 that are the sum itself
         self.aligned = {p.func for p in program.schedule.primitives if p.name == "align"}
         self.stored = frozenset(p.func for p in program.schedule.primitives if p.name == "store")
-        self.name, self.outputs, self.several = name, outputs, several
+        self.name, self.outputs, self.several, self.target = name, outputs, several, target
         self.operands, self.texts, self.described = operands, texts, described
         hosts = tuple(k.func for k in kernels if set(k.writes) & set(outputs))
         needed = self.algorithm.needed_by(outputs + hosts)
@@ -63,8 +67,12 @@ class Wrapper:
         lines += self._sizes(name)
         lines += self._scalars(name)
         lines += self._promotions()
+        lines += self._float8()
+        lines += self._order_of_sums()
+        allocated: set[str] = set()
         for k in self.kernels:
-            lines += self._allocate(k)
+            lines += self._allocate(k, allocated)
+            allocated |= set(k.writes)
         for k in self.kernels:
             lines += self._written(k)
         if any(text.dependent for text in self._texts()):
@@ -78,10 +86,22 @@ class Wrapper:
         lines.append(f"    return {', '.join(f'{o}_out' for o in self.outputs)}")
         return "\n".join(lines) + "\n"
 
+    def _order_of_sums(self) -> list[str]:
+        """Return the check that torch does not ask for a fixed order of additions where there is none."""
+        written = {w for k in self.kernels for w in k.writes}
+        return [f"    in_any_order({self.name!r}, {a.result!r})" for a in self.accumulated.values() if a.func in written and not a.ordered]
+
+    def _float8(self) -> list[str]:
+        """Return the line that asks whether the GPU has float8, where a kernel must know."""
+        asked = any("has_float8" in value for text in self._texts() for _, value in (*text.arguments, *text.constants))
+        able = f"float8_units({self.reads[0]})" if self.target is None or self.target.has_float8 else "False"
+        return [f"    has_float8 = {able}"] if asked else []
+
     def _written(self, kernel: Kernel) -> list[str]:
         """Return the check that what is stored from inside loops is written: a loop may be empty."""
         lines = []
-        plain = frozenset(f for f in self.stored if f in self.algorithm and not {*self.algorithm[f].labels} & {*self.counted})  # no parts of sums
+        stored = self.stored - self.accumulated.keys()  # what is added to is cleared before
+        plain = frozenset(f for f in stored if f in self.algorithm and not {*self.algorithm[f].labels} & {*self.counted})  # no parts of sums
         for func, labels in written_inside(kernel, self.algorithm, plain).items():
             lines.append(f"    if {func}_out.numel() and not ({' and '.join(f'size_{x}' for x in labels)}):")
             where = " or ".join(labels)
@@ -152,7 +172,7 @@ class Wrapper:
         for t in self.sizing:
             labels = [repr(label) if label else "None" for label in plain_labels(self.algorithm, t)]
             labels += [] if t in read else [f"*[None] * ({t}.dim() - {len(labels)})"]  # only its extents count
-            tensors.append(f"({t!r}, {t}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
+            tensors.append(f"({t!r}, {self._checked(t)}, ({', '.join(labels)}{',' if len(labels) == 1 else ''}))")
         lines = [f"    sizes = extents({name!r}, [{', '.join(tensors)}])"]
         integers = [t for t in self.reads if t in self.algorithm.integer_inputs()]
         lines += [f"    whole_numbers({name!r}, {', '.join(f'{t}={t}' for t in integers)})"] if integers else []
@@ -173,6 +193,11 @@ class Wrapper:
                 continue
             lines.append(f"    size_{label} = sizes[{tied!r}]")
         return lines
+
+    def _checked(self, tensor: str) -> str:
+        """Return an input as ``extents`` takes it: of float8 the bits."""
+        form = dict(self.algorithm.float8).get(tensor)
+        return tensor if form is None else f"float8_bits({self.name!r}, {tensor!r}, {tensor}, torch.{ex.FLOAT8[form].torch})"
 
     def _computed_extent(self, name: str, label: str) -> list[str]:
         """Return the lines that work out the extent of ``label`` from sizes of inputs."""
@@ -247,7 +272,7 @@ class Wrapper:
 
     def _promotions(self) -> list[str]:
         """Return the dtype of the results and of products. Inputs of products are brought to theirs."""
-        floats = value_inputs(self.algorithm, self.reads)
+        floats = [t for t in value_inputs(self.algorithm, self.reads) if t not in self.algorithm.float8_buffers]
         lines = [f"    dtype = {floats[0]}.dtype" if floats else "    dtype = torch.float32"]
         lines += [f"    dtype = torch.promote_types(dtype, {t}.dtype)" for t in floats[1:]]
         lines += ["    dtype = dtype if dtype.is_floating_point else torch.float32"] if floats else []
@@ -276,6 +301,9 @@ class Wrapper:
         wanted += [self.operands.held[w] for k in self.kernels for w in k.writes if self._stored_for_products(w)]
         found = []
         for t in (t for t in dict.fromkeys(wanted) if t is not None):
+            if t.float8:
+                found.append(f"    {self.operands.variable(t)} = torch.{ex.FLOAT8[t.float8].torch}")
+                continue
             sides = [self._promoted(sources) for sources in (t.sources, t.otherwise)]
             found.append(f"    {self.operands.variable(t)} = operand_dtype({', '.join(s for s in sides if s)})")
         return found
@@ -286,22 +314,25 @@ class Wrapper:
 
     def _promoted(self, sources: tuple[str, ...]) -> str:
         """Return a list of tensors and dtypes in the wrapper; "" for none."""
-        values = [s if s in self.reads else f"torch.{ex.DTYPES[s.removeprefix(CAST)]}" for s in sources if s in self.reads or s.startswith(CAST)]
+        values = [s if s in self.reads else f"torch.{ex.TORCH_NAMES[s.removeprefix(CAST)]}" for s in sources if s in self.reads or s.startswith(CAST)]
         return f"[{', '.join(values)}]" if values else ""
 
-    def _allocate(self, kernel: Kernel) -> list[str]:
+    def _allocate(self, kernel: Kernel, allocated: set[str]) -> list[str]:
+        """Return the lines that allocate what a kernel writes, without what is ``allocated`` before."""
         lines, held = [], self.operands.held
         for space in (w for w in kernel.workspaces if w.name in kernel.writes):
             shape = ", ".join([str(space.parts), *self._held(space.name, space.labels, kernel)]) + ("" if space.labels else ",")
             lines.append(f"    {space.name}_out = torch.empty(({shape}), dtype=torch.{space.dtype}, device={self.reads[0]}.device)")
-        for w in (w for w in kernel.writes if w in self.algorithm):
+        for w in (w for w in kernel.writes if w in self.algorithm and w not in allocated):
             d = self.algorithm[w]
             extents = self._held(w, d.labels, kernel)
             if w in self.aligned and extents:
                 extents[-1] = f"-(-{extents[-1]} // {ROW}) * {ROW}"  # rows start at multiples of 16 bytes, in any dtype
             shape = ", ".join(extents) + ("," if len(d.labels) == 1 else "")
             dtype = (
-                f"torch.{own}"
+                "torch.float32"
+                if w in self.accumulated
+                else f"torch.{own}"
                 if (own := self.algorithm.own_dtype(w))
                 else "dtype"
                 if w in self.outputs
@@ -309,7 +340,11 @@ class Wrapper:
                 if self._stored_for_products(w)
                 else "torch.float32"
             )
-            lines.append(f"    {w}_out = torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
+            if w in self.copied and dtype == "torch.float32":
+                lines.append(f"    {w}_out = {self.copied[w]}_out")
+                continue
+            same = f"{self.copied[w]}_out if {dtype} == torch.float32 else " if w in self.copied else ""
+            lines.append(f"    {w}_out = {same}torch.empty(({shape}), dtype={dtype}, device={self.reads[0]}.device)")
         return lines
 
     def _held(self, buffer: str, labels: Sequence[str], kernel: Kernel) -> list[str]:
@@ -321,7 +356,7 @@ class Wrapper:
     def _launch(self, kernel: Kernel) -> list[str]:
         lines, depth = [f"    with torch.cuda.device_of({self.reads[0]}):"], 2
         if kernel.grid:
-            lines, depth = [f"    if {kernel.writes[0]}_out.numel():", "    " + lines[0]], 3
+            lines, depth = [f"    if {self._has_programs(kernel)}:", "    " + lines[0]], 3
         pad = "    " * depth
         if kernel.name not in self.described:
             return lines + self._call(kernel, self.texts[kernel.name], pad)
@@ -337,6 +372,14 @@ class Wrapper:
         lines += [f"{pad}if described({boxes}){more}{small}:", f"{pad}    triton.set_allocator(descriptor_memory)"]
         ways = self._waves(kernel, text, pad + "    ") if kernel.tail else self._call(kernel, text, pad + "    ")
         return lines + ways + [f"{pad}else:"] + self._call(kernel, self.texts[kernel.name], pad + "    ")
+
+    def _has_programs(self, kernel: Kernel) -> str:
+        """Return whether a kernel has work, as an expression in the wrapper. What it adds to may have elements where its own result has none."""
+        first = f"{kernel.writes[0]}_out"
+        if any(w in self.accumulated for w in kernel.writes[1:]):
+            return " and ".join(f"size_{g.label}" for g in kernel.grid)
+        same = f"{first} is not {self.copied[kernel.writes[0]]}_out and " if kernel.writes[0] in self.copied else ""
+        return f"{same}{first}.numel()"
 
     def _waves(self, kernel: Kernel, text: KernelText, pad: str) -> list[str]:
         """Return the lines that launch whole waves of blocks, then the rest in smaller blocks or with split sums."""

@@ -18,6 +18,7 @@ from .gluon.expr import IMPORTS, helper
 from .gluon.kernel import print_gluon
 from .host_helpers import SUPPORT
 from .host_wrapper import Wrapper, launch_comment, plain_labels
+from .triton.expr import FLOAT8_DEPTH
 from .triton.functions import HELPERS
 from .triton.kernel import KernelText, dimension_names, print_kernel
 
@@ -32,7 +33,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     """
     program = prelower(program)
     kernels = lower(program)
-    found = forms(kernels, target, program.pieces is None)
+    found = forms(kernels, target, program.pieces is None, program.algorithm.has_float8)
     operands = Operands.of(program.algorithm, kernels, entry is not None if uniform is None else uniform)
     by_pointers = (print_kernel(f.pointers, program.algorithm, operands) for f in found if f.pointers)
     texts = {k.name: text for k, text in zip(kernels, by_pointers)}
@@ -41,7 +42,7 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
     everything = (*texts.values(), *described_texts.values())
     _check_kernel_names(program, (t.source for t in everything))
     if entry is not None:
-        wrappers = [Wrapper(program, kernels, operands, texts, described_texts, entry, program.outputs()).text()]
+        wrappers = [Wrapper(program, kernels, operands, texts, described_texts, entry, program.outputs(), target=target).text()]
     else:
         hosts = {w: k.func for k in kernels for w in k.writes}
         groups = {root: tuple(o for o in program.outputs() if hosts[o] == root) for root in _roots(program, kernels)}
@@ -50,12 +51,12 @@ def emit(program: Program, entry: str | None = None, target: Target | None = Non
         wrappers = [
             launch_comment(program, kernels, texts, outputs)
             if alone.issuperset(outputs)
-            else Wrapper(program, kernels, operands, texts, described_texts, root if root in outputs else outputs[0], outputs, several).text()
+            else Wrapper(program, kernels, operands, texts, described_texts, root if root in outputs else outputs[0], outputs, several, target).text()
             for root, outputs in groups.items()
         ]
     used = "\n".join(w for w in wrappers if not w.startswith("#"))
     helpers = sorted({h for t in everything if not t.warps for h in t.helpers})
-    minimum = 16 if any("tl.dot" in t.source for t in everything) else 1
+    minimum = FLOAT8_DEPTH if any("max_num_imprecise_acc" in t.source for t in everything) else 16 if any("tl.dot" in t.source for t in everything) else 1
     gluon = [t for t in everything if t.warps]
     parts = ["import torch\nimport triton\nimport triton.language as tl\n" + (IMPORTS if gluon else "")]
     parts += [HELPERS[h] for h in helpers]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from .nest import Axis, Const, Guard, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce, axes_of
+from .nest import Axis, BlockNumber, Const, Guard, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce, axes_of
 
 FAR = 10**9  #: beyond every index; what ``floor_to_int`` and ``ceil_to_int`` are limited to
 
@@ -65,7 +65,7 @@ def affine(tile: Tile) -> Affine | None:
     match tile:
         case Const(value):
             return Affine({}, value) if type(value) is int else None
-        case Position() | Size() | Scalar() | Start() | Step():
+        case Position() | Size() | Scalar() | Start() | BlockNumber() | Step():
             return Affine({tile: 1})
         case Local() if tile.kind != "boolean":
             return Affine({tile: 1})

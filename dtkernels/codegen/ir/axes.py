@@ -28,7 +28,7 @@ def swap_axis(body: tuple[Statement, ...], old: Axis, new: Axis) -> tuple[Statem
             changes["index"] = tuple(i.transform(in_tile) for i in s.index)
         if isinstance(s, Loop):
             changes["body"] = tuple(one(x) for x in s.body)
-            changes |= {side: bound.transform(in_tile) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+            changes |= {side: bound.transform(in_tile) for side in ("begin", "end", "when") if (bound := getattr(s, side)) is not None}
         return replace(s, **changes) if changes else s
 
     return map_values(tuple(one(s) for s in body), lambda value: value.transform(in_tile))

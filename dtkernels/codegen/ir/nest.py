@@ -1,8 +1,8 @@
 """The loop nest: the intermediate form between the schedule and the printed kernel.
 
     Kernel    = grid of block labels, body of statements
-    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put
-    Tile      = Const | Scalar | Size | Position | Start | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
+    Statement = Index | Loop | Let | Accumulator | Assign | Store | Put | Barrier
+    Tile      = Const | Scalar | Size | Position | Start | BlockNumber | Step | Local | Load | Fetch | Op | Guard | TileReduce | TileDot | TileScan
 
 A tile is a value over a set of axes; an axis is a label that advances by several elements at once. Nothing here depends on a GPU or on a
 syntax; the printers do.
@@ -18,6 +18,7 @@ from typing import TypeGuard
 from .tile import (  # noqa: F401 (the grammar is one: its expressions are imported from here)
     WHOLE,
     Axis,
+    BlockNumber,
     Const,
     Fetch,
     Guard,
@@ -57,7 +58,8 @@ class Index(Statement):
 class Loop(Statement):
     """Advance ``axis`` over the block or the whole extent, or over the part of it from ``begin`` to ``end``.
 
-    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent.
+    A ``tail`` covers the rest of an extent after its whole tiles; it is empty where the tile divides the extent. It runs only where
+    ``when`` holds, if it has one: a single truth value that is known before the loop.
     """
 
     axis: Axis
@@ -68,6 +70,7 @@ class Loop(Statement):
     begin: Tile | None = None
     end: Tile | None = None
     tail: bool = False
+    when: Tile | None = None
 
 
 @dataclass(frozen=True)
@@ -105,16 +108,23 @@ class Assign(Statement):
 
 @dataclass(frozen=True)
 class Store(Statement):
+    """Write a tile. ``onto``: what the buffer holds before, where that counts.
+
+    A "sum" is added to, by several programs. To an "ordered sum" one program adds, in the order of its statements. Of "zeros" each
+    element is written once, and 0 need not be.
+    """
+
     buffer: str
     index: tuple[Tile, ...]
     value: Tile
     axes: tuple[Axis, ...]
     origin: str = ""
+    onto: str = ""
 
 
 @dataclass(frozen=True)
 class Put(Statement):
-    """Store a box of a buffer through its tensor descriptor."""
+    """Store a box of a buffer through its tensor descriptor; ``onto`` as of a Store."""
 
     buffer: str
     start: tuple[Tile, ...]
@@ -122,6 +132,12 @@ class Put(Statement):
     value: Tile
     axes: tuple[Axis, ...]
     origin: str = ""
+    onto: str = ""
+
+
+@dataclass(frozen=True)
+class Barrier(Statement):
+    """Let what the threads of a program have written come before what they write next."""
 
 
 #: Statements that have a value. ``isinstance`` takes the alias.
@@ -289,6 +305,9 @@ def nest_text(kernel: Kernel) -> str:
     return "\n".join(lines)
 
 
+_SIGNS = {"": ":=", "zeros": ":=", "sum": "+=", "ordered sum": "+="}
+
+
 def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
     pad = "  " * depth
     for s in body:
@@ -298,6 +317,7 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
             case Loop(axis, within, inner, reduces, options):
                 extra = "".join(f", {k} {v}" for k, v in options)
                 where = within if s.end is None else f"{s.begin or 0} .. {s.end}{' (tail)' if s.tail else ''}"
+                extra += f", where {s.when}" if s.when is not None else ""
                 lines.append(f"{pad}{'reduce' if reduces else 'loop'} {axis} over {where}{extra}")
                 _lines(inner, depth + 1, lines)
             case InteriorOrEdge(axis, interior, edge):
@@ -312,9 +332,11 @@ def _lines(body: tuple[Statement, ...], depth: int, lines: list[str]) -> None:
             case Assign(name, _, value):
                 lines.append(f"{pad}{name} <- {value}")
             case Put(buffer, start, box, value, _, origin):
-                lines.append(f"{pad}{Fetch(buffer, start, box)} := {value}" + (f"   # {origin}" if origin else ""))
+                lines.append(f"{pad}{Fetch(buffer, start, box)} {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
             case Store(buffer, index, value, _, origin):
-                lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] := {value}" + (f"   # {origin}" if origin else ""))
+                lines.append(f"{pad}{buffer}[{', '.join(map(str, index))}] {_SIGNS[s.onto]} {value}" + (f"   # {origin}" if origin else ""))
+            case Barrier():
+                lines.append(f"{pad}barrier")
 
 
 def _axes(axes: tuple[Axis, ...]) -> str:

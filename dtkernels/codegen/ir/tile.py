@@ -130,6 +130,16 @@ class Start(Tile):
 
 
 @dataclass(frozen=True)
+class BlockNumber(Tile):
+    """The number of the program's block along a label."""
+
+    label: str
+
+    def __str__(self) -> str:
+        return f"block({self.label})"
+
+
+@dataclass(frozen=True)
 class Step(Tile):
     """The number of elements by which an axis advances."""
 
@@ -165,6 +175,7 @@ class Load(Tile):
     duplicate_in: Axis | None = None  #: the loop in which this repeats another load (duplicate_wgmma_loads.py)
     hoisted_from: Axis | None = None  #: the loop before which its offsets are computed (offset_hoisting.py)
     evict: str = ""  #: eviction policy, where loads of the buffer differ (eviction_hints.py)
+    only: Tile | None = None  #: the condition without which an element is not read, and 0 (load_masks.py)
 
     @property
     def repeats_each_step(self) -> bool:
@@ -174,6 +185,7 @@ class Load(Tile):
     def __str__(self) -> str:
         other = (f" else {self.other}" if self.other else "") + (" again" if self.sunk_into or self.duplicate_in else "")
         other += f" offsets before the loop over {self.hoisted_from.name}" if self.hoisted_from else ""
+        other += f" where {self.only}" if self.only is not None else ""
         return f"{self.buffer}[{', '.join(map(str, self.index))}]{other}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ...lang.expr import BOOLEAN, COMPARISONS, INTEGERS
-from .nest import Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce
+from .nest import BlockNumber, Const, Load, Local, Op, Position, Scalar, Size, Start, Step, Tile, TileReduce
 
 _ARITHMETIC = frozenset({"+", "-", "*", "/", "//", "%", "<<", "neg", "abs", "maximum", "minimum", "min", "max"})
 
@@ -34,7 +34,7 @@ def is_integer(tile: Tile) -> bool:
     match tile:
         case Const(value):
             return type(value) is int
-        case Position() | Size() | Start() | Step() | Op("floor_to_int" | "ceil_to_int" | "key" | "place" | "largest_key" | "wide", _) | TileReduce("key", _, _):
+        case Position() | Size() | Start() | BlockNumber() | Step() | Op("floor_to_int" | "ceil_to_int" | "key" | "place" | "largest_key" | "wide", _) | TileReduce("key", _, _):
             return True
         case Scalar(_, integer):
             return integer
@@ -64,7 +64,7 @@ def whole_quotient(tile: Tile) -> Tile:
 def never_negative(tile: Tile) -> bool:
     """Return whether an index is known to be at least 0. A scalar divisor is assumed to be positive."""
     match tile:
-        case Position() | Size() | Start() | Step():
+        case Position() | Size() | Start() | BlockNumber() | Step():
             return True
         case Const(value):
             return value >= 0

@@ -35,6 +35,7 @@ from ..ir.value_type import value_type, whole_quotient
 from ..powers_of_two import next_power_of_two
 from ..prelower.kernel_partition import stored_funcs
 from ..prelower.stage_aligned_copies import is_shift
+from .memory_sums import add_in_memory, additions
 from .reduction_terms import MIN_DOT
 from .reductions import Reducer
 from .scans import axis_of, lower_scan, position, reversed_labels, scans_of, spans
@@ -72,6 +73,7 @@ class _Lowering:
         self.integers, self.integer_inputs = self.algorithm.integer_scalars(), self.algorithm.whole_tensors()
         self.whole: dict[str, list[Axis]] = {}
         self.counted = {label: (other, size) for label, other, size in program.counted}
+        self.added = {a.func: a for a in program.accumulated if a.host == root}  #: sums that this kernel adds to in memory
         self.summed = frozenset(name for name, _ in program.pieces.sums) if program.pieces else frozenset()  #: read from memory by their own kernel
         self.blocked: dict[str, Axis] = {}  #: label of the output -> its axis, where one tile is the whole block
         self.scanned = scans_of(self.algorithm, options.members)
@@ -89,7 +91,7 @@ class _Lowering:
         if missing:
             raise DTError("an output is computed over all its labels", found=f"{min(missing)} is not, where it is fused",
                           allowed="fuse_at a loop inside which its labels are bound", at=self.schedule.of(min(missing), "fuse_at")[0].pos)  # fmt: skip
-        body = tuple(self.top.body)
+        body = additions(tuple(self.top.body), self.added, self.algorithm)
         self.options.check(body, self._touched(body))
         writes = tuple(dict.fromkeys((self.root, *self.stored)))
         return Kernel(self.root, self.root, (), writes, (), (), (), body, **self.options.launch_fields())
@@ -145,7 +147,9 @@ class _Lowering:
     def _other_outputs(self, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the outputs that nothing in this kernel uses last, when the reductions they need are finished."""
         for d in self.algorithm.definitions:
-            if d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
+            if d.name in self.added:
+                add_in_memory(self, d, env, scope)
+            elif d.name in self.outputs and d.name not in self.stored and (index := self.bound_index(d, env)) is not None:
                 self.realize(d.name, index, scope)
 
     def _output_axis(self, label: str, scope: Scope) -> tuple[Axis, str]:
@@ -226,7 +230,10 @@ class _Lowering:
     def place(self, func: str, label: str, env: dict[str, Tile], scope: Scope) -> None:
         """Compute the Funcs fused at the loop of ``func`` over ``label``, as far as their labels are bound there."""
         for d in self.algorithm.definitions:
-            if self.fused.get(d.name) == (func, label) and self._is_read(d.name) and not self._depends_on_inner_accumulator(d.name, env):
+            if self.fused.get(d.name) == (func, label) and d.name in self.added:
+                if self.root not in self.algorithm.needed_by((d.name,)):  # else it is computed after the root, by _other_outputs
+                    add_in_memory(self, d, env, scope)
+            elif self.fused.get(d.name) == (func, label) and self._is_read(d.name) and not self._depends_on_inner_accumulator(d.name, env):
                 index = self.bound_index(d, env)
                 if index is not None:
                     self.realize(d.name, index, scope)
@@ -354,7 +361,7 @@ class _Lowering:
             case ex.Label(name):
                 return env[name]
             case ex.Access(tensor, index):
-                return self._access(tensor, tuple(self._index(i, env, scope) for i in index), scope)
+                return self._access(tensor, tuple(self.index_of(i, env, scope) for i in index), scope)
             case ex.Unary("-", ex.Const(value)):
                 return nest.Const(-value)
             case ex.Unary(op, arg):
@@ -376,17 +383,17 @@ class _Lowering:
         own = label in self.blocked and at == Position(self.blocked[label])
         return self.once_a_block and own and block_is_in_one_group(at, self.blocks.get(label, 0), size)
 
-    def _index(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
+    def index_of(self, expr: ex.Expr, env: dict[str, Tile], scope: Scope) -> Tile:
         """Return an index as integer arithmetic, in which / rounds down."""
         match expr:
             case ex.Binary("/", ex.Label(label), ex.Const(size)) if self._is_uniform_in_block(label, env[label], size):
                 return Op("//", (Start(env[label].axis), nest.Const(size)))  # type: ignore[attr-defined]
             case ex.Binary("/", left, right):
-                return quotient(self._index(left, env, scope), self._index(right, env, scope), self.algorithm)
+                return quotient(self.index_of(left, env, scope), self.index_of(right, env, scope), self.algorithm)
             case ex.Binary(_, left, right):
-                return arithmetic(ex.as_value(expr), self._index(left, env, scope), self._index(right, env, scope))
+                return arithmetic(ex.as_value(expr), self.index_of(left, env, scope), self.index_of(right, env, scope))
             case ex.Unary("-", arg):
-                return Op("neg", (self._index(arg, env, scope),))
+                return Op("neg", (self.index_of(arg, env, scope),))
         return self.tile(expr, env, scope, {})
 
     def _access(self, tensor: str, index: tuple[Tile, ...], scope: Scope) -> Tile:

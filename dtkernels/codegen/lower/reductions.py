@@ -22,6 +22,7 @@ from ..ir import nest
 from ..ir.layout import preferred_dim_order
 from ..ir.nest import WHOLE, Accumulator, Assign, Axis, Index, Local, Loop, Op, Position, Tile, TileDot
 from ..ir.value_type import value_type
+from .memory_sums import add_in_memory
 from .reduction_terms import COMBINE, NEUTRAL, broadcast_over, fits_matrix_units, guarded, key, place_of, reduced, sums_are_held
 from .scope import Scope
 
@@ -112,12 +113,12 @@ class Reducer:
             self.l.place(d.name, axis.label, env, scope)
         found: dict[ex.Expr, Tile] = {}
         for node in nodes:
-            terms = self._terms(node, env, scope, axes)
+            terms = self.terms(node, env, scope, axes)
             kind = self.kind(d, node)
             found[node] = terms if isinstance(terms, TileDot) else place_of(kind, reduced(kind, terms, axes))
         return found
 
-    def _terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
+    def terms(self, node: ex.Expr, env: dict[str, Tile], scope: Scope, axes: tuple[Axis, ...]) -> Tile:
         """Return the terms of a reduction: a TileDot, or elementwise terms that are neutral outside the extents."""
         if isinstance(node, ex.Dot):
             left, right = (self.l.tile(side, env, scope, {}) for side in (node.left, node.right))
@@ -204,6 +205,7 @@ class Reducer:
                     self.l.fused.get(g.name, ("", ""))[0] == name
                     and self.l.fused[g.name][1] in labels
                     and reduces == {labels}
+                    and g.name not in self.l.added
                     and self.l.bound_index(g, env) is not None
                 ):
                     found += [g.name] if g.name not in found else []
@@ -243,7 +245,7 @@ class _Step:
             self._place_plain(name, label, env)
         for node in member.nodes:
             kind = self.r.kind(member.definition, node)
-            terms = self.r._terms(node, env, self.inner, self.axes)
+            terms = self.r.terms(node, env, self.inner, self.axes)
             moves = self._rescaling_degrees(member, node, kind)
             factors = [self._rescaling_factor(*move) for move in moves]
             inner = any(isinstance(n, ex.Dot) and n != node for n in self._inlined(node).walk())  # its accumulator is in registers already
@@ -277,7 +279,9 @@ class _Step:
 
     def _place_plain(self, func: str, label: str, env: dict[str, Tile]) -> None:
         for d in self.l.algorithm.definitions:
-            if self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
+            if self.l.fused.get(d.name) == (func, label) and d.name in self.l.added:
+                add_in_memory(self.l, d, env, self.inner)
+            elif self.l.fused.get(d.name) == (func, label) and d.name not in self.shared:
                 index = self.l.bound_index(d, env)
                 if index is not None and not self._depends_on_later_member(d):
                     varies = d.name not in self.l.outputs or set(d.labels) & set(self.bound)

@@ -80,6 +80,9 @@ class _Loop:
 
     def program(self) -> Program:
         """Return the program with the loop."""
+        for a in self.before.accumulated:
+            if {a.host, a.result} & set(self.roots):
+                raise self._refuse(f"{a.result}, which accumulate_at adds up in memory", f"{a.result} in a kernel of its own")
         for root in self.roots:
             self._check_kernel(root)
         self.looped = {f: self._node(f) if f in self.sums else self.algorithm[f].expr for f in self.inside}

@@ -54,7 +54,7 @@ def _cut(program: Program, p: FuseAt) -> Program:
     kept = tuple(q for q in schedule.primitives if q is not p)
     algorithm = algorithm.with_definitions((*before, parts, *after))
     algorithm = replace(algorithm, rvars=(*algorithm.rvars, part))
-    return Program(algorithm, Schedule((*kept, *said, *more, *program.implied())), (*program.counted, (part, label, block)))
+    return replace(program, algorithm=algorithm, schedule=Schedule((*kept, *said, *more, *program.implied())), counted=(*program.counted, (part, label, block)))
 
 
 def _summed(made: Definition, label: str, p: Primitive) -> ex.Expr:

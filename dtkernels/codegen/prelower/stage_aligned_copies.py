@@ -87,13 +87,8 @@ def _stage(program: Program, p: Primitive, tensor: str, known: dict[tuple[str, b
     tile = tuple(Sized(label, COLUMNS if label == own[-1] else ROWS if label in own[-2:-1] else 1) for label in own)
     copied = (Sizes(name, "block", tile), Sizes(name, "tensorize", tile), Bare(name, "align"))
     new = Schedule((*map(renamed, schedule.primitives), *(() if made else copied), *program.implied()))
-    return Program(
-        replace(
-            algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own)
-        ),
-        new,
-        program.counted,
-    )
+    algorithm = replace(algorithm.with_definitions((*changed[:first], copy, *changed[first:])), vars=_vars(algorithm, own), rvars=_rest(algorithm, own))
+    return replace(program, algorithm=algorithm, schedule=new)
 
 
 def _are_distinct_labels(labels: tuple[str | None, ...]) -> bool:

@@ -45,7 +45,7 @@ def eliminate_dead_code(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 
 def _bounds(s: Statement) -> tuple[Tile, ...]:
-    return tuple(b for b in (s.begin, s.end) if b is not None) if isinstance(s, Loop) else ()
+    return tuple(b for b in (s.begin, s.end, s.when) if b is not None) if isinstance(s, Loop) else ()
 
 
 def _keep(body: tuple[Statement, ...], names: set[str], axes: set[Axis]) -> tuple[Statement, ...]:

@@ -8,7 +8,7 @@ from typing import TypedDict
 import torch
 
 from ...runtime.path_counters import checking
-from ..attention_arguments import EXACT, FORM_ARGUMENTS, AttentionArgs, check_kinds, spec_arguments
+from ..attention_arguments import EXACT, FORM_ARGUMENTS, AttentionArgs, check_kinds, spec_arguments, surely
 from ..op_decorator import operator_called
 from ..registry import Interface, interfaces
 from . import visible_keys
@@ -100,7 +100,7 @@ def _differentiated(*tensors: torch.Tensor) -> bool:
 
 def _ranged(given: dict, ranges: visible_keys.Ranges, *tensors: torch.Tensor) -> dict[str, object]:
     """Add ranges to the arguments: those of keys only where a gradient loops over queries."""
-    if max(ranges.lo.shape[-1], ranges.stops.shape[-1]) >= EXACT:
+    if surely(max(ranges.lo.shape[-1], ranges.stops.shape[-1]) >= EXACT):
         raise ValueError(f"attention: ranges of keys count up to {EXACT}; got {ranges.lo.shape[-1]} queries and {ranges.stops.shape[-1]} keys")
     given |= {"ranged": True, "lo": ranges.lo, "hi": ranges.hi}
     return given | ({"keyed": True, "begins": ranges.begins, "stops": ranges.stops} if _differentiated(*tensors) else {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from ...autoschedule.fit_resources import element_bytes
 from ...codegen.analysis.resources import MOST_ELEMENTS, check_resources, whole_extent_labels
 from ...codegen.emit.module import emit
 from ...codegen.ir.nest import Loop, Put, Store, statements
-from ...codegen.pipeline import check_heeded, lower
+from ...codegen.pipeline import check_heeded, lower, prelower
 from ...codegen.target import Target
 from ...lang import DTError, Position, parse
 from ...lang.checks import check_given
@@ -40,7 +41,7 @@ class CompiledProgram:
         self.outputs = program.outputs()
         self._module: ModuleType | None = None
         self._fit: ArgumentCheck | None = None
-        self._integral: dict[frozenset[str], ModuleType] = {}  #: inputs that hold integers -> the file for such calls
+        self._narrow: dict[tuple, ModuleType] = {}  #: inputs that hold integers, and those in float8 -> the file for such calls
 
     @property
     def module(self) -> ModuleType:
@@ -68,6 +69,7 @@ class CompiledProgram:
 
         self._fit = self._fit or ArgumentCheck(self.prepared)
         self._check_kinds(name, args, kwargs)
+        self._warn_of_order(name)
         self._fit.written(name, args, kwargs)
         self._fit.check(args, kwargs)
         run = getattr(self._module_for(args, kwargs), name, None)
@@ -92,6 +94,14 @@ class CompiledProgram:
             line = next((text for text in said if "fatal" in text), said[-1])  # the message of ptxas, without the rest that Triton prints
             raise DTError(f"Triton does not compile {name} by this schedule", found=f"{type(error).__name__}: {line}") from error
 
+    def _warn_of_order(self, name: str) -> None:
+        """Warn of sums in no fixed order where torch asks for warnings alone; else the wrapper raises RuntimeError."""
+        if sums := self.prepared.schedule.unordered_sums():
+            from ..torch_support.determinism import fixed_order, refuses_any_order
+
+            if fixed_order() and not refuses_any_order():
+                warnings.warn(f"{name}: {', '.join(sums)} is added up in no fixed order; accumulate_at(..., ordered) has one", stacklevel=4)
+
     def _check_indices(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise IndexError, one line, for a used element out of range.
 
@@ -104,16 +114,19 @@ class CompiledProgram:
         check_indices(name, self.program.algorithm, given, given, self._fit.together(name))  # type: ignore[union-attr]
 
     def _module_for(self, args: tuple, kwargs: dict) -> ModuleType:
-        """Return the imported file, or one that fills no integer input with -inf where the first one does."""
+        """Return the imported file, or one that fills no integer input with -inf where the first one does, or that reads inputs in float8."""
+        from ..torch_support.dtypes import float8_inputs
+
         assert self._fit is not None
-        integral = frozenset(n for n, t in self._fit.tensors(args, kwargs).items() if not t.is_floating_point())
-        if not integral:
+        tensors = self._fit.tensors(args, kwargs)
+        integral, float8 = frozenset(n for n, t in tensors.items() if not t.is_floating_point()), float8_inputs(tensors)
+        if not integral and not float8:
             return self.module
-        if integral not in self._integral:
-            algorithm = replace(self.prepared.algorithm, integral=integral)
+        if (integral, float8) not in self._narrow:
+            algorithm = replace(self.prepared.algorithm, integral=integral, float8=float8)
             source = emit(replace(self.prepared, algorithm=algorithm))
-            self._integral[integral] = self.module if source == self.source else load_module(source, self.outputs[0])
-        return self._integral[integral]
+            self._narrow[integral, float8] = self.module if source == self.source else load_module(source, self.outputs[0])
+        return self._narrow[integral, float8]
 
     def _check_kinds(self, name: str, args: tuple, kwargs: dict) -> None:
         """Raise TypeError, one line, for an argument that no kernel takes."""
@@ -121,6 +134,7 @@ class CompiledProgram:
 
         from ..signature.arguments import refuse_layout, type_name
         from ..signature.signature import check_whole
+        from ..torch_support.dtypes import FLOAT8_NAMES
 
         a, whole = self.prepared.algorithm, self.program.algorithm.integer_scalars()
         for n, value in (*zip(a.inputs + a.scalars, args), *kwargs.items()):
@@ -134,6 +148,8 @@ class CompiledProgram:
             if not isinstance(value, torch.Tensor):
                 continue
             refuse_layout(name, n, value)
+            if n in a.scalars and value.dtype in FLOAT8_NAMES:
+                raise TypeError(f"{name}: {n} is {value.dtype}; allowed: a real number of 16 bits or more")
             if value.is_meta:  # a kernel would run on no memory
                 raise TypeError(f"{name}: {n} is on the meta device; allowed: {kind} with data, or an op, dtkernels.register(...)")
 
@@ -157,9 +173,10 @@ class ArgumentCheck:
     """Check that a GPU has the resources that the kernels need; once per GPU, dtype and relevant size."""
 
     def __init__(self, program: Program):
-        self.algorithm, self.outputs = algorithm, _ = program.algorithm, program.outputs()
+        self.program, self.algorithm, self.outputs = program, (algorithm := program.algorithm), program.outputs()
         self.fused = program.schedule.fused()
         self.kernels = lower(program)
+        self.added = {a.func for a in prelower(program).accumulated}
         self.inputs, self.places = algorithm.inputs, {label: algorithm.extent_source(label) for label in whole_extent_labels(self.kernels)}
         self.constants = {label: algorithm.constant_extent(label) for label, source in self.places.items() if source is None}
         self.formulas = {label: source_of(f[0]) for label, n in self.constants.items() if n is None and (f := self.algorithm.extent_formulas(label))}
@@ -210,7 +227,8 @@ class ArgumentCheck:
             return place[0] in tensors and tensors[place[0]].shape[place[1] :][:1] == (0,)
 
         def left(buffers: Iterable[str]) -> str | None:
-            return next((b for b in buffers if b in needed and b in self.outputs and not any(map(empty, self.algorithm[b].labels))), None)
+            stored = (b for b in buffers if b in needed and b in self.outputs and b not in self.added)  # what is added to is cleared before
+            return next((b for b in stored if not any(map(empty, self.algorithm[b].labels))), None)
 
         for kernel in self.kernels:
             root = kernel.writes[0]
@@ -232,8 +250,9 @@ class ArgumentCheck:
         if len(sizes) == len(self.places):
             from ..signature.signature import input_types
 
-            itemsizes = element_bytes(self.algorithm, self.outputs, input_types(tensors))
-            for kernel in self.kernels:
+            types = input_types(tensors)
+            itemsizes = element_bytes(self.algorithm, self.outputs, types)
+            for kernel in lower(replace(self.program, algorithm=types.typed(self.algorithm))):
                 check_resources(kernel, self.constants | {k: n for k, n in sizes.items() if n is not None}, itemsizes, target, tf32)  # type: ignore[arg-type]
         self.seen.add(key)
 

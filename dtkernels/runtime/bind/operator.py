@@ -20,7 +20,7 @@ from ..signature.arguments import Interface, refuse_layout, type_name
 from ..signature.op_manifest import OpManifest, read_manifest
 from ..signature.shape_binding import BoundShapes, bind_shapes
 from ..signature.signature import check_whole
-from ..torch_support.dtypes import INTEGER_DTYPES, KERNEL_DTYPES
+from ..torch_support.dtypes import FLOAT8_NAMES, INTEGER_DTYPES, KERNEL_DTYPES
 from ..torch_support.unsupported_autograd import refuse_forward_mode
 from . import library_ops
 from .variant import DifferentiablePair, Variant, choose_path, device_target
@@ -265,8 +265,8 @@ class Operator:
             refuse_layout(self.name, public, value)
             if value.numel() != 1:
                 raise ValueError(f"{self.name}: {public} is a number or a one-element tensor; got shape {tuple(value.shape)}")
-            if value.is_complex():
-                raise TypeError(f"{self.name}: {public} is {value.dtype}; allowed: a real number")
+            if value.is_complex() or value.dtype in FLOAT8_NAMES:
+                raise TypeError(f"{self.name}: {public} is {value.dtype}; allowed: a real number of 16 bits or more")
             if value.device == device:
                 return value
             if value.device.type != "cpu":
@@ -292,12 +292,13 @@ class Operator:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: floating point, or bool and integers for masks")
             if name in self.manifest.integers and t.dtype not in INTEGER_DTYPES:
                 raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: int32, int64, int8 or uint8, as it stands in an index")
-        narrow = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype.itemsize == 1), None)
-        if narrow is not None:
-            other = next((n for n, t in tensors.items() if t.is_floating_point() and t.dtype != tensors[narrow].dtype), None)
-            if other is not None:  # torch does not promote such a pair
-                found = ", ".join(f"{self.interface.name(n)} is {tensors[n].dtype}" for n in (narrow, other))
-                raise TypeError(f"{self.name}: {found}; allowed: one dtype, or dtypes of 16 bits and more")
+        for name, t in tensors.items():
+            if t.is_floating_point() and t.dtype.itemsize == 1:
+                public = self.interface.name(name)
+                if t.dtype not in FLOAT8_NAMES:
+                    raise TypeError(f"{self.name}: {public} is {t.dtype}; allowed: {', '.join(map(str, FLOAT8_NAMES))}, or dtypes of 16 bits and more")
+                if t.requires_grad and torch.is_grad_enabled():
+                    raise TypeError(f"{self.name}: {public} is {t.dtype} and requires a gradient, and float8 has none; allowed: {public}.detach()")
 
 
 @dataclass(frozen=True)

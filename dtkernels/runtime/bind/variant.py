@@ -19,7 +19,7 @@ from ..signature.arguments import Interface
 from ..signature.given_sizes import free_labels, sizes_in_order
 from ..signature.op_manifest import Facts
 from ..signature.signature import Halves, Signature
-from ..torch_support.dtypes import KERNEL_DTYPES
+from ..torch_support.dtypes import FLOAT8_NAMES, KERNEL_DTYPES
 from ..torch_support.tensor_checks import in_memory, is_batch, refuse_batches
 from ..torch_support.unsupported_autograd import without_derivative
 
@@ -275,7 +275,7 @@ def _shaped_like(grad: torch.Tensor | None, like: tuple[torch.Size, torch.dtype]
 
 def choose_path(tensors: Mapping[Any, torch.Tensor]) -> str:
     """Return gpu, interpreter or reference, by device and dtype."""
-    if any(t.is_floating_point() and t.dtype not in KERNEL_DTYPES for t in tensors.values()) or not any(
+    if any(t.is_floating_point() and t.dtype not in (*KERNEL_DTYPES, *FLOAT8_NAMES) for t in tensors.values()) or not any(
         t.is_floating_point() for t in tensors.values()
     ):
         return "reference"

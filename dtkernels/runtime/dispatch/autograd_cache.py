@@ -10,6 +10,7 @@ import torch
 from ..bounded_cache import BoundedCache
 from ..launch.bound_launch import BoundLaunch
 from ..path_counters import counter
+from ..torch_support.determinism import fixed_order
 from ..torch_support.tensor_checks import refuse_batches
 from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
@@ -29,7 +30,7 @@ def bound_of(variant, values: tuple) -> BoundLaunch | None:
 
 
 class TakesGeneralPath(Exception):
-    """A tensor is not aligned to 16 bytes, unlike all tensors at binding time. Nothing was launched."""
+    """A tensor is not aligned to 16 bytes, unlike all tensors at binding time, or torch now asks for a fixed order. Nothing was launched."""
 
 
 class Backward:
@@ -111,7 +112,7 @@ class AutogradCall:
         if any([t.is_neg() for t in tensors]):
             tensors = tuple([t.resolve_neg() for t in tensors])
         try:
-            key = (self.precise and allows_tf32(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
+            key = (self.precise and allows_tf32(), fixed_order(), *[(t.shape, t.stride(), t.dtype, t.get_device(), t.data_ptr() & 15 == 0) for t in tensors])
         except RuntimeError:  # a tensor without a data pointer
             refuse_batches(f"{self.op} backward", tensors)
             raise
@@ -161,7 +162,7 @@ class AutogradCall:
         def in_line(given: tuple) -> tuple[torch.Tensor | None, ...] | None:
             return None if any([t.data_ptr() & 15 for t in given[:count]]) else run(given)
 
-        alike = never_matches if self.precise or any(t.data_ptr() & 15 for t in tensors) else guards_for(tensors)
+        alike = never_matches if self.precise or bound.unordered or any(t.data_ptr() & 15 for t in tensors) else guards_for(tensors)
         alone = one if wanted == [0] else None
         self.latest = self.backwards.put(key, Backward(alike, alone or in_line, alone or run))
 
@@ -169,6 +170,7 @@ class AutogradCall:
 def _function(call: AutogradCall) -> Callable:
     """Return ``apply`` of an autograd.Function specialized for one kind of call. Forward raises TakesGeneralPath."""
     one, kept, numbers, public, count = call.one, call.kept, call.numbers, call.public, call.counter
+    unordered = call.forward.unordered
     only_result = one is not None and kept == [len(call.names)] and not numbers
 
     def forward_one(ctx, *values):
@@ -178,6 +180,8 @@ def _function(call: AutogradCall) -> Callable:
         return result
 
     def forward(ctx, *values):
+        if unordered and fixed_order():
+            raise TakesGeneralPath
         if numbers:
             ctx.numbers = [values[i] for i in numbers]
         results = call.forward(values) if one is None else (one(values),)

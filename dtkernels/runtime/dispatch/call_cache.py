@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 from ..bounded_cache import BoundedCache
 from ..launch.bound_launch import BoundLaunch
 from ..path_counters import checking, counter
+from ..torch_support.determinism import fixed_order
 from ..torch_support.tensor_guards import guards_for, never_matches
 from ..torch_support.tf32 import allows_tf32
 from .autograd_cache import AutogradCall, TakesGeneralPath, bound_of
@@ -88,7 +89,7 @@ class CallCache:
                     return None
         except RuntimeError:  # a tensor without storage or strides: functional transforms, sparse layouts
             return None
-        parts.append((grad and _grad_enabled(), self.precise and allows_tf32()))
+        parts.append((grad and _grad_enabled(), self.precise and allows_tf32(), fixed_order()))
         return (*parts, *kwargs) if kwargs else tuple(parts)
 
     def repeat(self, tensors: tuple[torch.Tensor, ...], settings: tuple):

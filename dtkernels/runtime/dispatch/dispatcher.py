@@ -28,7 +28,8 @@ from ..select.schedule_selection import Call, Choice, choose, nearest
 from ..select.shape_buckets import PlannedKernel, ScheduleCache
 from ..signature.signature import Signature, input_types
 from ..tables.kernel_store import KernelStore, KernelStores, StoredKernel, StoreError, digest
-from ..torch_support.dtypes import DTYPE_NAMES
+from ..torch_support.determinism import fixed_order
+from ..torch_support.dtypes import DTYPE_NAMES, float8_inputs
 from ..torch_support.tf32 import allows_tf32
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def call_key(values: tuple, precision: bool) -> tuple:
             parts.append((v.shape, v.stride(), v.dtype, v.device, v.data_ptr() & 15 == 0))
         else:
             parts.append(v if isinstance(v, int) else (float, v > 0))  # kernels may be specialized on a number's sign
-    return (*parts, precision and allows_tf32())
+    return (*parts, precision and allows_tf32(), fixed_order())
 
 
 class Dispatcher:
@@ -258,7 +259,7 @@ class Dispatcher:
         candidate = planned.candidate
         target = self.device_target(next(iter(tensors.values())).device) if on_gpu else None
         integral = frozenset(n for n, t in tensors.items() if not t.is_floating_point())
-        source = self._source(planned.program, target, not self.signature.mixed(tensors), integral)
+        source = self._source(planned.program, target, not self.signature.mixed(tensors), integral, float8_inputs(tensors))
         module = load_module(source, f"{self.subject.op}_{self.subject.direction}")
         if source not in self._compiled:
             self._compiled.add(source)
@@ -302,14 +303,14 @@ class Dispatcher:
             log.debug("dtkernels: %s is launched by Triton first: %s: %s", self.subject.op, type(error).__name__, error)
             return None
 
-    def _source(self, program: Program, target: Target | None, uniform: bool, integral: frozenset[str]) -> str:
+    def _source(self, program: Program, target: Target | None, uniform: bool, integral: frozenset[str], float8: tuple[tuple[str, str], ...]) -> str:
         """Return the emitted source of a program of this algorithm. Sizes enter it through the schedule alone."""
         from ...codegen.emit.module import emit
 
-        key = program.schedule, program.counted, target, uniform, integral
+        key = program.schedule, program.counted, target, uniform, integral, float8
         if (source := self._emitted.get(key)) is not None:
             return source
-        program = replace(program, algorithm=replace(program.algorithm, integral=integral))
+        program = replace(program, algorithm=replace(program.algorithm, integral=integral, float8=float8))
         return self._emitted.put(key, emit(program, "call", target, uniform))
 
     def _replayed(self, notes: Record, module, values: tuple, tensors: dict, scalars: dict) -> BoundLaunch | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from ..tables.kernel_store import StoredKernel
+from ..torch_support.determinism import fixed_order
 from .cuda_driver import NO_CONTEXT, driver, launch_config
 from .wrapper_recorder import Record
 
@@ -75,6 +76,7 @@ class BoundLaunch:
         self, record: Record, values: tuple, scalars: dict[str, int], kernels: list[tuple[StoredKernel, ctypes.c_void_p]], device: torch.device
     ):
         self.device, self.index = device, device.index
+        self.unordered = record.unordered  #: programs add sums up in any order, which torch may come to forbid
         used = {id(t) for t in record.results} | {id(a) for launch in record.launches for a in launch.args}
         used |= {id(tensor) for tensor, _, _ in record.views.values()}
         record.allocated = [t for t in record.allocated if id(t) in used]
@@ -202,7 +204,7 @@ class BoundLaunch:
         Most calls are of this kind. The code is written out, since each saved step is a twentieth of the call. It returns None and launches
         nothing where all tensors were aligned to 16 bytes at binding time and one is not now.
         """
-        if len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
+        if self.unordered or len(self._plans) != 1 or len(self.allocations) != 1 or len(self.made) != 1 or self.views:
             return None
         (shape, dtype), ((_, slot),), pointers, grain = self.allocations[0], self.made, self.pointers, self.grain
         strides, several, index = row_major(shape), self._several, self.index
@@ -239,7 +241,10 @@ class BoundLaunch:
         return run
 
     def together(self) -> Callable[[tuple], torch.Tensor | tuple[torch.Tensor, ...] | None]:
-        """Return a fast path for several kernels or results. Intermediates share one allocation. Several results are a tuple."""
+        """Return a fast path for several kernels or results. Intermediates share one allocation. Several results are a tuple.
+
+        It returns None where ``alone`` does, and where sums would be added up in any order although torch now asks for a fixed one.
+        """
         outs = [(*self.allocations[j], self._strides[j], [slot for i, slot in self.made if i == j]) for j in self.results]
         inner, size = [], 0
         for j, slot in self.made:
@@ -248,9 +253,11 @@ class BoundLaunch:
                 inner.append((slot, size))
                 size += -(-math.prod(shape) * dtype.itemsize // 256) * 256  # the alignment of the caching allocator
         pointers, grain, several, index, single = self.pointers, self.grain, self._several, self.index, len(outs) == 1
-        empty, launch, stream_of, free, views = self._empty, self._launch, raw_stream, self._free, self.views
+        empty, launch, stream_of, free, views, unordered = self._empty, self._launch, raw_stream, self._free, self.views, self.unordered
 
         def run(values: tuple):
+            if unordered and fixed_order():
+                return None
             try:
                 frame = free.pop()
             except IndexError:

@@ -16,7 +16,8 @@ import torch
 
 from .bound_launch import BoundLaunch, row_major
 
-_PLAIN = frozenset(("Tensor", "backends", "finfo", "promote_types", "version"))  #: attributes of torch that neither allocate nor compute
+_SETTINGS = ("are_deterministic_algorithms_enabled", "is_deterministic_algorithms_warn_only_enabled")
+_PLAIN = frozenset(("Tensor", "backends", "finfo", "promote_types", "version", *_SETTINGS))  #: attributes of torch that neither allocate nor compute
 
 
 class Unknown(Exception):

@@ -43,6 +43,7 @@ class Record:
     allocated: list[torch.Tensor]
     launches: list[RecordedLaunch]
     views: dict[int, tuple[torch.Tensor, int, torch.Tensor]] = field(default_factory=dict)  #: id of a view -> (its tensor, offset in bytes, the view)
+    unordered: bool = False  #: whether programs add sums up in any order
 
 
 @lru_cache(maxsize=256)
@@ -157,9 +158,23 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     exec(code, space)  # emitted by the compiler; texts from a store are verified by their checksum
     if "dot_precision" in space:
         space["dot_precision"] = dot_precision
+    if "in_any_order" in space:
+        space["in_any_order"] = _unordered(notes, space["in_any_order"])
+    if "float8_pointer" in space:
+        space["float8_pointer"] = _noted_bits(notes, space["float8_pointer"])
     if "piece" in space:
         space["piece"] = _noted(notes, space["piece"])
     return space[ENTRY]
+
+
+def _unordered(notes: Record, check: Any) -> Any:
+    """Return the helper ``in_any_order``, which also notes that it was asked."""
+
+    def note(func: str, name: str) -> None:
+        check(func, name)
+        notes.unordered = True
+
+    return note
 
 
 def _noted(notes: Record, piece: Any) -> Any:
@@ -168,6 +183,18 @@ def _noted(notes: Record, piece: Any) -> Any:
     def note(tensor: torch.Tensor, dims: tuple[int, ...], first: int, size: int) -> torch.Tensor:
         view = piece(tensor, dims, first, size)
         notes.views[id(view)] = (tensor, first * sum(tensor.stride(d) for d in dims) * tensor.element_size(), view)
+        return view
+
+    return note
+
+
+def _noted_bits(notes: Record, pointer: Any) -> Any:
+    """Return the helper ``float8_pointer``, which also notes the view that it may return."""
+
+    def note(tensor: torch.Tensor, native: bool) -> torch.Tensor:
+        view = pointer(tensor, native)
+        if view is not tensor:
+            notes.views[id(view)] = (tensor, 0, view)
         return view
 
     return note

@@ -18,6 +18,7 @@ from ...lang.algorithm import Algorithm
 from ...lang.extents.sources import size_from
 from ..signature.signature import promoted, size_sources
 from . import philox
+from .float8 import to_float8
 from .scans import scanned
 
 _FUNCTIONS: dict[str, Callable[..., torch.Tensor]] = {name: getattr(torch, f.torch or name) for name, f in ex.FUNCTIONS.items() if name not in ex.RANDOM}
@@ -142,6 +143,8 @@ class _Evaluator:
                 return Named(v.data.to(self.compute), v.labels)
             case ex.Cast(arg, dtype):
                 v = self.value(arg)
+                if dtype in ex.FLOAT8:
+                    return Named(to_float8(self._numbers(v.data), ex.FLOAT8[dtype]), v.labels)
                 return v if dtype == "fp32" else Named(v.data.to(getattr(torch, ex.DTYPES[dtype])).to(self.compute), v.labels)
             case ex.Reduce(kind, arg, labels):
                 return self._reduce(kind, self._expand_over(self.value(arg), labels), labels)
@@ -245,6 +248,9 @@ class _Evaluator:
             case ex.Reduce():
                 v = self.value(expr)
                 return Named(v.data.to(torch.int64), v.labels)
+            case ex.Call("where", (condition, chosen, other)):
+                data, labels = self._broadcast(self.value(condition), self._index(chosen), self._index(other))
+                return Named(torch.where(data[0].to(torch.bool), data[1], data[2]), labels)
             case ex.Call("floor", (quotient,)):  # of integers, where the value is an integer too
                 return self._index(quotient)
             case ex.Binary(op, left, right):

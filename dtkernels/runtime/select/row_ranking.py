@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ...autoschedule.cost.kernel_config import read_schedule, tiled_labels
 from ...codegen.powers_of_two import next_power_of_two
 from ..tables.table import Gpu, Row, RowKey, call_kind
+from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
 
@@ -92,6 +93,8 @@ def _refusal(row: Row, sizes: dict[str, int], spec: str) -> str:
     for label in tiled_labels(row.schedule)[1]:
         if label in sizes and next_power_of_two(sizes[label]) != next_power_of_two(row.sizes.get(label, 0)):
             return f"its tile covers all of {label}: {next_power_of_two(row.sizes.get(label, 0))} elements, {next_power_of_two(sizes[label])} needed"
+    if fixed_order() and (sums := read_schedule(row.schedule).unordered_sums):
+        return f"{', '.join(sorted(sums))} would be added up in no fixed order, and torch.use_deterministic_algorithms(True) is set"
     if 0 in sizes.values() and (inside := read_schedule(row.schedule).stored_inside):
         return f"an extent is 0, and {', '.join(sorted(inside))} would be written from inside a loop or a kernel that may be empty"
     return ""

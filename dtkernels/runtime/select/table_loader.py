@@ -20,6 +20,7 @@ from ..log import warn_once
 from ..tables.kernel_store import KernelStore, KernelStores, StoreError, digest
 from ..tables.table import Gpu, Row, RowKey, TableError, arch_folder, call_kind, call_kind_text, read_gpu, read_rows
 from ..tables.trust import trusted
+from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel
 from .row_ranking import Candidate, bucket_of, nearest_gpu, rank_rows, rows_of_kind
 
@@ -83,7 +84,7 @@ class OpTable:
         if key not in self._own:
             self._own[key] = dict.fromkeys(tuple(sorted(row.sizes.items())) for row, exact in self.rows_of_kind(key) if exact)
         asked = tuple(sorted(sizes.items()))
-        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes))
+        name = (key, spec, ("own", asked) if asked in self._own[key] else bucket_of(sizes), fixed_order())
         if name not in self._decided:
             ranked = rank_rows([(row, exact) for row, exact in self.rows_of_kind(key) if exact], sizes, spec, model())
             self._decided.put(name, next((c for c in ranked if not c.refused), None))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from ...autoschedule.cost.outline import Outline
-from ..torch_support.dtypes import DTYPE_NAMES
+from ..torch_support.dtypes import DTYPE_NAMES, FLOAT8_NAMES
 
 if TYPE_CHECKING:
     from ...algebra.autodiff.gradient import Gradient
@@ -64,8 +64,8 @@ class Signature:
         return promoted([tensors[n].dtype for n in self.values if n in tensors and tensors[n].is_floating_point()])
 
     def mixed(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Tell whether the algorithm has products and the inputs that enter the results differ in dtype."""
-        return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1
+        """Tell whether the algorithm has products and the inputs that enter the results differ in dtype, or any input is in float8."""
+        return self.precise and len({tensors[n].dtype for n in self.values if n in tensors}) > 1 or any(t.dtype in FLOAT8_NAMES for t in tensors.values())
 
 
 class Halves(NamedTuple):
@@ -133,11 +133,13 @@ def input_types(tensors: dict[str, torch.Tensor]) -> InputTypes:
     """Return the dtypes of these inputs under the compiler's names."""
     from ...codegen.analysis.product_types import InputTypes
 
-    return InputTypes(tuple((name, DTYPE_NAMES.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
+    names = DTYPE_NAMES | FLOAT8_NAMES
+    return InputTypes(tuple((name, names.get(t.dtype, str(t.dtype).removeprefix("torch."))) for name, t in tensors.items()))
 
 
 def promoted(dtypes: list[torch.dtype]) -> torch.dtype:
-    """Return the promotion of several dtypes; float32 for none."""
+    """Return the promotion of several dtypes; float32 for none. Float8 takes no part: torch promotes it to nothing."""
+    dtypes = [d for d in dtypes if d not in FLOAT8_NAMES]
     result = dtypes[0] if dtypes else torch.float32
     for dtype in dtypes[1:]:
         result = torch.promote_types(result, dtype)

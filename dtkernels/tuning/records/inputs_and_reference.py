@@ -157,7 +157,7 @@ def reference(algorithm: Algorithm, tensors: dict, scalars: dict, funcs: tuple[s
     found = {}
     for name, value in zip(funcs, known):
         cast = algorithm[name].expr
-        found[name] = value.to(getattr(torch, ex.DTYPES[cast.dtype]) if isinstance(cast, ex.Cast) else plain).contiguous()
+        found[name] = value.to(getattr(torch, ex.TORCH_NAMES[cast.dtype]) if isinstance(cast, ex.Cast) else plain).contiguous()
     return found
 
 

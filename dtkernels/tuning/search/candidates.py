@@ -110,7 +110,7 @@ def _joins(schedule: Schedule) -> str:
     return "\n".join(str(p) for p in schedule.primitives if p.name in _FUSING)
 
 
-_FUSING = ("fuse_at", "store", "parts_at")  #: the primitives that decide which kernels there are
+_FUSING = ("fuse_at", "store", "parts_at", "accumulate_at")  #: the primitives that decide which kernels there are
 _LAST = ("num_warps", "num_stages")
 
 
@@ -134,7 +134,7 @@ def kernels_of(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCa
 
 def part_counts(algorithm: Algorithm, outputs: tuple[str, ...], whole: ScheduleCandidate, sizes: dict[str, int]) -> dict[str, int]:
     """Return the extents of labels that number the blocks of partial sums."""
-    if ".parts_at(" not in whole.fused:
+    if ".parts_at(" not in whole.fused and ", ordered)" not in whole.fused:
         return {}
     counted = prelower(Program(algorithm, parse_schedule(whole.schedule(outputs)))).counted
     return {label: -(-sizes[other] // size) for label, other, size in counted}

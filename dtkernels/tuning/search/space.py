@@ -19,6 +19,7 @@ from ...lang.algorithm import Algorithm
 from ...lang.parser import parse_schedule
 from ...lang.schedule import (
     SHARES,
+    AccumulateAt,
     Approximate,
     Argument,
     Evict,
@@ -34,6 +35,7 @@ from ...lang.schedule import (
     Sizes,
     SpecializeWarps,
 )
+from ...lang.schedule_checks import reduction_labels
 from .candidates import KernelCandidate
 
 MOST_WARPS, MOST_STAGES, SHORTEST_LOOP, LARGEST_TILE = 32, 6, 1024, 256
@@ -120,6 +122,7 @@ class Surroundings:
     tma: bool
     exponentials: bool = False
     wide: bool = False  #: float32
+    ordered: tuple[str, ...] = ()  #: labels of whose blocks each makes a part of a sum that is added up in a fixed order
 
     @staticmethod
     def of(algorithm: Algorithm, plan: KernelCandidate, sizes: dict[str, int], tma: bool, wide: bool = False) -> Surroundings:
@@ -133,7 +136,8 @@ class Surroundings:
         dots = [n for n in nodes if isinstance(n, ex.Dot)]
         read = [a.tensor for n in dots for a in ex.accesses(n) if a.tensor in algorithm.inputs or a.tensor not in members]
         exponentials = any(isinstance(n, ex.Call) and n.fn == "exp" for n in nodes)
-        return Surroundings(algorithm, tuple(members), sizes, len(dots), tuple(dict.fromkeys((*read, plan.root))), tma, exponentials, wide)
+        tensors = tuple(dict.fromkeys((*read, plan.root)))
+        return Surroundings(algorithm, tuple(members), sizes, len(dots), tensors, tma, exponentials, wide, _ordered(algorithm, plan))
 
     @property
     def product(self) -> bool:
@@ -146,9 +150,15 @@ class Surroundings:
         return [k for k, v in tiling.tile.items() if k not in own and v and self.sizes.get(k, 0) > v]
 
 
+def _ordered(algorithm: Algorithm, plan: KernelCandidate) -> tuple[str, ...]:
+    """Return the labels that sums run over which the kernel of ``plan`` adds up in a fixed order."""
+    sums = [p.func for p in parse_schedule(plan.fused).primitives if isinstance(p, AccumulateAt) and p.ordered and p.consumer == plan.root]
+    return tuple(dict.fromkeys(x for f in sums for x in reduction_labels(algorithm, f)))
+
+
 def split_sums(plan: KernelCandidate) -> set[str]:
-    """Return Funcs that another kernel sums from parts that this kernel makes: no step changes their statements."""
-    return {p.func for p in parse_schedule(plan.fused).primitives if p.name == "parts_at"}
+    """Return Funcs whose sums this kernel makes, in parts or by additions, and another one finishes: no step changes their statements."""
+    return {p.func for p in parse_schedule(plan.fused).primitives if p.name in ("parts_at", "accumulate_at")}
 
 
 def drawn(plan: KernelCandidate, around: Surroundings, steps: int, rng: random.Random) -> KernelCandidate:
@@ -169,7 +179,7 @@ def neighbours(plan: KernelCandidate, around: Surroundings) -> list[KernelCandid
 
 def dimensions(t: Tiling, around: Surroundings) -> list[list[dict[str, Any]]]:
     """Return, for each dimension of the space around ``t``, what each of its values changes."""
-    every = (_tiles, _launch, _splits, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
+    every = (_tiles, _launch, _splits, _parts, _program_orders, _rows, _prefetching, _descriptors, _single, _last_wave, _shared_exponentials, _split_products, _eviction_hints)
     return [values for dimension in every for values in dimension(t, around) if values]
 
 
@@ -210,6 +220,13 @@ def _splits(t: Tiling, around: Surroundings) -> Dimensions:
         rest = {k: v for k, v in t.split.items() if k != label}
         most = around.sizes.get(label, 1) // (2 * max(1, t.tile.get(label, 1)))
         yield [dict(split=rest), *(dict(split={**rest, label: n}) for n in PARTS if n <= most)]
+
+
+def _parts(t: Tiling, around: Surroundings) -> Dimensions:
+    """Vary the tiles that a block adds to its part of a sum in a fixed order, one after another."""
+    for label in (x for x in around.ordered if x in t.block and t.tile.get(x)):
+        blocks = [t.tile[label] << i for i in range(8) if t.tile[label] << i < 2 * around.sizes.get(label, 1)]
+        yield [dict(block={**t.block, label: n}) for n in blocks]
 
 
 def _program_orders(t: Tiling, around: Surroundings) -> Dimensions:

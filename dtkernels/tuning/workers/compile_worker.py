@@ -12,6 +12,7 @@ from ...autoschedule.default_schedule import schedules
 from ...codegen.analysis.resources import check_resources
 from ...codegen.emit.gluon.kernel import INFIX
 from ...codegen.emit.module import emit
+from ...codegen.ir.nest import Store, statements
 from ...codegen.target import Target
 from ...lang.errors import DTError
 from ...runtime.build.source_cache import load_module
@@ -196,7 +197,8 @@ class CpuWorker:
         _, variant = variants_of(work.group)
         try:
             kernels = kernels_of(variant.algorithm, variant.outputs, whole, root)
-            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm}
+            added = {s.buffer for k in kernels for s in statements(k.body) if isinstance(s, Store) and s.onto}
+            copies = {w: work.group.itemsize for k in kernels for w in k.writes if w not in variant.algorithm and w not in added}
             extents = work.extents | part_counts(variant.algorithm, variant.outputs, whole, work.extents)
             for kernel in kernels:
                 check_resources(kernel, extents, copies | inputs_and_reference.itemsizes(work), self.to)

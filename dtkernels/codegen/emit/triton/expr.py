@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable
 from typing import TypeGuard
 
-from ....algebra.operand_types import OperandType
-from ....lang.expr import COMPARISONS, DTYPES, INTEGERS, RANDOM
+from ....algebra.operand_types import CAST, OperandType
+from ....lang.expr import COMPARISONS, DTYPES, FLOAT8, INTEGERS, RANDOM
 from ...analysis.product_types import Operands
 from ...ir import nest
 from ...ir.layout import as_no_matrix_product, preferred_dim_order
 from ...ir.nest import (
     Axis,
+    BlockNumber,
     Const,
     Fetch,
     Guard,
@@ -35,6 +36,10 @@ from .functions import CALLS, HELPER_OF, ON_NUMBERS
 
 #: Python's binding strength of what is printed; larger is tighter
 _OR, _AND, _COMPARE, _ADD, _MULTIPLY, _UNARY, _ATOM = range(1, 8)
+FLOAT8_DEPTH = 32  #: elements that a matrix instruction sums in float8; shallower tiles are multiplied in fp16
+#: elements that Hopper's matrix units add up in their own accumulators, which keep about 14 bits, before the sum is added in float32
+MOST_IMPRECISE = 128
+IN_FP16 = OperandType((f"{CAST}fp16",))  #: of products in float8 by tiles that are too shallow; the wrapper does not know of it
 BITS = ("&", "|", "^", "<<", ">>")  #: operators on the bits of integers
 _INFIX = {"+": ("+", _ADD), "-": ("-", _ADD), "*": ("*", _MULTIPLY), "/": ("/", _MULTIPLY)}
 
@@ -49,6 +54,8 @@ class ExpressionPrinter:
         self.raw, self.loads, self.operands = raw, loads, operands
         self.types: dict[OperandType | None, None] = {}  #: types of operands that the kernel is passed
         self.start_of, self.step_of, self.size_of = start_of, step_of, size_of
+        self.block_of: Callable[[str], str] = lambda label: f"block_{label}"
+        self.float8 = operands.algorithm.float8_buffers
         self.helpers: set[str] = set()
 
     def text(self, tile: Tile, order: tuple[Axis, ...]) -> str:
@@ -65,12 +72,14 @@ class ExpressionPrinter:
                 return self.size_of(label), _ATOM
             case Start(axis):
                 return self.start_of(axis), _ATOM
+            case BlockNumber(label):
+                return self.block_of(label), _ATOM
             case Step(axis):
                 return self.step_of(axis), _ATOM
             case Position(axis):
                 return self.arrange(axis.name, () if axis.scalar else (axis,), order), _ATOM
             case Local(name, axes, kind):
-                text = f"{name}.to(tl.float32)" if name in self.raw and kind == "number" else name
+                text = self.converted(name, "tl.float32") if name in self.raw and kind == "number" else name
                 return self.arrange(text, axes, order), _ATOM
             case ScaleFactor(Scalar(name), inside):
                 return (f"(1.0 if {name}_positive else {name})" if inside else f"({name} if {name}_positive else 1.0)"), _ATOM
@@ -119,6 +128,10 @@ class ExpressionPrinter:
             return f"-{self._at(args[0], order, _UNARY)}", _UNARY
         if fn.startswith("cast:") and fn[5:] in INTEGERS:
             return self._to_integer(args[0], fn[5:], order), _ATOM
+        if fn.startswith(("cast:", "code:")) and fn[5:] in FLOAT8:
+            helper = f"{'round_to' if fn.startswith('cast:') else 'code_of'}_{fn[5:]}"
+            self.helpers |= {helper, f"code_of_{fn[5:]}", f"from_{fn[5:]}"}
+            return f"{helper}({self._number(args[0], order)}, FLOAT8)", _ATOM
         if fn.startswith("cast:"):
             return self._cast(args[0], f"tl.{DTYPES[fn[5:]]}", order), _ATOM
         if fn in ("//", "%") and all(never_negative(a) for a in args[:1]) and (fn == "%" or never_negative(op)):
@@ -248,9 +261,13 @@ class ExpressionPrinter:
         if own == columns + rows:  # the transposed product comes out in the order that is wanted
             left, right, rows, columns = right, left, columns, rows
         kind = self.operands.type_of(dot)
+        if kind is not None and kind.float8 and _depth(dot) < FLOAT8_DEPTH:
+            kind = IN_FP16
         parts = [self._operand(left, right, kind, rows + dot.axes), self._operand(right, left, kind, dot.axes + columns)]
         if older is not None:
             parts.append(self.text(older, rows + columns))
+        if kind is not None and kind.float8 and (depth := _depth(dot)) >= FLOAT8_DEPTH:
+            parts.append(f"max_num_imprecise_acc={min(depth, MOST_IMPRECISE)}")
         precision = 'EXACT if PRECISION == "ieee" else PRECISION' if "rdot" in self.approximate else "PRECISION"
         return self.arrange(f"tl.dot({', '.join(parts)}, input_precision={precision})", rows + columns, order)
 
@@ -264,21 +281,38 @@ class ExpressionPrinter:
             return self.arrange(tile.name, tile.axes, order)
         dtype = f"{other.name}.dtype" if self._needs_no_conversion(other, kind) else self._type(kind)
         if isinstance(tile, Local) and tile.name in self.raw and tile.kind == "number":
-            return self.arrange(f"{tile.name}.to({dtype})", tile.axes, order)
+            return self.arrange(self.converted(tile.name, dtype), tile.axes, order)
         if is_integer(tile):  # the interpreter takes the bits of integers for those of a bfloat16
             dtype = f"tl.float32).to({dtype}"
         return f"{self._at(tile, order, _ATOM)}.to({dtype})"
+
+    def converted(self, name: str, dtype: str) -> str:
+        """Return what a load gave in another dtype; float8 is its bits where the GPU has no such numbers."""
+        form = self.float8.get(self.loads[name].buffer)
+        return f"{name}.to({dtype})" if form is None else self.from_float8(form, name, dtype)
+
+    def from_float8(self, form: str, text: str, dtype: str) -> str:
+        """Return ``text``, loaded elements in the float8 dtype ``form``, in another dtype."""
+        self.helpers.add(f"from_{form}")
+        return f"from_{form}({text}, {dtype})"
 
     def _needs_no_conversion(self, tile: Tile, kind: OperandType | None) -> TypeGuard[Local]:
         return isinstance(tile, Local) and tile.name in self.loads and self.operands.needs_no_conversion(self.loads[tile.name].buffer, kind)
 
     def _type(self, kind: OperandType | None) -> str:
         """Return a product's type where neither operand is loaded in it: that of a pointer of such elements, else what the wrapper passes."""
+        if kind is IN_FP16:
+            return "tl.float16"
         held = (load.buffer for load in self.loads.values() if self.operands.needs_no_conversion(load.buffer, kind))
         if (buffer := next(held, None)) is not None:
             return f"{buffer}_ptr.dtype.element_ty"
         self.types[kind] = None
         return self.operands.constant(kind)
+
+
+def _depth(dot: TileDot) -> int:
+    """Return how many elements a step of a product sums; a whole extent is ``FLOAT8_DEPTH`` at least (``whole`` in the wrapper)."""
+    return math.prod(a.tile or FLOAT8_DEPTH for a in dot.axes)
 
 
 def _wide_beside(tile: Tile, other: Tile, fn: str) -> Tile:

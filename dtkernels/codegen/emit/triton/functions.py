@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from ....lang.expr import FLOAT8
 from . import exp2_emulation
 
 #: function -> its Triton expression
@@ -211,6 +212,57 @@ def linear_recurrence(a, b, c, d):
     # two steps of h -> a * h + b as one
     return a * c, b * c + d
 """,
+    "from_e4m3": """
+@triton.jit
+def from_e4m3(x, dtype: tl.constexpr):
+    # bits where the GPU has no such numbers: sign, 4 of the exponent, 3 of the fraction
+    if x.dtype == tl.uint8:
+        bits = x.to(tl.int32)
+        size = bits & 127
+        normal = ((size << 20) + (120 << 23)).to(tl.float32, bitcast=True)
+        value = tl.where(size < 8, size.to(tl.float32) * 0.001953125, tl.where(size == 127, float("nan"), normal))
+        return tl.where(bits > 127, -value, value).to(dtype)
+    # Triton 3.6 has no conversion to bfloat16 for compute capability 8.9
+    return x.to(tl.float32).to(dtype) if dtype == tl.bfloat16 else x.to(dtype)
+""",
+    "from_e5m2": """
+@triton.jit
+def from_e5m2(x, dtype: tl.constexpr):
+    # bits where the GPU has no such numbers: the upper half of a float16
+    if x.dtype == tl.uint8:
+        return (x.to(tl.int32) << 8).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32).to(dtype)
+    # Triton 3.6 has no conversion to bfloat16 for compute capability 8.9
+    return x.to(tl.float32).to(dtype) if dtype == tl.bfloat16 else x.to(dtype)
+""",
+    **{
+        f"code_of_{name}": f"""
+@triton.jit
+def code_of_{name}(x, native: tl.constexpr):
+    # ties to even; beyond the range the largest finite number; a NaN stays one
+    near = tl.maximum(x, {-f.largest!r}, propagate_nan=tl.PropagateNan.ALL)
+    near = tl.minimum(near, {f.largest!r}, propagate_nan=tl.PropagateNan.ALL)
+    if native:
+        return near.to(tl.{f.triton})
+    else:
+        bits = near.to(tl.int32, bitcast=True)
+        size = bits & 2147483647
+        even = (size + {2 ** (22 - f.fraction) - 1} + ((size >> {23 - f.fraction}) & 1)) >> {23 - f.fraction}
+        # below the least normal number adding rounds to a multiple of the least number
+        small = ((tl.abs(near) + {2.0 ** (24 - f.bias - f.fraction)!r}).to(tl.int32, bitcast=True)) & {2 ** (f.fraction + 1) - 1}
+        code = tl.where(size < {(128 - f.bias) << 23}, small, even - {(127 - f.bias) << f.fraction})
+        code = tl.where(near != near, 127, code)
+        return (code | ((bits >> 24) & 128)).to(tl.uint8)
+"""
+        for name, f in FLOAT8.items()
+    },
+    **{
+        f"round_to_{name}": f"""
+@triton.jit
+def round_to_{name}(x, native: tl.constexpr):
+    return from_{name}(code_of_{name}(x, native), tl.float32)
+"""
+        for name in FLOAT8
+    },
     **exp2_emulation.HELPERS,
 }
 

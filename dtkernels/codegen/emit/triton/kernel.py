@@ -17,6 +17,7 @@ from ...ir.nest import (
     Accumulator,
     Assign,
     Axis,
+    Barrier,
     Fetch,
     Guard,
     Index,
@@ -118,6 +119,7 @@ class _KernelPrinter:
         self.integers = frozenset(n for n, load in loads.items() if isinstance(load, Load) and load.whole)
         self.outgrown = overflowing_integers(self._nodes(), self.integers)
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
+        self.expr.block_of = self.block_index
         self.started = self._started_axes()
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
@@ -149,6 +151,7 @@ class _KernelPrinter:
         names = [a for a, _ in text.arguments] + [f"{c}: tl.constexpr" for c, _ in text.constants]
         text.source = jit_function("triton", name, names, [*prologue, code, *tail(link)])
         text.boxes = [(buffer, self.memory.box_sizes(box)) for buffer, box in self.memory.descriptors]
+        text.condition = self._condition()
         text.grid, text.labels = grid_size(self.kernel), tuple(self.sizes)
         return text
 
@@ -179,7 +182,7 @@ class _KernelPrinter:
     def _parameters(self, text: KernelText) -> None:
         k = self.kernel
         buffers = tuple(dict.fromkeys(k.reads + k.writes))
-        text.arguments += [(f"{t}_ptr", t if t in self.algorithm.inputs else f"{t}_out") for t in buffers]
+        text.arguments += [(f"{t}_ptr", self._passed(t)) for t in buffers]
         text.arguments += [(s, s) for s in k.scalars]
         text.arguments += [(f"size_{label}", f"size_{label}") for label in self.sizes if label not in k.constants]
         text.arguments += [(BEFORE, BEFORE)] if k.tail or k.last_wave else []
@@ -202,7 +205,22 @@ class _KernelPrinter:
             text.constants.append(("PRECISION", "dot_precision()"))
             if "rdot" in k.approximate:
                 text.constants.append(("EXACT", f"exact_products({names[0]})"))
-        text.constants += [(self.operands.constant(t), f"language_type({self.operands.variable(t)})") for t in self.expr.types]
+        if any(h.startswith("code_of_") for h in self.expr.helpers):
+            text.constants.append(("FLOAT8", "has_float8"))
+        for wanted in self.expr.types:
+            name = self.operands.variable(wanted)
+            form = f"float8_type({name}, has_float8)" if wanted and wanted.float8 else f"language_type({name})"
+            text.constants.append((self.operands.constant(wanted), form))
+
+    def _passed(self, buffer: str) -> str:
+        """Return what the wrapper passes for a buffer."""
+        name = buffer if buffer in self.algorithm.inputs else f"{buffer}_out"
+        return f"float8_pointer({name}, has_float8)" if buffer in self.algorithm.float8_buffers else name
+
+    def _condition(self) -> str:
+        """Return what the wrapper must ask before a launch: additions through a descriptor are beyond Triton's interpreter."""
+        added = next((s.buffer for s in statements(self.kernel.body) if isinstance(s, Put) and s.onto == "sum"), None)
+        return f'{added}_out.device.type != "cpu"' if added else ""
 
     def _length(self, buffer: str, dim: int) -> str:
         """Return the extent of a dimension in the wrapper; rows that ``align`` pads are longer in memory."""
@@ -276,6 +294,8 @@ class _KernelPrinter:
                     self._assign(name, axes, value, depth)
                 case Store() | Put():
                     self.memory.store(s, depth)
+                case Barrier():
+                    self.line(depth, "tl.debug_barrier()")
 
     def line(self, depth: int, text: str) -> None:
         pad = "    " * depth
@@ -328,7 +348,10 @@ class _KernelPrinter:
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self.tile(axis)}"
         extra = "".join(f", {name}={value}" for name, value in loop.options)
-        steady = dict(self.steady)
+        steady, before = dict(self.steady), set(self.before)
+        if loop.when is not None:
+            self.line(depth, f"if {self.expr.text(loop.when, ())}:")
+            depth += 1
         self._hoisted_offsets(loop, depth)
         if loop.tail:
             self.line(depth, f"if not {self.even_constant(axis)}:")
@@ -336,7 +359,7 @@ class _KernelPrinter:
         self.line(depth, f"for {counter} in {'tl.range' if extra else 'range'}({begin}, {end}{step}{extra}):")
         outside = set(self.before)
         self._body(loop.body, depth + 1)
-        self.before, self.steady = outside, steady  # what comes after may bear the name of a load in here
+        self.before, self.steady = before if loop.when is not None else outside, steady  # what comes after may bear the name of a load in here
 
     def _hoisted_offsets(self, loop: Loop, depth: int) -> None:
         """Offsets of this loop's loads, as far as they are the same in every step."""
@@ -386,7 +409,7 @@ class _KernelPrinter:
             if not steady and is_load(s) and (axis := s.value.hoisted_from):
                 yield from (n for i in s.value.index if i != Position(axis) for n in i.walk())
                 continue
-            roots = [getattr(s, side) for side in ("value", "begin", "end") if getattr(s, side, None) is not None]
+            roots = [getattr(s, side) for side in ("value", "begin", "end", "when") if getattr(s, side, None) is not None]
             for tile in (*roots, *(s.index if isinstance(s, Store) else s.start if isinstance(s, Put) else ())):
                 yield from tile.walk()
 
@@ -410,7 +433,7 @@ class _KernelPrinter:
             for n in s.value.walk() if isinstance(s, Valued) else ():
                 if isinstance(n, TileDot):
                     operands |= {side.name for side in (n.left, n.right) if isinstance(side, Local)}
-        kept = self.operands.held.keys() | self.operands.loose
+        kept = self.operands.held.keys() | self.operands.loose | self.algorithm.float8_buffers.keys()
         widened = (n for n, load in loads.items() if n not in operands or load.buffer not in kept)
         return frozenset(n for n in widened if not getattr(loads[n], "whole", False))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, Load, Local, Position, Put, Store, Tile, mask_axes
+from ...ir.nest import Axis, BlockNumber, Fetch, Load, Local, Op, Position, Put, Store, Tile, mask_axes
 from ...ir.value_type import never_negative
 from .expr import arrange
 
@@ -35,12 +35,14 @@ class MemoryPrinter:
 
     def load(self, name: str, load: Load | Fetch, axes: tuple[Axis, ...], depth: int, widen: bool) -> None:
         """``name = ...``, widened to float32 if asked."""
-        tail = ".to(tl.int64)" if name in self.k.outgrown else ".to(tl.float32)" if widen and load.buffer not in self.k.spaces else ""
+        form = self.k.expr.float8.get(load.buffer) if widen else None
+        tail = ".to(tl.int64)" if name in self.k.outgrown else ".to(tl.float32)" if widen and not form and load.buffer not in self.k.spaces else ""
         if isinstance(load, Fetch):
             shape = self._shape(load.box)
             reshape = f".reshape({shape})" if None in load.box else ""
-            return self.k.line(depth, f"{name} = {self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}")
-        mask = self._mask(load.buffer, load.index, load.checked, axes)
+            loaded = f"{self._descriptor(load)}.load({self._starts(load)}){reshape}{tail}"
+            return self.k.line(depth, f"{name} = {self.k.expr.from_float8(form, loaded, 'tl.float32') if form else loaded}")
+        mask = self._mask(load.buffer, load.index, load.checked, axes, only=load.only)
         args = [self.k.steady.get(id(load)) or self._pointer(load.buffer, load.index, axes)]
         if repeated := load.sunk_into or load.duplicate_in:  # 0: no step changes it, and Triton is not to see that
             args[0] += f" + tl.minimum({self.k.first(repeated)}, 0)"
@@ -48,17 +50,25 @@ class MemoryPrinter:
             args += [f"mask={mask}", "other=" + ("0" if load.whole else 'float("-inf")' if load.other else "0.0")]
         policy = load.evict or next((policy for t, policy in self.k.kernel.evict if t == load.buffer), None)
         args += [f'eviction_policy="evict_{policy}"'] if policy else []
+        if form:
+            before, after = self.k.expr.from_float8(form, "\0", "tl.float32").split("\0")
+            return self._call(depth, f"{name} = {before}tl.load", args, after)
         return self._call(depth, f"{name} = tl.load", args, tail)
 
     def store(self, s: Store | Put, depth: int) -> None:
-        """Write a value."""
-        value = self.k.expr.text(s.value, s.axes)
+        """Write a value, or add it to what is there."""
+        form = self.k.expr.float8.get(s.buffer)
+        value = self.k.expr.text(_code(s.value, form) if form else s.value, s.axes)
         if isinstance(s, Put):
             value = f"({value})" if " " in value else value
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
             value += f".reshape([{', '.join(self.k.tile(a) if a else '1' for a in s.box)}])" if None in s.box else ""
-            return self.k.line(depth, f"{self._descriptor(s)}.store({self._starts(s)}, {value})")
-        mask = self._mask(s.buffer, s.index, (), s.axes, self._filled(s, depth))
+            return self.k.line(depth, f"{self._descriptor(s)}.{'atomic_add' if s.onto.endswith('sum') else 'store'}({self._starts(s)}, {value})")
+        checked = tuple(d for d, i in enumerate(s.index) if not isinstance(i, (Position, BlockNumber))) if s.onto else ()
+        mask = self._mask(s.buffer, s.index, checked, s.axes, self._filled(s, depth))
+        if s.onto.endswith("sum"):
+            args = [self._pointer(s.buffer, s.index, s.axes), f"tl.cast({value}, tl.float32)", *([f"mask={mask}"] if mask else []), 'sem="relaxed"']
+            return self._call(depth, "tl.atomic_add", args)
         return self._call(depth, "tl.store", [self._pointer(s.buffer, s.index, s.axes), value] + ([f"mask={mask}"] if mask else []))
 
     def _filled(self, s: Store, depth: int) -> dict[Axis, str]:
@@ -149,7 +159,13 @@ class MemoryPrinter:
         return f"{load.buffer}_ptr + ({at} + {' + '.join(f'tl.cast({self.k.first(axis)}, INDEX) * {stride}' for stride in strides)})"
 
     def _mask(
-        self, buffer: str, index: tuple[Tile, ...], checked: tuple[int, ...], axes: tuple[Axis, ...], filled: dict[Axis, str] | None = None
+        self,
+        buffer: str,
+        index: tuple[Tile, ...],
+        checked: tuple[int, ...],
+        axes: tuple[Axis, ...],
+        filled: dict[Axis, str] | None = None,
+        only: Tile | None = None,
     ) -> str:
         involved = mask_axes(index)
         tiles = [arrange((filled or {}).get(a, f"{a.name}_ok"), (a,), axes) for a in involved if not a.scalar]
@@ -160,6 +176,8 @@ class MemoryPrinter:
             parts = [] if never_negative(index[d]) else [f"({text} >= 0)"]
             parts.append(f"({text} < {buffer}_size_{d})")
             (tiles if nest.axes_of(index[d]) else single).extend(parts)
+        if only is not None:
+            (tiles if nest.axes_of(only) else single).append(f"({self.k.expr.text(only, axes)})")
         if tiles and single:  # the interpreter cannot combine a single truth value with a tile of them by &
             return f"tl.where({' & '.join(single)}, {' & '.join(tiles)}, False)"
         shape = [a for a in axes if not a.scalar]
@@ -175,3 +193,8 @@ class MemoryPrinter:
         for a in args:
             self.k.line(depth + 1, f"{a},")
         return self.k.line(depth, f"){tail}")
+
+
+def _code(value: Tile, form: str) -> Tile:
+    """Return the code in a float8 dtype of a value, which is rounded to it where it is not yet."""
+    return Op(f"code:{form}", value.args if isinstance(value, Op) and value.fn == f"cast:{form}" else (value,))

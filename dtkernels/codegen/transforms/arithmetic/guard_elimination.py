@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ....lang.expr import FUNCTIONS
+from ....lang.expr import DTYPES, FUNCTIONS
 from ...ir import nest
 from ...ir.nest import (
     Accumulator,
@@ -44,9 +44,10 @@ from ...lower.schedule_options import KernelOptions
 def eliminate_guards(kernel: Kernel, options: KernelOptions) -> Kernel:
     """Drop needless guards and choose the fill value of each masked load.
 
-    A descriptor always gives 0, and integers are never -inf.
+    A descriptor always gives 0, and integers and numbers of e4m3 are never -inf.
     """
-    return replace(kernel, body=drop_guards(kernel.body, frozenset(options.descriptors()) | options.algorithm.integral))
+    finite = options.algorithm.integral | options.algorithm.float8_buffers.keys()
+    return replace(kernel, body=drop_guards(kernel.body, frozenset(options.descriptors()) | finite))
 
 
 def drop_guards(body: tuple[Statement, ...], zero_outside: frozenset[str] = frozenset()) -> tuple[Statement, ...]:
@@ -166,7 +167,7 @@ def _value_of_op(fn: str, args: list[float | None]) -> float | None:
             return 0.0
         case ("where", [_, a, b]) if a == b:
             return a
-        case (cast, [a]) if cast.startswith("cast:") and (a == 0 or a is not None and math.isinf(a)):  # others are rounded
+        case (cast, [a]) if cast.startswith("cast:") and (a == 0 or a is not None and math.isinf(a) and cast[5:] in DTYPES):  # others are rounded
             return a
         case ("maximum", [a, b]) if a is not None and b is not None:
             return max(a, b)

@@ -26,7 +26,7 @@ def simplified(tile: Tile) -> Tile:
 
 
 def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool:
-    """Return whether a step of ``body`` leaves every accumulator unchanged; ``assume`` substitutes what is known in that step.
+    """Return whether a step of ``body`` leaves every accumulator and all memory unchanged; ``assume`` substitutes what is known in that step.
 
     Exact in real arithmetic: 0 times anything is 0. A factor ``exp(x - where(x > -inf, x, 0))`` on an accumulator is 1, unless nothing
     was accumulated yet: ``lower/reductions.py`` makes such factors only from running maxima.
@@ -39,7 +39,7 @@ def is_noop(body: tuple[Statement, ...], assume: Callable[[Tile], Tile]) -> bool
 
     def unchanged(statements: tuple[Statement, ...]) -> bool:
         for s in statements:
-            if isinstance(s, Store) or (isinstance(s, Loop) and not unchanged(s.body)):
+            if isinstance(s, Store) and not (s.onto and _is_constant(value(s.value), 0)) or isinstance(s, Loop) and not unchanged(s.body):
                 return False
             if isinstance(s, Accumulator):
                 inner.add(s.name)

@@ -49,6 +49,7 @@ from ...ir.value_type import value_type
 from ...lower.reduction_terms import repeated
 from ...lower.schedule_options import KernelOptions
 from ..arithmetic.simplify import FALSE, TRUE, is_noop, simplified
+from .step_skipping import skipping_steps
 
 
 def partition_loops(kernel: Kernel, options: KernelOptions) -> Kernel:
@@ -78,7 +79,7 @@ def _partition_body(body: tuple[Statement, ...], outside: frozenset[Axis], names
 class _Condition:
     """A comparison, and the truth value (``holds``) without which a tile contributes nothing; ``forms`` are then all >= 0."""
 
-    comparison: Tile
+    comparison: Op
     holds: bool
     forms: tuple[Affine, ...]
 
@@ -98,12 +99,43 @@ class _LoopPartition:
         lower = [f.without(Position(self.axis)).scaled(-1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] > 0]
         upper = [f.without(Position(self.axis)).plus(1) for c in self.conditions for f in c.forms if f.terms[Position(self.axis)] < 0]
         if not self.conditions:
-            return self._peeled() if self._guards_a_product() else [self.loop]
+            return self._peeled() if self._guards_a_product() else [skipping_steps(self.loop, self.outside.__contains__, frozenset(), self.names)]
         begin = self._name("begin", self._round_down(_maximum([self.begin, *self._extremes(lower, False)]))) if lower else self.loop.begin
         end = self._name("end", _minimum([self.end, *self._extremes(upper, True)])) if upper else self.end
         if self.axis.scalar and all(a.scalar for c in self.conditions for f in c.forms for a in f.axes):
             return [*self.bounds, self._unmasked_loop(begin, end)]
+        if self._picks_one_step() and begin is not None:
+            return self._one_step_or_several(lower, upper, begin, end)
+        if self._masks_loads_alone():
+            return [*self.bounds, self._masked_loop(begin, end)]
         return self._masked_whole_masked(lower, upper, begin, end)
+
+    def _picks_one_step(self) -> bool:
+        """Return whether each element takes part in one step alone, that of an equal number: of ``e[m] == g`` in the loop over g."""
+        return self.axis.scalar and any(c.comparison.fn == "==" and c.holds and nest.axes_of(c.comparison) for c in self.conditions)
+
+    def _masks_loads_alone(self) -> bool:
+        """Return whether whole tiles would be masked too: every choice by the conditions is also one by data of this loop, of rows to load."""
+        compared = [c.comparison for c in self.conditions]
+        loaded = {s.name for s in statements(self.loop.body) if nest.is_load(s)}
+        nodes = [n for s in statements(self.loop.body) if isinstance(s, (Let, nest.Assign)) for n in s.value.walk()]
+        choices = [n for n in nodes if isinstance(n, Op) and n.fn == "where" and any(c in n.args[0].walk() for c in compared)]
+        inside = sum(n in compared for choice in choices for n in choice.args[0].walk())
+        return inside == sum(n in compared for n in nodes) and all(self._loads_by_data(n, compared, loaded) for n in choices)
+
+    def _loads_by_data(self, choice: Op, compared: list[Op], loaded: set[str]) -> bool:
+        match choice.args:
+            case (condition, Local(name), Const(0)) if name in loaded:
+                tests = [n for n in condition.walk() if isinstance(n, Op) and n.fn == "==" and n not in compared]
+                return any(isinstance(x, Local) and x.name in loaded for n in tests for x in n.walk())
+        return False
+
+    def _one_step_or_several(self, lower: list[Affine], upper: list[Affine], begin: Tile, end: Tile) -> list[Statement]:
+        """Return the step that all elements of the tile pick, without a mask, and all steps with masks for a tile whose elements differ."""
+        full = self._name("full", _maximum([self.begin, *self._extremes(lower, True)]))
+        partial = self._name("partial", _minimum([self.end, *self._extremes(upper, False)]))
+        several = self._name("several", Op("where", (Op("<", (full, partial)), end, begin)))
+        return [*self.bounds, self._unmasked_loop(full, partial), self._masked_loop(several, end)]
 
     def _masked_whole_masked(self, lower: list[Affine], upper: list[Affine], begin: Tile | None, end: Tile) -> list[Statement]:
         """Return masked tiles, whole tiles, masked tiles; the first group only under a lower bound."""
@@ -177,7 +209,9 @@ class _LoopPartition:
 
     def _masked_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the loop unchanged, over too few tiles for warp specialization to pay."""
-        return replace(self.loop, begin=begin, end=end, options=_without_warp_specialization(self.loop))
+        loop = replace(self.loop, begin=begin, end=end, options=_without_warp_specialization(self.loop))
+        bounding = frozenset(c.comparison for c in self.conditions)
+        return skipping_steps(loop, self.outside.__contains__, bounding, self.names)
 
     def _tail_loop(self, begin: Tile | None, end: Tile) -> Loop:
         """Return the last, partial tile as a loop of one step, without software pipelining.
@@ -298,7 +332,7 @@ def without_aliases(body: tuple[Statement, ...], known: Mapping[str, Tile] = Map
             s = replace(s, value=s.value.transform(rename))
             s = replace(s, value=s.value.transform(simplified))
         if isinstance(s, Loop):
-            bounds = {side: bound.transform(rename) for side in ("begin", "end") if (bound := getattr(s, side)) is not None}
+            bounds = {side: bound.transform(rename) for side in ("begin", "end", "when") if (bound := getattr(s, side)) is not None}
             s = replace(s, body=without_aliases(s.body, alias), **bounds)
         if isinstance(s, Let):
             alias.pop(s.name, None)

@@ -64,9 +64,11 @@ def use_descriptors(kernel: Kernel, at: Place | None = None) -> Kernel:
                 raise _refused(s.value.buffer, "its elements stand in an index", "tensors of numbers", at)
             return replace(s, value=Fetch(s.value.buffer, *_box(s.value.buffer, s.value.index, at)))
         if isinstance(s, Store) and s.buffer in kernel.descriptors:
+            if s.onto == "ordered sum":  # bulk additions of one program are in no order
+                raise _refused(s.buffer, "additions in a fixed order", "accumulate_at without ordered, or blocks of one tile", at)
             if axes_of(s.value) != frozenset(s.axes):
                 raise _refused(s.buffer, "a value without all of its labels is stored", "a store of whole tiles", at)
-            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin)
+            return Put(s.buffer, *_box(s.buffer, s.index, at), s.value, s.axes, s.origin, s.onto)
         return s
 
     body = eliminate_dead_code(tuple(one(s) for s in kernel.body))

@@ -42,7 +42,25 @@ from functools import reduce
 
 from ....lang.errors import DTError
 from ...ir import nest
-from ...ir.nest import Axis, Guard, Index, Kernel, Let, Local, Loop, Op, Position, Start, Statement, Store, Tile, TileDot, TileReduce, TileScan, axes_of
+from ...ir.nest import (
+    Axis,
+    Guard,
+    Index,
+    Kernel,
+    Let,
+    Local,
+    Loop,
+    Op,
+    Position,
+    Start,
+    Statement,
+    Store,
+    Tile,
+    TileDot,
+    TileReduce,
+    TileScan,
+    axes_of,
+)
 from ...lower.reduction_terms import MIN_DOT, TILE_KINDS
 from ...lower.schedule_options import KernelOptions
 from ...powers_of_two import binary_parts

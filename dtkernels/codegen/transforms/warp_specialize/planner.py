@@ -28,7 +28,9 @@ from ...ir.nest import (
     Local,
     Loop,
     Op,
+    Put,
     Statement,
+    Store,
     Tile,
     TileDot,
     TileReduce,
@@ -44,6 +46,8 @@ from .plan import HALF, REGISTERS, LoopStep, Product, Refused, Ring, WarpSpecial
 def plan(kernel: Kernel) -> WarpSpecializedKernel:
     """Plan a kernel in descriptor form. Raises Refused."""
     loops = [s for s in kernel.body if isinstance(s, Loop)]
+    if any(isinstance(s, (Store, Put)) and s.onto for s in statements(kernel.body)):
+        raise Refused("it adds to a sum in memory")
     if not any(name == "warp_specialize" for loop in loops for name, _ in loop.options):
         raise Refused("no loop has specialize_warps")
     for loop in loops:

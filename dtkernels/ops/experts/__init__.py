@@ -1,0 +1,1 @@
+"""Products by expert and mixtures of experts."""

@@ -1,0 +1,52 @@
+"""Attention's backward in one sweep over the queries: the program, a schedule for it, and its gradients in float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dtkernels.lang.parser import parse_schedule
+from dtkernels.lang.schedule import Program, Schedule
+from dtkernels.lang.schedule_checks import check_schedule
+from dtkernels.ops.registry import shipped
+
+OUTPUTS = ("d_Q", "d_K", "d_V")
+
+
+def one_sweep(params: dict, keys: int, rows: int, span: int = 0, order: str = "", more: str = "") -> Program:
+    """The gradients for Q, K and V: blocks of ``span`` keys in tiles of ``keys``, a loop over the queries, d_Q accumulated."""
+    given = tuple(sorted(params.items()))
+    algorithm = shipped("attention").variant(given, frozenset(), 0).pair(("Q", "K", "V")).backward.algorithm
+    grouped = params.get("group", 1) > 1
+    heads, inner = ("K_1", ", h_in:1") if grouped else ("h", "")
+    text = f"""d_V.fuse_at(d_K, {'h_in' if grouped else 'm'}); d_Q.accumulate_at(d_K, m{order});
+    d_K.block(b:1, {heads}:1, l:{span or keys}); d_K.tensorize(b:1, {heads}:1, l:{keys}, d:0, n:0, m:{rows}{inner}); {'d_K.reorder(h_in, m);' if grouped else ''}
+    d_Q.block(b:1, h:1, m:32); d_Q.tensorize(b:1, h:1, m:32, d:0); d_total.block(b:1, h:1, m:32); d_total.tensorize(b:1, h:1, m:32, n:0); {more}"""
+    fused = "".join(f"{f}.fuse_at(d_K, m); " for f in algorithm.funcs if f not in (*OUTPUTS, "d_total"))
+    schedule = parse_schedule(fused + text + "".join(f"{o}.compile();" for o in OUTPUTS))
+    check_schedule(schedule, algorithm)
+    return Program(algorithm, Schedule(schedule.primitives))
+
+
+def arguments(program: Program, params: dict, sizes: tuple[int, ...], dtype: torch.dtype, seed: int = 0) -> tuple[list, list[torch.Tensor]]:
+    """Numbers for the wrapper, and the gradients that they have in float64."""
+    b, h, m, l, d = sizes  # noqa: E741
+    torch.manual_seed(seed)
+    shared = h // params.get("group", 1)
+    q, k, v, grad = (torch.randn(shape).to(dtype) for shape in ((b, h, m, d), (b, shared, l, d), (b, shared, l, d), (b, h, m, d)))
+    numbers = {"scale": 1 / math.sqrt(d), "cap": 3.0, "first": -9, "last": 5}
+    wide = [t.double().requires_grad_() for t in (q, k, v)]
+    keys, values = (t.repeat_interleave(h // shared, 1) for t in wide[1:])
+    scores = numbers["scale"] * wide[0] @ keys.transpose(-1, -2)
+    scores = numbers["cap"] * torch.tanh(scores / numbers["cap"]) if params.get("capped") else scores
+    i, j = torch.arange(m)[:, None], torch.arange(l)[None]
+    seen = torch.ones(m, l, dtype=torch.bool)
+    for name, holds in (("causal", j <= i), ("starts", j >= i + numbers["first"]), ("ends", j <= i + numbers["last"])):
+        seen &= holds if params.get(name) else True
+    scores = scores.masked_fill(~seen, -math.inf)
+    logs = torch.logsumexp(scores, -1)
+    result = torch.exp(scores - torch.where(logs > -math.inf, logs, 0.0)[..., None]) @ values
+    result.backward(grad.double())
+    given = {"Q": q, "K": k, "V": v, "d_attention": grad, "total_log": logs.detach().float(), "attention": result.detach().to(dtype), **numbers}
+    return [given[n] for n in (*program.algorithm.inputs, *program.algorithm.scalars)], [t.grad for t in wide]

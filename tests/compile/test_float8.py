@@ -1,0 +1,79 @@
+"""Machine code of float8: the matrix units and conversions of GPUs that have it, arithmetic on bits where they do not; wide loads."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+
+import dtkernels
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import target
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.triton_compile import build, record_launches
+from dtkernels.runtime.torch_support.dtypes import float8_inputs
+
+E4M3, E5M2, BF16 = torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16
+PRODUCT = "Func f; In A, W; Var m, n; RVar k; f[m, n] = rdot(A[m, k], W[n, k], k); f.block(m:64, n:64); f.tensorize(m:64, n:64, k:64);"
+ROWS = "Func f; In A; Var m, n; f[m, n] = %s; f.block(m:1, n:4096); f.tensorize(n:4096);"
+#: GPU -> the instruction of a product of two operands in e4m3, and of one in bfloat16 with one in e4m3
+INSTRUCTIONS = {
+    "a100": (r"mma\.sync\S*f32\.f16\.f16\.f32", r"mma\.sync\S*f32\.bf16\.bf16\.f32"),
+    "l40s": (r"mma\.sync\S*f32\.e4m3\.e4m3\.f32", r"mma\.sync\S*f32\.bf16\.bf16\.f32"),
+    "h200": (r"wgmma\.mma_async\S*f32\.e4m3\.e4m3", r"wgmma\.mma_async\S*f32\.bf16\.bf16"),
+    "b200": (r"tcgen05\.mma\S*kind::f8f6f4", r"tcgen05\.mma\S*kind::f16"),
+    "mi300x": (r"v_mfma_f32_\S*_f16", r"v_mfma_f32_\S*_bf16"),
+}
+
+
+@pytest.fixture(autouse=True)
+def own_caches(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    monkeypatch.setenv("DTKERNELS_CACHE", str(tmp_path / "dtkernels"))
+
+
+def machine_code(text: str, dtypes: tuple[torch.dtype, ...], gpu: str) -> str:
+    program = dtkernels.compile(text).prepared
+    tensors = {n: torch.empty(4096, 4096, dtype=d, device="meta") for n, d in zip(program.algorithm.inputs, dtypes)}
+    program = replace(program, algorithm=replace(program.algorithm, float8=float8_inputs(tensors)))
+    module = load_module(emit(program, target=target(gpu)), "f")
+    (launch,) = record_launches(module, "f", tuple(tensors.values()))
+    asm = build(launch, target(gpu)).asm
+    return asm["ptx"] if "ptx" in asm else asm["amdgcn"]
+
+
+@pytest.mark.parametrize("gpu", INSTRUCTIONS)
+def test_products_take_the_matrix_units(gpu):
+    alone, beside = INSTRUCTIONS[gpu]
+    assert re.search(alone, machine_code(PRODUCT, (E4M3, E4M3), gpu))
+    assert re.search(beside, machine_code(PRODUCT, (BF16, E4M3), gpu))
+
+
+def test_forms_of_products_on_hopper():
+    descriptors = machine_code(PRODUCT + "f.descriptor(A, W);", (E4M3, E4M3), "h200")
+    assert "cp.async.bulk.tensor" in descriptors and re.search(r"wgmma\S*e4m3\.e4m3", descriptors)
+    assert re.search(r"wgmma\S*f32\.f16\.f16", machine_code(PRODUCT, (E5M2, E4M3), "h200"))
+    shallow = machine_code(PRODUCT.replace("k:64", "k:16"), (E4M3, E4M3), "h200")  # the instruction in float8 is 32 deep
+    assert re.search(r"wgmma\S*f32\.f16\.f16", shallow)
+
+
+def test_partial_sums_on_hopper_reach_float32():
+    """The matrix units add up as many products as the tile is deep; the sum so far is added by the cores."""
+    text = machine_code(PRODUCT, (E4M3, E4M3), "h200")
+    assert len(re.findall(r"add\.f32|add\.rn\.f32", text)) >= 32 and "max_num_imprecise_acc=64" in dtkernels_text()
+
+
+def dtkernels_text() -> str:
+    program = dtkernels.compile(PRODUCT).prepared
+    return emit(replace(program, algorithm=replace(program.algorithm, float8=(("A", "e4m3"), ("W", "e4m3")))))
+
+
+@pytest.mark.parametrize("gpu", ["a100", "h200", "mi300x"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_elements_are_loaded_16_at_a_time_and_converted_by_what_the_gpu_has(gpu, dtype):
+    name = "e4m3" if dtype == E4M3 else "e5m2"
+    text = machine_code(ROWS % "2 * A[m, n]", (dtype,), gpu)
+    assert re.search(r"ld\.global\S*\.v4\.b32|global_load_dwordx4", text)
+    assert (f"cvt.rn.f16x2.{name}x2" in text) == (gpu == "h200")
+    text = machine_code(ROWS % f"cast(A[m, n], {name})", (BF16,), gpu)
+    assert (f"cvt.rn.satfinite.{name}x2.f32" in text) == (gpu == "h200")
