@@ -9,7 +9,8 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernelbench"
-sys.path += [str(FOLDER), str(FOLDER.parents[1] / "tools")]
+sys.path.append(str(FOLDER))
+sys.path.append(str(FOLDER.parents[1] / "tools"))
 
 import check
 import measure

@@ -218,7 +218,9 @@ def _times(factor: int, label: str) -> ex.Expr:
 
 def _product(dot: ex.Dot, strides: list[_Stride], names: _Names) -> ex.Dot:
     """Return the product in the new labels, without the conditions."""
-    masks, places, taps = {}, {}, {}
+    masks: dict[ex.Expr, ex.Expr] = {}
+    places: dict[ex.Expr, ex.Expr] = {}
+    taps: dict[str, ex.Expr] = {}
     for s in strides:
         places[ex.Binary("/", s.place, ex.Const(s.size))] = _index(s, names)
         masks[s.condition] = ex.Const(True)
