@@ -9,10 +9,10 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernelbench"
 sys.path.append(str(FOLDER))
 sys.path.append(str(FOLDER.parents[1] / "tools"))
 
-import check
-import problem
+import check  # noqa: E402
+import problem  # noqa: E402
 
-from dtkernels.codegen.target import target
+from dtkernels.codegen.target import target  # noqa: E402
 
 COMPILED = ("002_matmul bf16", "004_matvec fp32", "019_relu bf16", "024_log_softmax bf16", "037_frobenius fp32", "040_layernorm bf16", "047_sum bf16", "051_argmax fp32",
             "087_conv_pointwise_2d bf16", "079_conv_transposed_1d_dilated_strided fp32", "089_cumsum fp32", "095_cross_entropy bf16", "099_triplet_loss fp32")  # fmt: skip

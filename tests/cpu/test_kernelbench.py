@@ -12,13 +12,13 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "kernelbench"
 sys.path.append(str(FOLDER))
 sys.path.append(str(FOLDER.parents[1] / "tools"))
 
-import check
-import measure
-import problem
-import run
+import check  # noqa: E402
+import measure  # noqa: E402
+import problem  # noqa: E402
+import run  # noqa: E402
 
-from dtkernels.algebra.pipeline import prepare_algorithm
-from dtkernels.runtime.reference.evaluator import evaluate
+from dtkernels.algebra.pipeline import prepare_algorithm  # noqa: E402
+from dtkernels.runtime.reference.evaluator import evaluate  # noqa: E402
 
 ALL = [(level, name) for level in problem.levels() for name in problem.problems(level)]
 #: one problem of each structure; three-dimensional windows take the interpreter too long
