@@ -29,14 +29,14 @@ from .rules.center_moments import center_moments
 from .rules.constant_folding import bind_parameters, drop_unused, fold_constants, keep_extents
 from .rules.data_index.data_bounds import bound_picked_sums
 from .rules.data_index.grouped_products import group_products
+from .rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from .rules.exponentials.shift_degree import Degree, degree
+from .rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from .rules.factor_hoisting import hoist_invariant_factors
 from .rules.label_unification import unify_labels
-from .rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from .rules.phases import separate_phases
 from .rules.product_columns import sum_product_operands
 from .rules.scans import extract_scans
-from .rules.shift_degree import Degree, degree
-from .rules.sum_exp_addends import extract_sum_exp_addends
 from .rules.tanh_to_sigmoid import tanh_to_sigmoid
 from .rules.unit_labels import drop_unit_labels
 from .top_k import expand_top_k

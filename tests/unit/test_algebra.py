@@ -26,14 +26,14 @@ from dtkernels.algebra.rules.center_moments import center_moments
 from dtkernels.algebra.rules.constant_folding import bind_parameters, fold_constants
 from dtkernels.algebra.rules.data_index.data_bounds import bound_picked_sums
 from dtkernels.algebra.rules.data_index.grouped_products import group_products
+from dtkernels.algebra.rules.exponentials.max_subtraction import move_masks_into_exponentials, subtract_maxima
+from dtkernels.algebra.rules.exponentials.shift_degree import FREE, Degree, degree
+from dtkernels.algebra.rules.exponentials.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.factor_hoisting import hoist_invariant_factors
 from dtkernels.algebra.rules.label_unification import unify_labels
-from dtkernels.algebra.rules.max_subtraction import move_masks_into_exponentials, subtract_maxima
 from dtkernels.algebra.rules.phases import separate_phases
 from dtkernels.algebra.rules.product_columns import sum_product_operands
 from dtkernels.algebra.rules.scans import extract_scans
-from dtkernels.algebra.rules.shift_degree import FREE, Degree, degree
-from dtkernels.algebra.rules.sum_exp_addends import extract_sum_exp_addends
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels
 from dtkernels.algebra.smart_constructors import simplify

@@ -18,9 +18,9 @@ from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ..rules.canonicalize import fresh_name, inline_access, matches
 from ..rules.constant_folding import drop_unused, inline_copies, keep_extents, with_plain_vars
-from ..rules.max_subtraction import shift_exponent
-from ..rules.shift_degree import Degree, degree_of, shift_dependent_terms
-from ..rules.sum_exp_addends import addends, shifted_alike
+from ..rules.exponentials.max_subtraction import shift_exponent
+from ..rules.exponentials.shift_degree import Degree, degree_of, shift_dependent_terms
+from ..rules.exponentials.sum_exp_addends import addends, shifted_alike
 from ..smart_constructors import ONE, ZERO, is_zero, simplify
 
 

@@ -1,7 +1,7 @@
 """Lower reductions: at once over whole extents, or by a loop that several reductions may share.
 
 A Func that reduces over the loop it is fused into is accumulated by that loop. Another accumulator of the loop may depend on its running
-value by degree j (algebra/rules/shift_degree.py). The partial result of that accumulator is then multiplied by ``exp(j * (new - old))``
+value by degree j (algebra/rules/exponentials/shift_degree.py). The partial result of that accumulator is then multiplied by ``exp(j * (new - old))``
 whenever the running value changes: the online softmax, for any program of that form.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
-from ...algebra.rules.shift_degree import Degree, degree
+from ...algebra.rules.exponentials.shift_degree import Degree, degree
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
 from ...lang.errors import DTError

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from ...lang import expr as ex
-from ...lang.algorithm import Definition
+from ....lang import expr as ex
+from ....lang.algorithm import Definition
 
 
 @dataclass(frozen=True)

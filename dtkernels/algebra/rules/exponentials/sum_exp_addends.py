@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import fresh_name
-from .constant_folding import constant
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ..canonicalize import fresh_name
+from ..constant_folding import constant
 
 
 def extract_sum_exp_addends(algorithm: Algorithm) -> Algorithm:

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 
-from ...lang import expr as ex
-from ...lang.algorithm import Algorithm, Definition
-from .canonicalize import fresh_name, inline_access, matches
+from ....lang import expr as ex
+from ....lang.algorithm import Algorithm, Definition
+from ..canonicalize import fresh_name, inline_access, matches
 from .shift_degree import Degree, degree, degree_of, shift_dependent_terms
 from .sum_exp_addends import shifted_alike
 
