@@ -21,11 +21,14 @@ MOST = 32  #: elements: each takes two reductions of its own
 def expand_top_k(algorithm: Algorithm, picked: bool = False) -> Algorithm:
     """Replace each ``rtopk`` and ``rargtopk``.
 
-    Before: ``f[x, j] = rtopk(A[x, y], y, j);`` with ``Extent j = 2;``
-    After:  ``f_top[x] = rmax(A[x, y], y);  f_place[x] = rargmax(A[x, y], y);
-    f_top2[x] = rmax(where(after, A[x, y], -inf), y);
+    Before: ``f[x, j] = rtopk(A[x, y], y, j);``
+    After, with ``Extent j = 2;``: ``f_top[x] = rmax(A[x, y], y); f_place[x] = rargmax(A[x, y], y);
+    f_top2[x] = rmax(where(A[x, y] < f_top[x] or A[x, y] == f_top[x] and y > f_place[x]
+    or isnan(f_top[x]) and (not isnan(A[x, y]) or y > f_place[x]), A[x, y], -inf), y);
+    f_place2[x] = rargmax(where((A[x, y] < f_top[x] or A[x, y] == f_top[x] and y > f_place[x]
+    or isnan(f_top[x]) and (not isnan(A[x, y]) or y > f_place[x])) and (A[x, y] == f_top2[x]
+    or isnan(A[x, y]) and isnan(f_top2[x])), 1, 0), y);
     f[x, j] = where(j < len(y), where(j == 0, f_top[x], f_top2[x]), -inf);``
-    where ``after`` is ``A[x, y] < f_top[x] or A[x, y] == f_top[x] and y > f_place[x]``, and the same for NaNs.
 
     ``picked``: values are ``rsum(where(y == f_place[x], A[x, y], 0), y)``, whose gradient is that of the one element at the place.
     """

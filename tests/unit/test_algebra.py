@@ -37,6 +37,7 @@ from dtkernels.algebra.rules.scans import extract_scans
 from dtkernels.algebra.rules.tanh_to_sigmoid import tanh_to_sigmoid
 from dtkernels.algebra.rules.unit_labels import drop_unit_labels
 from dtkernels.algebra.smart_constructors import simplify
+from dtkernels.algebra.top_k import expand_top_k
 from dtkernels.lang import DTError, parse
 from dtkernels.lang.algorithm import Algorithm
 from dtkernels.lang.spec import load_spec
@@ -93,6 +94,7 @@ def derived(name: str, **params):
 RULES = {
     "bind_parameters": (bind_parameters, lambda a: bind_parameters(a)),
     "fold_constants": (fold_constants, lambda a: fold_constants(a)),
+    "expand_top_k": (expand_top_k, lambda a: expand_top_k(replace(a, extents=(("j", "", 2),)))),
     "extract_scans": (extract_scans, lambda a: extract_scans(a)),
     "conditions_to_numbers": (conditions_to_numbers, lambda a: conditions_to_numbers(a)),
     "mean_to_sum": (mean_to_sum, lambda a: mean_to_sum(a)),
