@@ -2,10 +2,12 @@
 # The figures of README.md and targets.md anew, raw output with its command into a folder: bash benchmarks/measure.bash OUT [NAME ...]
 # Each GPU that is here takes its share of the jobs, one at a time, on its share of the cores. From the root of the project; needs liger-kernel and peft for
 # the peers and models of those names. SECONDS_EACH: the time that one job may take at most.
+# SEED: of the random sizes, from 1000 on and each used once.
 set -u
+seed=${SEED:-1001} limit=${SECONDS_EACH:-540}
 out=$1 && shift && mkdir -p "$out"
 jobs() {
-    cat <<'JOBS'
+    cat <<JOBS
 rows_forward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction forward --peers eager,compile,compile-max,liger --no-host
 rows_backward tools/bench.py --ops relu,softmax,dyt --set wide,odd --direction backward --peers eager,compile,compile-max,liger --no-host
 mmsigmoid_forward tools/bench.py --ops mmsigmoid --set wide,odd --direction forward --peers eager,compile,compile-max
@@ -21,6 +23,13 @@ models_generate tools/bench_models.py --work generate --variants sdpa,dtkernels,
 lora tools/lora_training.py --steps 200 --hidden 1024 --layers 8 --batch 8 --length 1024
 lora_1b tools/lora_training.py --steps 30 --hidden 2048 --layers 16 --batch 4 --length 2048
 host_time tools/bench_host_overhead.py
+random_rows benchmarks/random_shapes.py --seed $seed --ops relu,softmax,dyt --seconds $limit
+random_products benchmarks/random_shapes.py --seed $seed --ops mmsigmoid,two_mm --seconds $limit
+random_attention benchmarks/random_shapes.py --seed $seed --ops attention --seconds $limit
+untuned benchmarks/untuned.py --seconds $limit
+kernelbench_fp32 benchmarks/kernelbench/run.py --level 1,2 --dtype fp32 --seconds $limit
+kernelbench_bf16 benchmarks/kernelbench/run.py --level 1,2 --dtype bf16 --seconds $limit
+liger tools/compare_liger.py
 JOBS
 }
 gpus=$(nvidia-smi --list-gpus | wc -l)
