@@ -295,7 +295,8 @@ def input_shapes(algorithm: Algorithm, sizes: dict[str, int], scalars: dict[str,
     shapes = {}
     for tensor in algorithm.inputs:
         labels = plain_labels(algorithm, tensor)
-        uses = [access.index for d in algorithm.definitions for access in ex.accesses(d.expr) if access.tensor == tensor]
+        named = set(algorithm.labels) - sizes.keys()  # of Funcs that nothing needs
+        uses = [a.index for d in algorithm.definitions for a in ex.accesses(d.expr) if a.tensor == tensor and not ex.free_labels(a) & named]
         reach = [max((_range(index[dim], sizes, scalars)[1] for index in uses), default=0) + 1 for dim in range(len(labels))]
         sized = [smallest_dimension(algorithm, tensor, dim, sizes, max(1, n)) if algorithm.formulas else max(1, n) for dim, n in enumerate(reach)]
         shapes[tensor] = tuple(sizes[label] if label else n for label, n in zip(labels, sized))

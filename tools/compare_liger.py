@@ -78,7 +78,7 @@ def run_tests(options: argparse.Namespace) -> int:
         results = Path(folder) / "results.json"
         paths = [str(root), *([str(root / "src")] if (root / "src/liger_kernel").is_dir() else []), str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])]
         settings = {"RESULTS": str(results), "SECONDS": str(options.seconds), "LARGEST": str(options.largest)}
-        environment = {"DTKERNELS_FALLBACK": "reference", **os.environ, "PYTHONPATH": os.pathsep.join(paths), **{f"DTKERNELS_LIGER_{k}": v for k, v in settings.items()}}
+        environment = {"DTKERNELS_FALLBACK": "reference", **os.environ, "PYTHONPATH": os.pathsep.join(paths), **{f"LIGER_TESTS_{k}": v for k, v in settings.items()}}
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "liger.plugin", "--rootdir", str(root), "--tb=no", "--continue-on-collection-errors"]
         ran = subprocess.run([*command, *map(str, files)], cwd=root, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         if not results.is_file():

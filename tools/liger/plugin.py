@@ -17,7 +17,7 @@ import pytest
 from .adapters import NoCounterpart
 from .substitution import substitute
 
-SECONDS, LARGEST = (int(os.environ.get(f"DTKERNELS_LIGER_{name}", default)) for name, default in (("SECONDS", "120"), ("LARGEST", str(1 << 22))))
+SECONDS, LARGEST = (int(os.environ.get(f"LIGER_TESTS_{name}", default)) for name, default in (("SECONDS", "120"), ("LARGEST", str(1 << 22))))
 calls: dict[str, int] = {}
 outcomes: dict[str, dict] = {}
 
@@ -99,7 +99,7 @@ def pytest_runtest_logreport(report):
 
 
 def pytest_sessionfinish():
-    path = os.environ.get("DTKERNELS_LIGER_RESULTS")
+    path = os.environ.get("LIGER_TESTS_RESULTS")
     if path:
         with open(path, "w", encoding="utf-8") as file:
             json.dump({"outcomes": outcomes, "calls": calls}, file)

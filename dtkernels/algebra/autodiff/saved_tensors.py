@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import reduce
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
@@ -363,15 +364,33 @@ def _renamed(backward: Algorithm, func: str, output: str) -> Algorithm:
 
 
 def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -> Algorithm:
-    """Replace ``body`` by ``value``, an element of ``output``, if it has all labels of the output: others may not be bound where it is used."""
+    """Replace ``body`` by ``value``, an element of ``output``, if it has all labels of the output: others may not be bound where it is used.
+
+    A product with a sum among its factors is also found inside a longer one, in any order.
+    """
     if not set(backward[output].labels) <= ex.free_labels(body) or not any(ex.accesses(body)):
         return backward
+    parts = _factors(body) if any(isinstance(f, (ex.Dot, ex.Reduce)) for f in _factors(body)) else []
 
     def change(node: ex.Expr) -> ex.Expr:
-        return value if node == body else node
+        if node == body:
+            return value
+        if len(parts) < 2 or not (isinstance(node, ex.Binary) and node.op == "*"):
+            return node
+        rest = _factors(node)
+        for part in parts:
+            if part not in rest:
+                return node
+            rest.remove(part)
+        return reduce(lambda a, b: ex.Binary("*", a, b), (*rest, value))
 
     changed = (d if d.name == output else replace(d, expr=d.expr.transform(change)) for d in backward.definitions)
     return backward.with_definitions(tuple(changed))
+
+
+def _factors(node: ex.Expr) -> list[ex.Expr]:
+    """Return what a product multiplies; the expression itself if it is none."""
+    return [*_factors(node.left), *_factors(node.right)] if isinstance(node, ex.Binary) and node.op == "*" else [node]
 
 
 def _needed(backward: Algorithm, grads: tuple[str, ...]) -> Algorithm:

@@ -13,11 +13,12 @@ from .canonicalize import inline_access
 def hoist_invariant_factors(algorithm: Algorithm, outputs: tuple[str, ...], inline: frozenset[str] | None = None) -> Algorithm:
     """Hoist factors that do not depend on the summed label.
 
-    Before: ``rdot(e[m, l] / d[m], V[l, n], l)``  After: ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``
+    Before: ``rdot(e[m, l] / d[m], V[l, n], l)``, ``rsum(where(c0 < d[m], 0, A[m, l]), l)``
+    After:  ``where(len(l) == 0, 0, rdot(e[m, l], V[l, n], l) / d[m])``, ``where(c0 < d[m], 0, rsum(A[m, l], l))``
 
-    Funcs in ``inline`` (all, if None) that are quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]``
-    need not be written inside the sum. Funcs that nothing uses any more are removed. An empty sum stays 0 whatever divides it; an existing
-    test of ``d[m] == 0`` covers this case.
+    Likewise a condition that does not depend on it, which decides between all terms and none. Funcs in ``inline`` (all, if None) that are
+    quotients or products with such a factor are looked through: ``sm[m, l] = e[m, l] / d[m]`` need not be written inside the sum. Funcs that
+    nothing uses any more are removed. An empty sum stays 0 whatever divides it; an existing test of ``d[m] == 0`` covers this case.
     """
 
     def hoist(node: ex.Expr) -> ex.Expr:
@@ -36,6 +37,10 @@ def _hoist(node: ex.Expr, algorithm: Algorithm, inline: frozenset[str] | None) -
         outside = left_out + right_out
         kept: ex.Expr = replace(node, left=left, right=right)
     elif isinstance(node, ex.Reduce) and node.kind == "sum":
+        match node.arg:
+            case ex.Call("where", (condition, a, b)) if ex.Const(0) in (a, b) and not ex.free_labels(condition) & set(node.labels):
+                sums = (x if x == ex.Const(0) else _hoist(replace(node, arg=x), algorithm, inline) for x in (a, b))
+                return ex.Call("where", (condition, *sums))
         arg, outside = _split(node.arg, node.labels, algorithm, inline)
         kept = replace(node, arg=arg)
     else:
