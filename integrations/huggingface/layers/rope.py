@@ -35,17 +35,49 @@ class _Globals(dict):
         return self.file[name]
 
 
+def _copied(function: types.FunctionType, scope: dict, cells: tuple[types.CellType, ...] | None) -> types.FunctionType:
+    """Return ``function`` with other globals and another closure."""
+    made = types.FunctionType(function.__code__, scope, function.__name__, function.__defaults__, cells)
+    made.__kwdefaults__ = function.__kwdefaults__
+    made.__module__, made.__qualname__ = function.__module__, function.__qualname__
+    return made
+
+
+def _content(cell: types.CellType) -> object:
+    """Return what a variable of a closure holds; None where nothing is assigned to it."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None
+
+
+def _layers(function: object) -> list[types.FunctionType]:
+    """Return a function without its decorators, last, after these; empty where one of them does not call the next by its closure."""
+    found: list[types.FunctionType] = []
+    while inspect.isfunction(function):
+        found.append(function)
+        inner = getattr(function, "__wrapped__", None)
+        if inner is None:
+            return found
+        if not any(_content(c) is inner for c in function.__closure__ or ()):
+            return []
+        function = inner
+    return []
+
+
 class Rebound:
     """The forward of a class with the global `name` bound to the op instead of `original`; ``function`` is the new forward."""
 
     def __init__(self, cls: type[nn.Module], name: str, original: Callable):
         self.cls, self.name, self.original = cls, name, original
-        self.forward = forward = cls.forward
+        self.forward = cls.forward
+        *decorators, forward = _layers(cls.forward)
         self.scope: dict = forward.__globals__
-        scope = _Globals({name: partial(rotated, original)}, self.scope)
-        self.function = types.FunctionType(forward.__code__, scope, forward.__name__, forward.__defaults__, forward.__closure__)
-        self.function.__kwdefaults__ = forward.__kwdefaults__
-        self.function.__module__, self.function.__qualname__ = forward.__module__, forward.__qualname__
+        function = _copied(forward, _Globals({name: partial(rotated, original)}, self.scope), forward.__closure__)
+        for wrapper in reversed(decorators):  # each calls the next by a variable of its closure
+            cells = tuple(types.CellType(function) if _content(c) is wrapper.__wrapped__ else c for c in wrapper.__closure__ or ())  # type: ignore[attr-defined]
+            function = _copied(wrapper, wrapper.__globals__, cells)
+        self.function = function
 
     def __reduce__(self):
         return rebound, (self.cls,)  # functions with globals of their own cannot be pickled: they are made anew
@@ -133,9 +165,10 @@ def _rotary_name(cls: type[nn.Module]) -> str | None:
 def rebound(cls: type[nn.Module]) -> Rebound | None:
     """Return the forward of a class with its rotary function replaced; None if the function is not the op's."""
     name = _rotary_name(cls)
-    if name is None or not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
+    layers = _layers(cls.forward)
+    if name is None or not layers:
         return None
-    original = cls.forward.__globals__[name]
+    original = layers[-1].__globals__[name]
     return _make_rebound(cast(type, cls), name, original, cls.forward) if _is_half_rotation(original) else None
 
 
@@ -158,8 +191,9 @@ def _is_half_rotation(function: Callable) -> bool:
 
 def _why_not_replaceable(cls: type[nn.Module], name: str) -> str | None:
     """Return why the function cannot be examined or replaced; None if it computes something else."""
-    if not inspect.isfunction(cls.forward) or hasattr(cls.forward, "__wrapped__"):
-        return f"{cls.__name__}.forward is wrapped by a decorator"
-    if cls.forward.__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
+    layers = _layers(cls.forward)
+    if not layers:
+        return f"{cls.__name__}.forward is wrapped by a decorator that cannot be copied"
+    if layers[-1].__globals__[name].__module__.partition(".")[0] != cls.__module__.partition(".")[0]:
         return f"{name} was already replaced by somebody else"
     return None
