@@ -50,8 +50,9 @@ def test_no_part_is_lost(kind):
     found = coverage.cover(kind, name)
     for part, expected in zip(coverage.PARTS, EXPECTED[kind].split(), strict=True):
         patched, of = map(int, expected.split("/"))
-        assert (found[part]["patched"], found[part]["of"]) == (patched, of), part
-        assert patched == of or found[part]["why"]
+        now = found[part]
+        assert now["patched"] >= patched and now["patched"] * of >= patched * now["of"], part
+        assert now["patched"] == now["of"] or now["why"]
 
 
 def test_a_type_that_cannot_be_made_is_said_in_the_table(monkeypatch, tmp_path, capsys):
