@@ -84,7 +84,7 @@ class Builder:
     def unary(self, labels: str, depth: int) -> str:
         a = self.expr(labels, depth)
         safe = ["sqrt", "rsqrt", "log", "log2", "log1p"]
-        fn = self.pick(["-", "exp", "exp", "exp2", "tanh", "sigmoid", "erf", "abs", "sin", "cos", "expm1", *safe] + ["floor", "round", "sign"] * (not self.differentiable))
+        fn = self.pick(["-", "exp", "exp", "exp2", "tanh", "tanh", "tanh", "tanh", "sigmoid", "erf", "abs", "sin", "cos", "expm1", *safe] + ["floor", "round", "sign"] * (not self.differentiable))
         if fn == "tanh" and self.chance(2):
             return f"{self.pick(['', '0.25 * '])}(1 {self.pick('+-')} tanh(0.5 * {a}))"
         return f"{fn}(0.5 + abs({a}))" if fn in safe else f"{fn}(tanh({a}))" if fn.startswith("exp") and self.chance(2) else f"{fn}({a})"

@@ -157,6 +157,7 @@ class OnGpu:
     """Stands for a tensor of a GPU."""
 
     is_cuda = True
+    dtype = torch.float32
 
 
 @pytest.mark.parametrize("problem, runs", [(ImportError("no triton"), True), (torch.OutOfMemoryError("no memory"), False), (MemoryError(), False)])

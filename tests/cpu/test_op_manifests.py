@@ -130,6 +130,6 @@ def test_a_first_forward_and_backward_reads_no_algorithm_and_derives_nothing(op)
     loaded, routes = done.stdout.splitlines()
     kept = ("mm",) if op == "two_mm" else ()
     rematerialized = ["dtkernels.algebra.autodiff", "dtkernels.algebra.autodiff.rematerialization"]
-    codegen = [f"dtkernels.codegen.{name}" for name in ("emit", "emit.host_helpers", "powers_of_two", "target")]
+    codegen = [f"dtkernels.codegen.{name}" for name in ("emit", "emit.host_helpers", "held_terms", "powers_of_two", "target")]
     needed = [*(rematerialized if kept else []), *codegen, "dtkernels.lang.errors"]
     assert loaded == f"{needed} []" and routes == f"{[('prebuilt', kept)] * 2}"
