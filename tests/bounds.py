@@ -23,8 +23,14 @@ _ranges: list[tuple[int, int]] = []  #: of the running kernel: first byte, byte 
 
 
 def _bytes_of(tensor) -> tuple[int, int]:
+    """The bytes of a tensor with what lies between its rows, after the last one too, as far as there is memory."""
     last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) if tensor.numel() else -1
-    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    first, end = tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
+    if tensor.numel() and tensor.dim() > 1 and tensor.stride(-1) == 1:
+        storage = tensor.untyped_storage()
+        padding = max(0, tensor.stride(-2) - tensor.shape[-1]) * tensor.element_size()
+        end = min(end + padding, storage.data_ptr() + storage.nbytes())
+    return first, end
 
 
 def _checked(what: str, ptrs, mask) -> None:
