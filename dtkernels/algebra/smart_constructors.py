@@ -134,3 +134,8 @@ def simplify(e: ex.Expr, index: bool = False) -> ex.Expr:
         case ex.Dot(a, b, _) if is_zero(a) or is_zero(b):
             return ZERO
     return node
+
+
+def factors_of(node: ex.Expr) -> list[ex.Expr]:
+    """Return what a product multiplies; the expression itself if it is none."""
+    return [*factors_of(node.left), *factors_of(node.right)] if isinstance(node, ex.Binary) and node.op == "*" else [node]

@@ -22,7 +22,7 @@ from ..rules.constant_folding import drop_unused, inline_copies, keep_extents, w
 from ..rules.exponentials.max_subtraction import shift_exponent
 from ..rules.exponentials.shift_degree import Degree, degree_of, shift_dependent_terms
 from ..rules.exponentials.sum_exp_addends import addends, shifted_alike
-from ..smart_constructors import ONE, ZERO, is_zero, simplify
+from ..smart_constructors import ONE, ZERO, factors_of, is_zero, simplify
 
 
 @dataclass(frozen=True)
@@ -370,14 +370,16 @@ def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -
     """
     if not set(backward[output].labels) <= ex.free_labels(body) or not any(ex.accesses(body)):
         return backward
-    parts = _factors(body) if any(isinstance(f, (ex.Dot, ex.Reduce)) for f in _factors(body)) else []
+    parts = factors_of(body)
+    if not any(isinstance(f, (ex.Dot, ex.Reduce)) for f in parts):
+        parts = []
 
     def change(node: ex.Expr) -> ex.Expr:
         if node == body:
             return value
         if len(parts) < 2 or not (isinstance(node, ex.Binary) and node.op == "*"):
             return node
-        rest = _factors(node)
+        rest = factors_of(node)
         for part in parts:
             if part not in rest:
                 return node
@@ -386,11 +388,6 @@ def _replaced(backward: Algorithm, output: str, body: ex.Expr, value: ex.Expr) -
 
     changed = (d if d.name == output else replace(d, expr=d.expr.transform(change)) for d in backward.definitions)
     return backward.with_definitions(tuple(changed))
-
-
-def _factors(node: ex.Expr) -> list[ex.Expr]:
-    """Return what a product multiplies; the expression itself if it is none."""
-    return [*_factors(node.left), *_factors(node.right)] if isinstance(node, ex.Binary) and node.op == "*" else [node]
 
 
 def _needed(backward: Algorithm, grads: tuple[str, ...]) -> Algorithm:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm
-from ..smart_constructors import ONE, is_one
+from ..smart_constructors import ONE, factors_of, is_one
 from .constant_folding import constant
 
 SMALL = 2.0**-60  #: products of constants below this, or above its inverse, are not folded: float32 has 2**-126 to 2**128
@@ -23,7 +22,7 @@ def tanh_to_sigmoid(algorithm: Algorithm) -> Algorithm:
 
 
 def _changed(e: ex.Expr) -> ex.Expr:
-    factors = list(_factors(e))
+    factors = factors_of(e)
     if not any(_tangent(f) for f in factors):
         return e.rebuild(_changed)
     parts: list[ex.Expr] = []
@@ -47,14 +46,6 @@ def _tangent(e: ex.Expr) -> tuple[float, ex.Expr] | None:
     return None
 
 
-def _factors(e: ex.Expr) -> Iterator[ex.Expr]:
-    if isinstance(e, ex.Binary) and e.op == "*":
-        yield from _factors(e.left)
-        yield from _factors(e.right)
-    else:
-        yield e
-
-
 def _number(e: ex.Expr) -> float | None:
     """Return the value of a finite constant."""
     match e:
@@ -68,7 +59,7 @@ def _number(e: ex.Expr) -> float | None:
 def _scaled(e: ex.Expr, times: float) -> ex.Expr:
     """Return ``times * e``, folded into the constant factor of a product."""
     rest = []
-    for f in _factors(e):
+    for f in factors_of(e):
         value = _number(f)
         if value is not None and SMALL < abs(times * value) < 1 / SMALL:
             times *= value
