@@ -49,9 +49,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--regret", type=within(0), metavar="S", help="search S seconds at each size with the tuner, and compare with the best found")
     parser.add_argument("--sizes", type=at_least(1), metavar="N", help="at most N sizes for each op and direction")
     parser.add_argument("--skip", type=at_least(0), default=0, metavar="N", help="leave out the first N sizes of each stream: goes on with an earlier run")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="compile all sizes on N processes before the first is timed, in at most half of the time; needs --sizes")
     parser.add_argument("--list", type=at_least(1), metavar="K", help="print the first K sizes of each op and end; needs no GPU")
     parser.add_argument("--json", type=file_to_write, help="write everything here, after each size")
-    return parser.parse_args(argv)
+    options = parser.parse_args(argv)
+    if options.jobs and not options.sizes:
+        parser.error("--jobs needs --sizes: what is compiled before must be known")
+    return options
 
 
 def listed(options: argparse.Namespace) -> str:
@@ -74,6 +78,10 @@ class Run:
     def go(self) -> None:
         """Measure each op and direction for its share of the time left; what one does not use, the others get."""
         cells = [(op, direction) for op in self.options.ops for direction in self.options.directions]
+        if self.options.jobs:
+            sizes = [(op, size.shape, direction) for op, direction in cells for size in self._sizes(op)]
+            done = self.bench.prepare(sizes, self.options.jobs, self.options.seconds / 2)
+            print(f"compiled {done} of {len(sizes)} sizes before timing", flush=True)
         for i, (op, direction) in enumerate(cells):
             now = time.monotonic()
             until = now + (self.end - now) / (len(cells) - i)

@@ -2,6 +2,7 @@
 
     python tools/measure_stored.py                        this GPU, the rows of every table of its architecture
     python tools/measure_stored.py --ops softmax,two_mm   some ops
+    python tools/measure_stored.py --budget 5m            as many kinds of calls as the time allows; another run goes on with the rest
     python tools/measure_stored.py --dry-run --gpu h100   no GPU: simulated times, rows are marked measured: false
 
 At every size of a row, the schedules predicted to be the fastest race, each by the kernels that were built for sizes of this alignment;
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
@@ -26,7 +28,7 @@ if __name__ == "__main__":
 
     needs("measure_stored", "torch", "triton")
 
-from common.cli_types import Parser, at_least, folder_to_read  # noqa: E402
+from common.cli_types import DTYPES, Parser, at_least, folder_to_read, some_of  # noqa: E402
 
 from dtkernels.codegen.target import TARGETS, target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
@@ -38,8 +40,9 @@ from dtkernels.runtime.signature.spec_hash import spec_hash  # noqa: E402
 from dtkernels.runtime.tables.kernel_store import KernelStore, KernelStores, StoreError  # noqa: E402
 from dtkernels.runtime.tables.table import Row, TableError, arch_folder, read_gpu, read_rows, write_gpu  # noqa: E402
 from dtkernels.tuning.build_kernels import key_for, same_arch, stores_of, write_table  # noqa: E402
+from dtkernels.tuning.cli_types import seconds  # noqa: E402
 from dtkernels.tuning.records.journal import Time  # noqa: E402
-from dtkernels.tuning.records.measurement_store import MeasurementMatrix, write_matrices  # noqa: E402
+from dtkernels.tuning.records.measurement_store import MeasurementMatrix, write_joined  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, op_names, row_of, time_model, variants_of  # noqa: E402
 from dtkernels.tuning.records.write_table import gpu_named, pruned  # noqa: E402
 from dtkernels.tuning.search.candidates import cut  # noqa: E402
@@ -64,13 +67,12 @@ def main(argv: list[str] | None = None) -> int:
             raise SystemExit(f"measure_stored: no table of another GPU of {arch_folder(gpu.arch)} under {args.tables}")
         by = {"gpu": gpu.name, "multiprocessors": gpu.multiprocessors, "driver": about["driver"], "torch": about["torch"], "triton": about["triton"],
               "date": str(date.today()), "command": "tools/measure_stored.py"}  # fmt: skip
-        matrices: list[MeasurementMatrix] = []
+        until = time.monotonic() + args.budget
         for op in op_names(args.ops, "measure_stored") if args.ops != "all" else shipped_names():
             paths = [p for s in sources if (p := s.parent / f"{op}.yaml").exists()]
             if paths:
                 write_gpu(folder, gpu)
-                matrices += measure(op, paths, folder / f"{op}.yaml", gpus, args, by)
-        write_matrices(folder / "measurements.safetensors", by, matrices)
+                write_joined(folder / "measurements.safetensors", by, measure(op, paths, folder / f"{op}.yaml", gpus, args, by, until))
     except (TableError, StoreError, OSError) as error:
         raise SystemExit(f"measure_stored: {error}") from None
     finally:
@@ -83,6 +85,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--tables", type=folder_to_read, default=package_tables(), metavar="DIR")
     parser.add_argument("--ops", default="all", help="all, or names separated by commas")
     parser.add_argument("--most", type=at_least(1), default=6, metavar="N", help="schedules that race at a size; default: 6")
+    parser.add_argument("--dtypes", type=some_of(DTYPES), default=DTYPES, help=f"which of the rows' dtypes, comma-separated: {', '.join(DTYPES)}")
+    parser.add_argument("--budget", type=seconds, default="24h", help="begin no further size after 90s, 30m, 2h; a kind of call that is not finished gets no rows")
+    parser.add_argument("--again", action="store_true", help="measure kinds of calls too that the GPU's table has rows of")
     parser.add_argument("--gpu", choices=tuple(TARGETS), default="h100", help="the GPU that --dry-run pretends")
     parser.add_argument("--dry-run", action="store_true", help="predicted times instead of measurements; needs no GPU")
     return parser.parse_args(argv)
@@ -98,24 +103,36 @@ def ask(gpus: WorkerPool, message: tuple, seconds: float = 120.0):
             return [] if done.failure else done.result
 
 
-def measure(op: str, paths: list[Path], to: Path, gpus: WorkerPool, args: argparse.Namespace, by: dict) -> list[MeasurementMatrix]:
-    """Race the stored schedules of one op and write its rows; return the times."""
+def measure(op: str, paths: list[Path], to: Path, gpus: WorkerPool, args: argparse.Namespace, by: dict, until: float) -> list[MeasurementMatrix]:
+    """Race the stored schedules of one op and write its rows; return the times. Rows of kinds that were not measured stay."""
     found = [r for p in paths for r in read_rows(p.read_text(), str(p)) if r.binaries and not r.batched and r.spec == spec_hash(shipped(op).spec.algorithm)]
+    earlier = read_rows(to.read_text(), str(to)) if to.exists() else ()
+    known = set() if args.again else {kind_of(r) for r in earlier}
     kinds: dict[CallKind, dict[TuningProblem, None]] = {}
     for r in found:
-        kind = CallKind(r.op, r.direction, r.dtype, tuple(sorted(r.params.items())), r.wanted, r.saved, r.kept)
-        kinds.setdefault(kind, {})[TuningProblem(kind, tuple(r.sizes.items()))] = None
+        if r.dtype in args.dtypes and (kind := kind_of(r)) not in known:
+            kinds.setdefault(kind, {})[TuningProblem(kind, tuple(r.sizes.items()))] = None
     places = dict.fromkeys(s for p in paths for s in stores_of(p, read_gpu(p.parent).arch) if s.exists())
-    stores, rows, matrices = KernelStores([KernelStore(s) for s in places]), list[Row](), list[MeasurementMatrix]()
+    stores, rows, matrices, measured = KernelStores([KernelStore(s) for s in places]), list[Row](), list[MeasurementMatrix](), set[CallKind]()
     for kind, works in kinds.items():
-        times: Times = {w: raced(w, found, stores, gpus, args.most) for w in works}
+        times: Times = {w: raced(w, found, stores, gpus, args.most) for w in works if time.monotonic() < until}
+        if len(times) < len(works):
+            print(f"{op}: {kind.direction} {kind.dtype} not finished, no rows", flush=True)
+            continue
         best = {w: min(t, key=lambda s: t[s].score) for w, t in times.items() if t}
         chosen = {w: row_of(w, s, measured=not args.dry_run, by=by, microseconds=None if args.dry_run else round(times[w][s].cold, 2)) for w, s in best.items()}
         rows += [with_kernels(r, [o for o in found if (o.key, o.schedule) == (r.key, r.schedule)]) for r in pruned(chosen)]
         matrices.append(matrix(kind, times, by))
-    write_table(to, rows, BuiltKernels(), key_for(to))
+        measured.add(kind)
+    if rows:
+        write_table(to, rows + [r for r in earlier if kind_of(r) not in measured], BuiltKernels(), key_for(to))
     print(f"{op}: {sum(map(len, kinds.values()))} sizes, {len(rows)} rows in {to}", flush=True)
     return matrices
+
+
+def kind_of(row: Row) -> CallKind:
+    """Return the kind of call that a row is for."""
+    return CallKind(row.op, row.direction, row.dtype, tuple(sorted(row.params.items())), row.wanted, row.saved, row.kept)
 
 
 def raced(work: TuningProblem, rows: list[Row], stores: KernelStores, gpus: WorkerPool, most: int) -> dict[str, Time]:
@@ -151,8 +168,8 @@ def matrix(kind: CallKind, times: Times, by: dict) -> MeasurementMatrix:
     schedules = list(dict.fromkeys(s for t in times.values() for s in t))
     cold, warm = (np.full((len(times), len(schedules)), np.nan, np.float32) for _ in range(2))
     for i, t in enumerate(times.values()):
-        for schedule, time in t.items():
-            cold[i, schedules.index(schedule)], warm[i, schedules.index(schedule)] = time.cold, time.warm
+        for schedule, timed in t.items():
+            cold[i, schedules.index(schedule)], warm[i, schedules.index(schedule)] = timed.cold, timed.warm
     about = {"op": kind.op, "direction": kind.direction, "dtype": kind.dtype, "params": dict(kind.params), "wanted": kind.wanted, "saved": kind.saved}
     about |= {"kept": kind.kept} if kind.kept else {}
     works, variant = [{**w.extents, "held_out": False} for w in times], variants_of(kind)[1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
+import os
 import tempfile
 import time
 import zlib
@@ -24,6 +26,7 @@ from .checking import Deviation
 
 OURS = "dtkernels"
 LIMIT = 120.0  #: seconds for one size, peers compiled
+THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
 HELD = 24 << 30  #: bytes that a process may still hold after a size: what failed captures leave behind
 ROUND = 20.0  #: milliseconds of a round of one implementation
 MATERIALIZING = ("eager", "compile", "compile-max")  #: peers that are not run for attention, whose scores they would write
@@ -119,6 +122,21 @@ class Measurer:
         return call
 
 
+class Preparer(Measurer):
+    """Compile ours and the peers at one size, for a later process of this machine. Times and checks nothing."""
+
+    def measure(self, op: str, shape: str, direction: str, names: tuple[str, ...]) -> dict:
+        """Run every implementation once; errors are those that ``Measurer`` finds again."""
+        work = workloads.at(op, shape, self.dtype)
+        inputs, grads = _inputs(work, direction)
+        for who, fn in peer_module.implementations(work, peers_of(op, names))[0].items():
+            if who not in peer_module.REFERENCES:
+                with contextlib.suppress(Exception):
+                    bench.preparation(fn, tuple(t.clone() for t in inputs), work.differentiable, direction, grads)()()
+                    torch.cuda.synchronize()
+        return {}
+
+
 def _reraise(problem: Exception) -> None:
     """Raise an error after which the GPU takes no more work; free memory after others."""
     if isinstance(problem, torch.AcceleratorError) or "CUDA error" in str(problem) and not isinstance(problem, torch.OutOfMemoryError):
@@ -188,6 +206,11 @@ def make_measurer(index: int, dtype: str, stage: str) -> Measurer:
     return Measurer(dtype, stage)
 
 
+def make_preparer(index: int, dtype: str) -> Preparer:
+    """Make the handler of a process that only compiles."""
+    return Preparer(dtype, os.devnull)
+
+
 # -- in the main process ------------------------------------------------------------------------------------------------
 
 
@@ -225,6 +248,27 @@ class Bench:
             left_out[stage] = done.failure  # and again without it
             if time.monotonic() > end:
                 return {"us": {}, "errors": {}, "notes": left_out, "skipped": f"no time was left after {stage}: {done.failure}"}
+
+    def prepare(self, sizes: list[tuple[str, str, str]], jobs: int, seconds: float, make=make_preparer) -> int:
+        """Compile (op, shape, direction) of all ``sizes`` on ``jobs`` processes, for at most ``seconds``; return how many were."""
+        threads = os.environ.get(THREADS)
+        os.environ[THREADS] = "1"  # the processes share the cores already
+        try:
+            pool = WorkerPool(jobs, make, self.dtype)
+        finally:
+            os.environ.pop(THREADS)
+            os.environ.update({THREADS: threads} if threads is not None else {})
+        left, done, end = sizes[::-1], 0, time.monotonic() + seconds
+        try:
+            while (left or pool.busy()) and time.monotonic() < end:
+                for index in pool.idle():
+                    if left:
+                        op, shape, direction = size = left.pop()
+                        pool.send(index, size, (op, shape, direction, self.names), LIMIT)
+                done += len(pool.poll(0.2))
+        finally:
+            pool.close()
+        return done
 
     def close(self) -> None:
         """End the worker."""

@@ -15,7 +15,7 @@ from ..runtime.aot_build import BuildError, variant_of
 from ..runtime.select.schedule_selection import scheduled, target_for
 from ..runtime.signature.spec_hash import spec_hash
 from ..runtime.tables.table import Gpu, Row, TableError, read_gpu, read_rows, rows_text, write_gpu, write_whole
-from .records.measurement_store import joined, read_matrices, write_matrices
+from .records.measurement_store import read_matrices, write_joined
 
 LARGEST = 64 << 20  #: bytes of a shared file's contents
 MEASURED = "measurements.safetensors"
@@ -96,10 +96,7 @@ def merged(shared: Path, gpu: Gpu, folder: Path) -> tuple[dict[str, int], list[s
             write_whole(own, rows_text((here | {_place(r): r for r in better}).values()).encode())
             taken[path.stem] = len(better)
     if taken and (shared / MEASURED).exists():
-        by, new = read_matrices(shared / MEASURED)
-        earlier = {m.kind: m for m in (read_matrices(folder / MEASURED)[1] if (folder / MEASURED).exists() else [])}
-        both = [joined(m, earlier.pop(m.kind)) if m.kind in earlier else m for m in new]
-        write_matrices(folder / MEASURED, by, [*both, *earlier.values()])
+        write_joined(folder / MEASURED, *read_matrices(shared / MEASURED))
     return taken, why
 
 

@@ -116,6 +116,10 @@ def test_stored_kernels_are_measured_on_another_gpu_without_compiling(tables, mo
     assert table.gpu == "nvidia_h100" and table.packed and all(table.store.entry(n) for r in table.rows for n in r.binaries)
     capsys.readouterr()
     assert checked(tables, capsys) == []
+    text = (tables / H100.folder / "relu.yaml").read_text()
+    assert measure_stored.main(["--tables", str(tables), "--dry-run", "--again", "--budget", "0.000001"]) == 0 and "not finished, no rows" in capsys.readouterr().out
+    assert measure_stored.main(["--tables", str(tables), "--dry-run"]) == 0
+    assert (tables / H100.folder / "relu.yaml").read_text() == text and read_matrices(tables / H100.folder / "measurements.safetensors")[1]
     with pytest.raises(SystemExit, match="no table of another GPU of sm_80"):
         inline(monkeypatch, measure_stored, SimulatedGpu(target("a100")))
         measure_stored.main(["--tables", str(tables), "--dry-run", "--gpu", "a100"])

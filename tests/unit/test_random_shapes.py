@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import re
 import sys
@@ -348,3 +349,25 @@ def test_regret_is_the_dispatched_over_the_best_of_the_race():
     found = regret.outcome(work, plans[0], plans, journal, ("relu",))
     assert found == {"regret": 1.5, "dispatched": 12.0, "best": 8.0, "schedule": "relu.num_warps(2); relu.compile();"}
     assert "was not timed: wrong" in regret.outcome(work, plans[2], plans, journal, ())["note"]
+
+
+def compiled_alone(index: int, dtype: str):
+    """Make a process that ends at one size, and fails at another."""
+
+    def handle(task):
+        if task[1] == "1x1":
+            os._exit(3)
+        if task[1] == "2x2":
+            raise ValueError("no such kernel")
+
+    return handle
+
+
+def test_sizes_are_compiled_first_on_several_processes_whatever_fails(monkeypatch):
+    monkeypatch.setenv(measuring.THREADS, "7")
+    made = measuring.Bench.__new__(measuring.Bench)
+    made.names, made.dtype = ("eager",), "bf16"
+    sizes = [("relu", f"{n}x{n}", "forward") for n in range(1, 6)]
+    assert made.prepare(sizes, 2, 100.0, compiled_alone) == 5 and os.environ[measuring.THREADS] == "7"
+    with pytest.raises(SystemExit):
+        random_shapes.arguments(["--seed", "1", "--jobs", "2"])

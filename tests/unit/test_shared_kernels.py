@@ -24,10 +24,10 @@ def row(x=64, schedule=TEXT, **more):
     return Row("f", "forward", "bf16", {"x": x, "y": 64}, schedule, "0" * 12, **more)
 
 
-def put(folder, gpu, rows, kernels=(), store=None, key=None, packed=True):
+def put(folder, gpu, rows, kernels=(), store=None, key=None, packed=True, op="f"):
     """Write a table and a store; ``store`` is its folder, beside the table by default."""
     write_gpu(folder / gpu.folder, gpu)
-    path = folder / gpu.folder / "f.yaml"
+    path = folder / gpu.folder / f"{op}.yaml"
     write_rows(path, rows)
     if kernels:
         ordered = read_rows(path.read_text(), "f") if packed else ()
@@ -108,6 +108,17 @@ def test_rows_of_another_gpu_stand_in_for_kinds_of_calls_that_the_user_did_not_t
     assert [r.schedule for r, _ in table.rows_of_kind(row().key)] == ["f.num_warps(8);"], "times of another GPU are no evidence beside one's own"
     assert [r.schedule for r, _ in table.rows_of_kind(backward)] == ["f.num_warps(2);"]
     assert (table.gpu_of(row().key), table.gpu_of(backward)) == ("nvidia_h100", "nvidia_h200")
+
+
+def test_kinds_of_calls_and_ops_that_a_gpus_table_lacks_take_those_of_its_architecture(folders):
+    put(folders / "package", H200, [row(64, "f.num_warps(1);"), replace(row(64, "f.num_warps(2);"), direction="backward")])
+    put(folders / "package", H200, [replace(row(64), op="g")], op="g")
+    put(folders / "package", H100, [row(128, "f.num_warps(8);")])
+    table, backward = table_loader.op_table("f", H100), replace(row(), direction="backward").key
+    assert [r.schedule for r in table.rows_like(row().key) if r.direction == "forward"] == ["f.num_warps(8);"]
+    assert [r.schedule for r, _ in table.rows_of_kind(backward)] == ["f.num_warps(2);"]
+    assert (table.gpu_of(row().key), table.gpu_of(backward)) == ("nvidia_h100", "nvidia_h200")
+    assert table_loader.op_table("g", H100).gpu == "nvidia_h200"
 
 
 def test_a_named_folder_is_the_only_one(folders, monkeypatch):

@@ -1,7 +1,8 @@
 """Load tables from disk on first use. A table that cannot be read gives one warning and is ignored.
 
 The folders are, in this order: that of ``DTKERNELS_TABLES`` alone where it is set; else the user's, then the package's. In each, the
-rows of a GPU lie in a folder of its own, kernels beside them or in the folder of its architecture.
+rows of a GPU lie in a folder of its own, kernels beside them or in the folder of its architecture. Kinds of calls that a GPU's own
+table lacks take the rows of the most similar GPU of its architecture.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ def op_table(op: str, gpu: Gpu) -> OpTable:
 
 def forget() -> None:
     """Drop all cached tables, so that they are read again."""
-    for cached in (_op_table, _folder_for, _with_user_tables, _store):
+    for cached in (_op_table, _folders_for, _with_user_tables, _store):
         cached.cache_clear()
     forget_warnings()
 
@@ -155,18 +156,16 @@ def forget() -> None:
 @lru_cache(maxsize=256)
 def _op_table(op: str, gpu: Gpu, folders: tuple[Path, ...]) -> OpTable:
     found: OpTable | None = None
-    for folder in reversed(folders):
-        own = _table_in(op, gpu, folder, folders)
+    places = [(root, name) for root in folders for name in _folders_for(gpu, root)]
+    for root, name in reversed(places):
+        own = _table_in(op, gpu, root, name, folders)
         rows = own.written or own.packed is not None
         found = own if found is None else replace(own, beyond=found, store=_joined(own.store, found.store)) if rows else found
     return found or OpTable(None)
 
 
-def _table_in(op: str, gpu: Gpu, root: Path, folders: tuple[Path, ...]) -> OpTable:
-    """Return the table of one folder. Kernels lie beside it or with its architecture, there or in a later folder."""
-    name = _folder_for(gpu, root)
-    if name is None:
-        return OpTable(None)
+def _table_in(op: str, gpu: Gpu, root: Path, name: str, folders: tuple[Path, ...]) -> OpTable:
+    """Return the table ``name`` of one folder. Kernels lie beside it or with its architecture, there or in a later folder."""
     path, shared = root / name / f"{op}.yaml", f"{arch_folder(gpu.arch)}/{op}.safetensors"
     places = (path.with_suffix(".safetensors"), *(folder / shared for folder in folders[folders.index(root) :]))
     stores = [s for s in map(_store, places) if s is not None]
@@ -251,16 +250,14 @@ def usable(store: KernelStore) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _folder_for(gpu: Gpu, root: Path) -> str | None:
-    """Return the folder of the GPU itself, else of the most similar one; None if there is none."""
-    if (root / gpu.folder).is_dir():
-        return gpu.folder
+def _folders_for(gpu: Gpu, root: Path) -> tuple[str, ...]:
+    """Return the folder of the GPU itself where there is one, then that of the most similar other GPU of its architecture."""
     found = {}
     try:
         folders = sorted(p for p in root.iterdir() if (p / "gpu.yaml").exists())
     except OSError as error:
         warn_once(f"no tables: {_named(root, error)}")
-        return None
+        return ()
     if not folders:
         inside = ": it is one table; name the folder that it lies in" if (root / "gpu.yaml").exists() else ""
         warn_once(f"no tables: {root}: no folder in it has a gpu.yaml{inside}")
@@ -269,4 +266,6 @@ def _folder_for(gpu: Gpu, root: Path) -> str | None:
             found[folder.name] = read_gpu(folder)
         except (OSError, TableError) as error:
             warn_once(f"table not used: {_named(folder, error)}")
-    return nearest_gpu(found, gpu)
+    own = (gpu.folder,) if (root / gpu.folder).is_dir() else ()
+    other = nearest_gpu({name: g for name, g in found.items() if name != gpu.folder}, gpu)
+    return own + ((other,) if other else ())

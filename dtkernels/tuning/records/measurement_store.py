@@ -73,6 +73,13 @@ def joined(now: MeasurementMatrix, before: MeasurementMatrix) -> MeasurementMatr
     return MeasurementMatrix({**now.about, "works": works, "schedules": schedules}, both(now.cold, before.cold), both(now.warm, before.warm))
 
 
+def write_joined(path: Path, by: dict, new: list[MeasurementMatrix]) -> None:
+    """Write ``new``, plus what the file has for other kinds of calls and sizes. Raises as ``read_matrices`` does."""
+    earlier = {m.kind: m for m in (read_matrices(path)[1] if path.exists() else [])}
+    both = [joined(m, earlier.pop(m.kind)) if m.kind in earlier else m for m in new]
+    write_matrices(path, by, [*both, *earlier.values()])
+
+
 def write_matrices(path: Path, by: dict, matrices: list[MeasurementMatrix]) -> None:
     """Write all of them completely or not at all."""
     tensors = {}

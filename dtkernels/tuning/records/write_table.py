@@ -21,7 +21,7 @@ from ..search.portfolio import Regret, choose, dispatched, kinds, summary
 from ..search.search_state import SearchState
 from ..search.warm_start import rows_in
 from .journal import Time
-from .measurement_store import MeasurementMatrix, joined, read_matrices, write_matrices
+from .measurement_store import MeasurementMatrix, write_joined, write_matrices
 from .problems import CallKind, TuningProblem, operator_of, row_of, variants_of
 
 
@@ -245,12 +245,10 @@ def write_measurements(path: Path, known: SearchState, times: dict[tuple[str, st
             found[group][j, p] = t
     mine = [_matrix(g, known.of_group[g], timed, by) for g, timed in found.items()]
     try:
-        earlier = {m.kind: m for m in (read_matrices(path)[1] if path.exists() else [])}
+        write_joined(path, by, mine)
     except ValueError as error:
         print(f"tune: {error}; it is now {set_aside(path)}", file=sys.stderr)
-        earlier = {}
-    now = [joined(m, earlier.pop(m.kind)) if m.kind in earlier else m for m in mine]
-    write_matrices(path, by, [*now, *earlier.values()])
+        write_matrices(path, by, mine)
 
 
 def set_aside(path: Path) -> Path:
