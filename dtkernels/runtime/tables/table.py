@@ -105,6 +105,9 @@ def call_kind_text(key: RowKey) -> str:
     return json.dumps([*rest, sorted(labels)])
 
 
+_MEMORY = re.compile(r"\d+gb?|hbm\d\w*|sxm\d*")
+
+
 @dataclass(frozen=True)
 class Gpu:
     """The GPU of a table."""
@@ -116,8 +119,9 @@ class Gpu:
 
     @property
     def folder(self) -> str:
-        """Return the folder name: ``NVIDIA H200`` -> ``nvidia_h200``."""
-        return "_".join("".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split())
+        """Return the folder name: ``NVIDIA H200`` -> ``nvidia_h200``. Memory and socket are left out: ``NVIDIA H100 80GB HBM3`` -> ``nvidia_h100``."""
+        words = "".join(c if "a" <= c <= "z" or "0" <= c <= "9" else " " for c in self.name.lower()).split()
+        return "_".join(w for w in words if not _MEMORY.fullmatch(w))
 
 
 def arch_folder(arch: int | str) -> str:
