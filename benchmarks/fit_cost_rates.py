@@ -1,6 +1,7 @@
 """Fit the rates of the cost model to stored measurements, without a GPU, and print them for ``autoschedule/cost/coefficients.py``.
 
-python benchmarks/fit_cost_rates.py                        from the H200's table; needs scipy, takes minutes
+python benchmarks/fit_cost_rates.py                        from the tables of the H200 and the H100; needs scipy, takes minutes
+python benchmarks/fit_cost_rates.py --more FILE.safetensors  times of tools/tune.py on an H100 besides; may be repeated
 python benchmarks/fit_cost_rates.py --trials FILE.json     times of more schedules besides: {"sizes": [{label: extent, "trials": [[schedule, us, ...]]}]}
 python benchmarks/fit_cost_rates.py --without mmsigmoid    leave ops out, to judge the model on them
 
@@ -18,11 +19,11 @@ from typing import NamedTuple
 import numpy as np
 from choice_regret import STORED, kernels
 
-from dtkernels.autoschedule.cost.coefficients import PRODUCTS, ROWS, Rates
+from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, rates_of
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
 from dtkernels.autoschedule.cost.kernel_work import Work, plans
-from dtkernels.autoschedule.cost.predicted_time import kernel_time
-from dtkernels.codegen.target import TARGETS
+from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for
+from dtkernels.codegen.target import TARGETS, Target
 from dtkernels.runtime.select.evidence import ITEMSIZE
 from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, variants_of
@@ -34,9 +35,10 @@ BOUNDS = {
     "sharp": (1.3, 6), "rounds": (1.5, 8), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),
     "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.3, 4), "launch": (1.5, 4.5),
     "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 6), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
+    "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "described": (0.3, 3), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
     "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
 }  # fmt: skip
-H200 = TARGETS["h200"]
+H200, H100 = TARGETS["h200"], TARGETS["h100"]
 
 
 class Sample(NamedTuple):
@@ -45,18 +47,19 @@ class Sample(NamedTuple):
     place: tuple  #: times of one place are compared
     work: list[tuple[Work, KernelConfig]]
     microseconds: float
+    target: Target
 
 
-def stored(without: list[str]) -> Iterator[Sample]:
-    """Yield the stored times."""
-    for n, kernel in enumerate(kernels(read_matrices(STORED)[1], [])):
+def stored(path: Path, target: Target, without: list[str]) -> Iterator[Sample]:
+    """Yield the times of a file of measurements."""
+    for n, kernel in enumerate(kernels(read_matrices(path)[1], [])):
         if kernel.kind.op in without:
             continue
         for i, times in kernel.times.items():
             for schedule, us in times.items():
                 used = [p for p in plans(schedule, kernel.known) if kernel.root in ("*", p.config.func)]
                 itemsize = ITEMSIZE[kernel.kind.dtype]
-                yield Sample((n, i), [(p.at(kernel.sizes[i], itemsize, H200, (PRODUCTS if p.products else ROWS).live), p.config) for p in used], us)
+                yield Sample((str(path), n, i), [(p.at(kernel.sizes[i], itemsize, target, PRODUCTS.live), p.config) for p in used], us, target)
 
 
 def trials(path: Path) -> Iterator[Sample]:
@@ -64,9 +67,9 @@ def trials(path: Path) -> Iterator[Sample]:
     known = variants_of(CallKind("mmsigmoid", "forward", "bf16"))[1].dispatch.known_outline
     for n, place in enumerate(json.loads(path.read_text())["sizes"]):
         sizes = {label: place[label] for label in ("x", "y", "k")}
-        for schedule, us, _, failure in place["trials"]:
-            if us and not failure:
-                yield Sample(("trials", n), [(p.at(sizes, 2, H200, PRODUCTS.live), p.config) for p in plans(schedule, known)], us)
+        for schedule, us, *more in place["trials"]:
+            if us and not (more and more[-1]):
+                yield Sample(("trials", n), [(p.at(sizes, 2, H200, PRODUCTS.live), p.config) for p in plans(schedule, known)], us, H200)
 
 
 def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) -> Rates:
@@ -85,7 +88,7 @@ def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) ->
 
     def residuals(x: np.ndarray) -> np.ndarray:
         tried = made(x)
-        off = measured - np.log([sum(kernel_time(w, k, tried, H200) for w, k in s.work) for s in samples])
+        off = measured - np.log([sum(kernel_time(w, k, tried, s.target) for w, k in s.work) for s in samples])
         mean = np.bincount(of, weight * off) / share
         return np.concatenate([(off - mean[of]) * weight * few, 0.5 * mean])
 
@@ -100,16 +103,22 @@ def main() -> int:
 
     parser = Parser("fit_cost_rates", __doc__)
     parser.add_argument("--trials", help="a file of more times")
+    parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run on an H100")
     parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
     parser.add_argument("--steps", type=int, default=10, help="of the optimizer")
     options = parser.parse_args()
-    samples = [*stored(options.without.split(",")), *(trials(Path(options.trials)) if options.trials else ())]
+    without = options.without.split(",")
+    samples = [*stored(STORED, H200, without), *stored(STORED.parents[1] / "nvidia_h100" / STORED.name, H100, without)]
+    samples += [s for path in options.more for s in stored(Path(path), H100, without)]
+    samples += trials(Path(options.trials)) if options.trials else ()
     common = [name for name in Rates._fields if name not in OF_PRODUCTS and name not in KEPT]
-    for name, rates, product, names in (("PRODUCTS", PRODUCTS, True, [*common, *OF_PRODUCTS]), ("ROWS", ROWS, False, [*common, "step"])):
-        own = [s for s in samples if s.work and all(bool(w.rows) is product for w, _ in s.work)]
+    shipped = rates_of(90)
+    for kind, rates in zip(shipped._fields, shipped):
+        own = [s for s in samples if s.work and all(rates_for(w, shipped) is rates for w, _ in s.work)]
+        names = [*common, *OF_PRODUCTS] if kind == "products" else [*common, "step"]
         found = fitted(rates, own, names, options.steps)
         said = ", ".join(f"{n}={float(format(v, '.3g')):.10g}" for n, v in found._asdict().items() if n in names)
-        print(f"{name} = Rates({said})")
+        print(f"{kind.upper()} = Rates({said})  # {len(own)} times", flush=True)
     return 0
 
 

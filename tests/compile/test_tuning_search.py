@@ -11,9 +11,10 @@ from dtkernels.lang.tuning_space import read_shapes
 from dtkernels.runtime.select.schedule_selection import gpu_of
 from dtkernels.tuning.records.comparison import timed_against
 from dtkernels.tuning.records.journal import Journal
-from dtkernels.tuning.records.problems import TuningProblem, problems_of, row_of, variants_of
+from dtkernels.tuning.records.problems import CallKind, TuningProblem, problems_of, row_of, variants_of
 from dtkernels.tuning.records.roofline import roofline
 from dtkernels.tuning.records.write_table import pruned
+from dtkernels.tuning.search.candidates import cut, with_aligned_rows
 from dtkernels.tuning.search.search import ScheduleSearch
 from dtkernels.tuning.search.search_state import SearchState
 from dtkernels.tuning.search.space import Surroundings, Tiling, neighbours
@@ -146,3 +147,14 @@ def test_the_roofline_is_the_longer_of_bytes_and_products():
     moved = 2 * (16 * 8192 + 8192 * 8192 + 16 * 8192)
     assert roofline(few, H200) == moved / H200.bandwidth * 1e6
     assert 1000 < roofline(many, H200) < 1600, "cuBLAS takes 1570 us"
+
+
+def test_what_a_kernel_reads_by_descriptors_has_aligned_rows():
+    """Else a kernel is timed that falls back to pointers, ten times slower."""
+    kind = CallKind("mmsigmoid", "backward", "bf16", wanted=("A", "B"))
+    variant = variants_of(kind)[1]
+    text = "operand.num_warps(8); d_A.block(x:128, k:64); d_A.tensorize(x:128, k:64, y:64); d_A.descriptor(operand, B); d_A.num_warps(4);"
+    whole = cut(variant.algorithm, variant.outputs, text)
+    odd, even = (with_aligned_rows(whole, TuningProblem(kind, (("x", 512), ("y", y), ("k", 512)))) for y in (1001, 1024))
+    assert even == whole and "operand.align();" in odd.schedule(variant.outputs) and "d_A.align" not in odd.schedule(variant.outputs)
+    assert cut(variant.algorithm, variant.outputs, odd.schedule(variant.outputs)) == odd

@@ -44,6 +44,9 @@ class Rates(NamedTuple):
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
+    strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
+    gather: float = 0.02  #: microseconds of one sum over a program's threads
+    refilled: float = 1.1  #: programs that stay and load through pointers, whose loads start anew with each block
     described: float = 1.5  #: microseconds until a kernel has made its tensor descriptors
     merge: float = 3.0  #: microseconds of the kernel that merges a split
     merge_rate: float = 5e6  #: bytes of partial results
@@ -51,22 +54,36 @@ class Rates(NamedTuple):
 
 
 PRODUCTS = Rates(
-    launch=4.49, start=0.58, latency=0.216, step=2.26e-07, alone=0.3, rate=6600000, wide_rate=342000, few_rows=22.1, few_columns=14.8,
-    old_units=0.801, few_warps=2.64, crowded=1.15, specialized=0.512, special=20700, plain=1000000, l2_rate=92100, request_rate=20600000, narrow=10,
-    ragged=1.12, warp_rate=14300, sync=0.0058, beside=0.618, spills=6, overlap=0.117, flying=162000, bandwidth=3890000, sharp=1.59, rounds=1.5,
-    inner=7.96, exposed=0.0104, merge=1.21, merge_rate=4010000, merge_part=0.22,
+    launch=4.32, start=0.609, latency=0.265, step=5.55e-08, alone=0.302, rate=6790000, wide_rate=331000, few_rows=14.9, few_columns=10.2,
+    old_units=1.05, few_warps=2.3, crowded=1.35, specialized=0.533, special=20600, plain=968000, l2_rate=83700, request_rate=9890000, narrow=9.47,
+    ragged=1.1, warp_rate=13700, sync=0.00741, beside=0.804, spills=6, overlap=0.13, flying=157000, bandwidth=3970000, sharp=1.57, rounds=1.5,
+    inner=7.97, exposed=0.0166, tall=1.18, low=1.14, quartered=1.29, strip=1.8, refilled=1.48, described=1.67, merge=1.5,
+    merge_rate=3610000, merge_part=0.193,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.394, latency=0.402, step=0.0242, special=131000, plain=1000000, l2_rate=120000, request_rate=24300, narrow=1, ragged=1,
-    warp_rate=1490, sync=0.000161, live=1.6, spills=6, overlap=0.488, flying=20000, bandwidth=4400000, sharp=1.81, rounds=2.93, inner=2.7,
-    exposed=0.01, merge=4.86, merge_rate=2910000, merge_part=0.0022,
+    launch=4.5, start=0.388, latency=0.442, step=0.0245, special=121000, plain=938000, l2_rate=118000, request_rate=21000, narrow=1, ragged=1,
+    warp_rate=2250, sync=0.000163, spills=5.99, overlap=0.464, flying=20000, bandwidth=4470000, sharp=1.95, rounds=2.79, inner=2.67, exposed=0.0101,
+    tall=1.08, low=1.18, quartered=1.3, strip=1.25, gather=0.02, refilled=1.1, described=1.5, merge=4.54, merge_rate=3350000, merge_part=0.00217,
+)  # fmt: skip
+STREAMS = Rates(
+    launch=3.33, start=0.442, latency=0.357, step=0.0221, special=129000, plain=960000, l2_rate=38800, request_rate=28500, narrow=1.46, ragged=1.1,
+    warp_rate=2850, sync=0.000162, spills=5.99, overlap=0.513, flying=22100, bandwidth=4000000, sharp=1.7, rounds=2.48, inner=2.63, exposed=0.0101,
+    tall=1.08, low=1.18, quartered=1.3, strip=1.04, gather=0.0411, refilled=1.1, described=1.75, merge=3.08, merge_rate=2830000, merge_part=0.00219,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}
 
 
+class RatesOfKinds(NamedTuple):
+    """The rates of each kind of kernel: with products on matrix units, with products that only move memory, and others."""
+
+    products: Rates
+    rows: Rates
+    streams: Rates
+
+
 @lru_cache(maxsize=16)
-def rates_of(arch: int | str) -> tuple[Rates, Rates]:
-    """Return the rates of kernels with products, and of others, for a compute capability."""
+def rates_of(arch: int | str) -> RatesOfKinds:
+    """Return the rates for a compute capability."""
     factor = UNITS.get(str(arch), 1.0)
-    return PRODUCTS._replace(rate=PRODUCTS.rate * factor), ROWS
+    return RatesOfKinds(PRODUCTS._replace(rate=PRODUCTS.rate * factor), ROWS, STREAMS)

@@ -20,6 +20,7 @@ L2_KEEPS = 0.5  #: the part of the L2 that holds what several waves read
 ASYNC = 4  #: bytes of the smallest load that goes to shared memory by itself; smaller ones pass through registers
 UNITS = 16  #: rows of the smallest tile of the matrix units
 MULTIPROCESSOR = 1.004  #: shared memory of a multiprocessor over what one block may take
+WIDE = 16  #: elements of a tile from which on they are one vector, not several sums
 WARPS, BLOCKS = 64, 32  #: that a multiprocessor holds
 
 
@@ -52,6 +53,8 @@ class Work(NamedTuple):
     added: float = 0.0  #: bytes that are added to sums in memory
     cleared: float = 0.0  #: bytes that the kernels before and after it write and read of these sums
     sums: int = 0
+    strips: float = 0.0  #: rows of blocks that the whole kernel moves, where rows begin at no multiple of 16 bytes
+    gathered: float = 0.0  #: sums over the threads of a program
 
 
 class _Access(NamedTuple):
@@ -239,7 +242,7 @@ class _Count:
         for count in self.count.values():
             programs *= count
         moved = requests = short = written = tile_bytes = held_bytes = copied = merged = issued = apart = added = cleared = 0.0
-        narrow, reads = False, []
+        narrow, reads, strips = False, [], 0.0
         for access in plan.accesses:
             each = self.bytes_of(access.read.tensor)
             amount, asked, vector, tile = self._load(access.read, each)
@@ -258,6 +261,7 @@ class _Count:
                 issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
                 apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
+            strips += programs * amount / self._run(access.read.last, each) if vector < VECTOR and not aligned else 0.0
             if access.read.tensor in plan.config.staged and not access.again:
                 copied += 2 * self._unique(access.read, each)
         multiplied, rows, columns = (0.0, 0, 0) if streamed else self._multiplied()
@@ -274,6 +278,8 @@ class _Count:
                 continue
             parted = func.name in plan.config.parted or any(x in plan.split for x in func.reduced)
             memory += 0.0 if parted else amount * programs
+            unaligned = not parted and self._vector(func.labels[-1:], each) < VECTOR and not plan.config.aligned
+            strips += amount * programs / self._run(func.labels[-1:], each) if unaligned else 0.0
             merged += 4.0 * programs * self.elements(self.extent, func.labels) if parted else 0.0
             requests += amount / min(VECTOR, self._vector(func.labels[-1:], each) if not plan.config.aligned else VECTOR)
         parts = math.prod(plan.split.values())
@@ -281,9 +287,21 @@ class _Count:
         if streamed:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
+        gathered = self._gathered() if streamed else 0.0
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added))  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, gathered)  # fmt: skip
+
+    def _run(self, last: tuple[str, ...], each: int) -> float:
+        """Return the bytes of a row of a program's block: what lies contiguous."""
+        return each * max(1.0, self.elements(self.extent, last))
+
+    def _gathered(self) -> float:
+        """Return how many sums a program adds up over its threads at the end: each row of its block has its own, if its terms are in vectors."""
+        own = self.plan.root.labels
+        vectors = any(self.step.get(x, 1) > 1 for x in self.plan.root.reduced)
+        along = max(own, key=lambda x: self.step.get(x, 1), default="")
+        return math.prod(self.step.get(x, 1) for x in own if x != along or self.step.get(x, 1) < WIDE) if vectors else 0.0
 
     def _again(self, func: FuncOutline) -> tuple[str, ...]:
         """Return the labels whose loops, inside a block, come back to the same elements of a sum in memory."""

@@ -6,7 +6,7 @@ import math
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .coefficients import Rates, rates_of
+from .coefficients import Rates, RatesOfKinds, rates_of
 from .kernel_config import KernelConfig
 from .kernel_work import KernelPlan, Work, plans
 from .outline import Known
@@ -38,15 +38,17 @@ def plan_time(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Ta
     return kernel_time(work, plan.config, rates_for(work, rates), target)
 
 
-def rates_for(work: Work, rates: tuple[Rates, Rates]) -> Rates:
-    """Return the rates of a kernel's kind: those with matrix products come first."""
-    return rates[0 if work.rows else 1]
+def rates_for(work: Work, rates: RatesOfKinds) -> Rates:
+    """Return the rates of a kernel's kind."""
+    return rates.products if work.rows else rates.streams if work.products else rates.rows
 
 
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
     """Return the microseconds of one kernel."""
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
     busy, waiting = _busy(work, config, c), _waiting(work, config, c)
+    if config.persistent and work.rows and work.steps > 1 and not work.fetched:
+        busy, waiting = busy * c.refilled, waiting * c.refilled
     alone = _either(busy, waiting, c.rounds)
     full, rest = divmod(work.programs, slots)
     again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
@@ -63,7 +65,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
-    moving = work.memory / (c.bandwidth * target.bandwidth / 4.8e12 * flying / (flying + c.flying))
+    moving = (work.memory + c.strip * work.strips) / (c.bandwidth * target.bandwidth / 4.8e12 * flying / (flying + c.flying))
     if work.held == 1 and ahead == 1 and not (config.persistent and config.stages_of) and full:  # nothing is loaded while the program computes
         moving += c.exposed * full * alone
     took = c.launch + _either(computing, moving, c.sharp)
@@ -137,7 +139,7 @@ def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     if work.products and work.narrow:
         stages = 1
     ahead = max(1.0, min(stages - 1.0, work.steps))
-    found = c.start + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
+    found = c.start + c.gather * work.gathered + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
     found += _requests(work, c) / (c.warp_rate * config.warps)
     if work.rows:  # products of one iteration that follow on one another
         found += work.multiplied / _rate(work, c) * c.alone * (c.few_warps if config.warps < GROUP and work.itemsize < 4 else 1.0)

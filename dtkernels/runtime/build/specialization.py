@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ...codegen.target import Target
 
 ANY_PRECISION = "any"  #: of a kernel whose code does not depend on the precision setting of float32 products
+PARTS = "_part"  #: ends the label that numbers the parts of a split sum: not a dimension of what is computed
 _WIDEST = 16  #: bytes of the widest load
 
 
@@ -100,7 +101,7 @@ def _constant_fits(name: str, built: object, asked: object, entry: StoredKernel)
 
 def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
     """Return (innermost labels of the tensors of the highest rank, tensors whose innermost label is one of these)."""
-    ranks = Counter(n.split("_stride_")[0] for n in strides)
+    ranks = Counter(n.split("_stride_")[0] for n in strides if not n.endswith(PARTS))
     inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
     close = {label for tensor, label in inner.items() if ranks[tensor] == max(ranks.values())}
     return close, {tensor for tensor in ranks if inner.get(tensor) in {*close, None}}

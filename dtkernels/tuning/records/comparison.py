@@ -39,8 +39,8 @@ def against_roofline(known: SearchState, to: Target, peers: Mapping[TuningProble
         if best is None or not times:
             continue
         cold = sum(t.cold for t in times)
-        if whole := known.journal.times.get((work.text(), best.text())):
-            cold = cold if whole.failure else whole.cold
+        raced = (known.journal.times.get((work.text(), c.text())) for c in (best, *known.raced.get(work, ())))
+        cold = min((t.cold for t in raced if t is not None and not t.failure), default=cold)  # whole schedules, where some were timed
         before = known.journal.times.get((work.text(), (known.earlier.get(work) or [known.default[work]])[0].text()))
         others = [f"before {before.cold:.4g} us ({before.cold / cold:.2f})"] if before is not None and not before.failure else []
         others += [f"{name} {t.cold:.4g} us ({t.cold / cold:.2f})" if not t.failure else f"{name}: {t.failure}" for name, t in peers.get(work, {}).items()]

@@ -15,6 +15,9 @@ from ...lang.parser import parse_schedule
 from ...lang.schedule import PRIMITIVES, Bare, FuseAt, Primitive, Program, Schedule
 from ...lang.schedule_checks import check_schedule
 from ..records.journal import HALF
+from ..records.problems import TuningProblem, variants_of
+
+ROW_BYTES = 16  #: of which the rows that a descriptor reads are multiples
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,22 @@ class ScheduleCandidate:
     def text(self) -> str:
         """Return the key of the journal."""
         return f"{self.fused}{HALF}*\n" + "\n".join(p.tiles for p in self.plans)
+
+
+def with_aligned_rows(whole: ScheduleCandidate, work: TuningProblem) -> ScheduleCandidate:
+    """Align the rows of Funcs between kernels that a kernel reads by descriptors, where ``work`` has rows of no whole 16 bytes.
+
+    A descriptor of other rows falls back to pointers, so that a kernel would be timed that its schedule does not mean.
+    """
+    variant = variants_of(work.group)[1]
+    algorithm = variant.algorithm
+    for func in dict.fromkeys(t for p in whole.plans for s in parse_schedule(p.tiles).primitives if s.name == "descriptor" for t in s.args):
+        plan = next((p for p in whole.plans if p.root == func and func not in variant.outputs), None)
+        row = work.extents[algorithm[func].labels[-1]] * work.group.itemsize if plan is not None and algorithm[func].labels else 0
+        if plan is not None and row % ROW_BYTES and f"{func}.align();" not in plan.tiles.splitlines():
+            aligned = _sorted([*parse_schedule(plan.tiles).primitives, Bare(func, "align")])
+            whole = whole.with_plan(KernelCandidate(plan.fused, func, aligned))
+    return whole
 
 
 def cut(algorithm: Algorithm, outputs: tuple[str, ...], text: str) -> ScheduleCandidate:

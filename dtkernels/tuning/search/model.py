@@ -13,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from ...autoschedule.cost.coefficients import Rates, rates_of
+from ...autoschedule.cost.coefficients import Rates, RatesOfKinds, rates_of
 from ...autoschedule.cost.kernel_work import KernelPlan, plans
 from ...autoschedule.cost.outline import Known
 from ...autoschedule.cost.predicted_time import kernel_time, rates_for
@@ -21,7 +21,6 @@ from ...codegen.target import Target
 from .candidates import KernelCandidate
 from .space import Tiling
 
-Fitted = tuple[Rates, Rates]  #: of kernels with products, and of others, as ``rates_of`` returns them
 HELD = 0.4  #: how far a rate's logarithm may go from the shipped one, as a standard deviation
 DOUBT, NOISE = 0.15, 0.02  #: errors in logarithms: of the model, and of a measurement
 NEAR = 2.0  #: distance of two schedules, in doublings and choices, at which they tell little of one another
@@ -45,12 +44,12 @@ def kernel_plans(schedule: str, root: str, known: Known) -> tuple[KernelPlan, ..
     return found or tuple(p for p in plans(f"{schedule} {root}.num_warps(4);", known) if p.config.func == root)
 
 
-def predicted(found: Sequence[KernelPlan], sizes: dict[str, int], itemsize: int, target: Target, rates: Fitted) -> float:
+def predicted(found: Sequence[KernelPlan], sizes: dict[str, int], itemsize: int, target: Target, rates: RatesOfKinds) -> float:
     """Return the microseconds of some kernels by the cost model with these rates."""
     return sum(_at(p, sizes, itemsize, target, rates) for p in found)
 
 
-def _at(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target, rates: Fitted) -> float:
+def _at(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target, rates: RatesOfKinds) -> float:
     work = plan.at(sizes, itemsize, target, rates[0].live)
     return kernel_time(work, plan.config, rates_for(work, rates), target)
 
@@ -58,19 +57,19 @@ def _at(plan: KernelPlan, sizes: dict[str, int], itemsize: int, target: Target, 
 # -- the rates -----------------------------------------------------------------------------------------------------------
 
 
-def refitted(samples: Sequence[Sample], target: Target, steps: int = 3) -> Fitted:
+def refitted(samples: Sequence[Sample], target: Target, steps: int = 3) -> RatesOfKinds:
     """Fit the rates of ``target`` to measured kernels; those that no sample depends on stay."""
-    with_products, others = rates_of(target.arch)
+    shipped = rates_of(target.arch)
     found = []
-    for kind, rates in ((True, with_products), (False, others)):
-        own = sorted((s for s in samples if _multiplies(s, target) is kind), key=lambda s: s.microseconds / s.best)[:MOST]
+    for rates in shipped:
+        own = sorted((s for s in samples if _rates_at(s, target, shipped) is rates), key=lambda s: s.microseconds / s.best)[:MOST]
         found.append(_fit(own, rates, target, steps) if len(own) >= 8 else rates)
-    return found[0], found[1]
+    return RatesOfKinds(*found)
 
 
-def _multiplies(s: Sample, target: Target) -> bool:
-    """Return whether a kernel is one with matrix products; those that it streams are counted as other arithmetic."""
-    return bool(s.plan.products) and s.plan.at(dict(s.sizes), s.itemsize, target, rates_of(target.arch)[0].live).rows > 0
+def _rates_at(s: Sample, target: Target, shipped: RatesOfKinds) -> Rates:
+    """Return the shipped rates of a kernel's kind."""
+    return rates_for(s.plan.at(dict(s.sizes), s.itemsize, target, shipped.products.live), shipped)
 
 
 def _fit(samples: list[Sample], rates: Rates, target: Target, steps: int) -> Rates:

@@ -13,7 +13,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...runtime.select.row_ranking import candidates, whole_labels
 from ...runtime.tables.table import Row
 from ..records.problems import CallKind, TuningProblem, row_of, time_model
-from .candidates import KernelCandidate, ScheduleCandidate
+from .candidates import KernelCandidate, ScheduleCandidate, with_aligned_rows
 from .search_state import Cell, SearchState
 
 TOLERATED = 1.02  #: regret that justifies no further schedule
@@ -71,7 +71,7 @@ def choose_group(known: SearchState, group: CallKind, tolerated: float = TOLERAT
         cut = known.cuts[group][way[w]]
         for root in cut.roots:
             cut = cut.with_plan(chosen[w, root])
-        found[w] = cut
+        found[w] = with_aligned_rows(cut, w)
     return found
 
 

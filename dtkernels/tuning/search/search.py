@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from ...autoschedule.cost.coefficients import RatesOfKinds
 from ..records.journal import Journal, Time
 from ..records.problems import CallKind, TuningProblem
 from ..workers.compile_worker import Artefact, Proposal, Seeds
 from ..workers.worker_pool import FORGOTTEN, Finished, WorkerPool
-from .candidates import KernelCandidate, ScheduleCandidate
-from .model import Fitted
+from .candidates import KernelCandidate, ScheduleCandidate, with_aligned_rows
 from .search_state import Cell, SearchState
 from .warm_start import WarmStart
 
@@ -68,7 +68,7 @@ class ScheduleSearch:
         self.thinking = False  #: whether results lead to further proposals
         self.seeding: dict[CallKind, int] = {}  #: problems of a group whose schedules are not known yet
         self.rebuilt: set[tuple] = set()  #: (key, problem) compiled for that problem alone
-        self.rates: Fitted | None = None  #: of the cost model, fitted to what was measured
+        self.rates: RatesOfKinds | None = None  #: of the cost model, fitted to what was measured
         self.rounds: int | None = None  #: proposals after which a kernel is done, whatever is expected
         self.fit_at = 16.0  #: measurements from which on they are fitted again
 
@@ -253,7 +253,7 @@ class ScheduleSearch:
         for c in self.known.cells.values():
             cut, best = self.known.cuts[c.work.group][c.fused], c.fastest()
             for plan in c.best(FITTED):
-                found.append((c.work, cut.with_plan(plan).schedule(self.known.outputs(c.work.group)), c.root, c.times[plan].score, best))
+                found.append((c.work, with_aligned_rows(cut.with_plan(plan), c.work).schedule(self.known.outputs(c.work.group)), c.root, c.times[plan].score, best))
         return found
 
     # -- what to try ----------------------------------------------------------------------------------------------------
@@ -279,7 +279,8 @@ class ScheduleSearch:
             if plan in cell.times or plan in cell.waiting:
                 continue
             cell.waiting.add(plan)
-            job = Job(cell.work, self.known.cuts[cell.work.group][cell.fused].with_plan(plan), cell.root)
+            whole = self.known.cuts[cell.work.group][cell.fused].with_plan(plan)
+            job = Job(cell.work, with_aligned_rows(whole, cell.work), cell.root)
             if job.key in self.artefacts:
                 heapq.heappush(self.ready.setdefault(job.work, []), (priority, next(self.order), job))
             else:

@@ -9,7 +9,7 @@ from ...lang.errors import DTError
 from ..records.journal import Journal, Time
 from ..records.problems import CallKind, TuningProblem, size_distance
 from ..workers.compile_worker import Seeds
-from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut
+from .candidates import KernelCandidate, ScheduleCandidate, adapted, cut, with_aligned_rows
 
 NEAR = 3.0  #: problems further apart than this, in log2 of sizes, do not learn from one another
 BELIEF, FADING = 0.03, 0.7  #: promised gains that the model is believed without having kept any; how earlier ones count at each proposal
@@ -160,7 +160,7 @@ class SearchState:
                 for root in whole.roots:
                     whole = whole.with_plan(self.cells[work, fused, root].best()[0])
                 best = total, whole
-        return best[1] if best else None
+        return with_aligned_rows(best[1], work) if best else None
 
     def suggestions(self, cell: Cell, most: int) -> list[KernelCandidate]:
         """Return candidates that are good nearby and in related groups, and not tried here."""

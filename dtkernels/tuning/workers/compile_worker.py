@@ -24,8 +24,8 @@ from ...runtime.tables.kernel_store import StoredKernel, digest
 from .. import deterministic_build  # noqa: F401  as tools/build.py does: what is timed is what is built
 from ..records import inputs_and_reference
 from ..records.problems import CallKind, TuningProblem, operator_of, time_model, variants_of
-from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of
-from ..search.model import Fitted, Residuals, Sample, kernel_plans, predicted, refitted
+from ..search.candidates import KernelCandidate, ScheduleCandidate, cut, kernels_of, part_counts, plans_of, with_aligned_rows
+from ..search.model import RatesOfKinds, Residuals, Sample, kernel_plans, predicted, refitted
 from ..search.space import Surroundings, drawn, split_sums
 
 WORSE = 3.0  #: ways to fuse, and random candidates, that are predicted to be this many times slower are dropped
@@ -142,7 +142,7 @@ class CpuWorker:
         return None not in (*own, *best) and sum(own) > WORSE * sum(best)  # type: ignore[arg-type]
 
     def propose(self, work: TuningProblem, whole: ScheduleCandidate, root: str, times: dict[KernelCandidate, float | None],
-                seeds: Sequence[KernelCandidate], rates: Fitted | None, anew: bool, count: int) -> Proposal:  # fmt: skip
+                seeds: Sequence[KernelCandidate], rates: RatesOfKinds | None, anew: bool, count: int) -> Proposal:  # fmt: skip
         """Return the ``count`` candidates of which the model expects most, one of them drawn at random.
 
         They are chosen among the rules' and families' ``seeds``, draws from the whole space, and mutations of the best, evolved for a
@@ -174,7 +174,7 @@ class CpuWorker:
         one = next((p for p in other if self._fits(work, whole.with_plan(p), root)), None)
         return Proposal([*(p for _, p in found), *([one] if one else [])], max((g for g, _ in found), default=0.0))
 
-    def refit(self, measured: Sequence[tuple[TuningProblem, str, str, float, float]]) -> Fitted:
+    def refit(self, measured: Sequence[tuple[TuningProblem, str, str, float, float]]) -> RatesOfKinds:
         """Return the rates of the cost model fitted to kernels: (problem, schedule, root, microseconds, best of its size)."""
         found = []
         for work, schedule, root, time, best in measured:
@@ -188,8 +188,8 @@ class CpuWorker:
         plan = next(p for p in whole.plans if p.root == root)
         return self._predicted(work, whole, plan, None) if self._fits(work, whole, root) else None
 
-    def _predicted(self, work: TuningProblem, whole: ScheduleCandidate, plan: KernelCandidate, rates: Fitted | None) -> float:
-        text = whole.with_plan(plan).schedule(variants_of(work.group)[1].outputs)
+    def _predicted(self, work: TuningProblem, whole: ScheduleCandidate, plan: KernelCandidate, rates: RatesOfKinds | None) -> float:
+        text = with_aligned_rows(whole.with_plan(plan), work).schedule(variants_of(work.group)[1].outputs)
         return predicted_kernel(work, text, plan.root, self.to, rates or rates_of(self.to.arch))
 
     def _fits(self, work: TuningProblem, whole: ScheduleCandidate, root: str) -> bool:
@@ -243,7 +243,7 @@ class CpuWorker:
 
 
 @lru_cache(maxsize=1 << 16)
-def predicted_kernel(work: TuningProblem, schedule: str, root: str, to: Target, rates: Fitted) -> float:
+def predicted_kernel(work: TuningProblem, schedule: str, root: str, to: Target, rates: RatesOfKinds) -> float:
     """Return the microseconds of the kernel of ``root`` by the cost model."""
     return predicted(kernel_plans(schedule, root, time_model(work.group).known), work.extents, work.group.itemsize, to, rates)
 
