@@ -23,6 +23,7 @@ from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
 from .cost.kernel_config import KernelConfig, joined
+from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
 from .memory_limit import pieces_within_limit
 from .output_fusion import fused_outputs, in_rows, inputs_at
@@ -39,56 +40,53 @@ from .rules.warp_specialized import warpgroup_tiles
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
+FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
+Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
 
 
 def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> Schedule:
     """Return a legal schedule for a prepared algorithm whose labels have ``sizes`` and whose inputs take ``itemsize`` bytes an element.
 
-    Where inputs have several dtypes, tiles suit the operands of the product with the most work.
+    Where inputs have several dtypes, tiles suit the operands of the product with the most work. Among ways to fuse, the first is taken
+    unless another one is predicted to be well faster and keeps little more in memory.
 
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
     """
+    f = _fusion(algorithm, outputs, sizes, itemsize, target)
+    for way in f.by_time(list(f.ways())):
+        if (found := f.scheduled(*way, itemsize)) is not None:
+            return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
 
 
 def schedules(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[Schedule]:
-    """Yield the default schedule, then those that fuse differently, each legal; last those that add up an output in another one's kernel."""
-    types = None if isinstance(itemsize, int) else itemsize
-    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
-    algorithm = types.typed(algorithm) if types else algorithm
-    f = _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
-    compiled = tuple(Bare(o, "compile") for o in outputs)
+    """Yield schedules that fuse in different ways, each legal; last those that add up an output in another one's kernel."""
+    f = _fusion(algorithm, outputs, sizes, itemsize, target)
     first: tuple[tuple[Primitive, ...], dict[str, KernelConfig]] | None = None
-    for fused in dict.fromkeys(f.placements()):
-        roots = tuple(r for r in algorithm.needed_by(outputs) if r not in {p.func for p in fused if p.name == "fuse_at"})
-        tiles = {root: f.tiles(root, fused) for root in roots}
-        if f.stores_redundantly(fused, tiles) or f.may_never_store(fused):
-            continue
-        first = first or (fused, dict(tiles))
-        for root in roots:
-            tiles[root] = f.warp_specialized_tiles(root, fused, tiles, compiled) or tiles[root]
-        schedule = stated(fused, tiles, compiled)
-        pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
-        pieces = pieces_within_limit(f.shape, roots, {root: f._members(root, fused) for root in roots})
-        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
-            try:
-                lower(Program(algorithm, tried))
-            except DTError:
-                continue
-            yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
-            break
+    for fused, tiles in f.ways():
+        first = first or (fused, tiles)
+        if (found := f.scheduled(fused, tiles, itemsize)) is not None:
+            yield found
     if first is not None:
         fused, tiles = first
         for p in accumulated_placements(f.shape, fused, {root: f._members(root, fused) for root in tiles}):
-            tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), compiled)
+            tried = stated((*fused, p), accumulated_tiles(f.shape, p, tiles), f.compiled)
             try:
-                lower(Program(algorithm, tried))
+                lower(Program(f.algorithm, tried))
             except DTError:
                 continue
-            yield fit_resources(Program(algorithm, tried), sizes, itemsize, target).schedule
+            yield fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule
+
+
+def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
+    types = None if isinstance(itemsize, int) else itemsize
+    width = BYTES[types.main(algorithm, sizes)] if types else itemsize
+    algorithm = types.typed(algorithm) if types else algorithm
+    return _Fusion(SchedulingProblem(algorithm, outputs, sizes, width, target, types))  # type: ignore[arg-type]
 
 
 def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compiled: tuple[Primitive, ...]) -> Schedule:
@@ -109,6 +107,51 @@ class _Fusion:
     @property
     def outputs(self) -> tuple[str, ...]:
         return self.shape.outputs
+
+    @property
+    def compiled(self) -> tuple[Primitive, ...]:
+        return tuple(Bare(o, "compile") for o in self.outputs)
+
+    def ways(self) -> Iterator[Way]:
+        """Yield ways to fuse, the usual one first, each with the choices for its kernels."""
+        for fused in dict.fromkeys(self.placements()):
+            inside = {p.func for p in fused if p.name == "fuse_at"}
+            tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
+            if not self.stores_redundantly(fused, tiles) and not self.may_never_store(fused):
+                yield fused, tiles
+
+    def by_time(self, ways: list[Way]) -> list[Way]:
+        """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
+        if len(ways) < 2 or 0 in self.sizes.values():
+            return ways
+
+        def time(way: Way) -> float:
+            return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
+
+        usual = time(ways[0])
+        others = [(time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
+        ahead = [i for t, i in sorted(others) if t < FASTER * usual]
+        return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
+
+    def keeps(self, way: Way) -> int:
+        """Return the bytes of Funcs that are written for other kernels, in float32."""
+        return sum(4 * self.shape.elements(root) for root in way[1] if root not in self.outputs)
+
+    def scheduled(self, fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], itemsize: int | InputTypes) -> Schedule | None:
+        """Return the legal schedule of one way to fuse, within the memory limit and the room of the GPU; None if there is none."""
+        tiles = dict(kernels)
+        for root in kernels:
+            tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
+        schedule = stated(fused, tiles, self.compiled)
+        pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
+        pieces = pieces_within_limit(self.shape, tuple(kernels), {root: self._members(root, fused) for root in kernels})
+        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
+            try:
+                lower(Program(self.algorithm, tried))
+            except DTError:
+                continue
+            return fit_resources(Program(self.algorithm, tried), self.sizes, itemsize, self.shape.target).schedule
+        return None
 
     @cached_property
     def scans(self) -> frozenset[str]:
@@ -132,6 +175,7 @@ class _Fusion:
             if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
         yield first
+        yield self._fused(streaming=True, within=True, apart=True)
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
@@ -198,14 +242,15 @@ class _Fusion:
         return False
 
     def _fused(
-        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False
     ) -> tuple[Primitive, ...]:
         """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
+        ``apart``: outputs are not computed in the kernels of others.
         ``rows``: outputs without products are computed where others are made from them, or from what they are made from, in rows held whole."""
         shared = shared_passes(self.shape) if passing else ()
-        joined = {} if self.scans else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
+        joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
