@@ -105,3 +105,11 @@ def test_the_parts_of_a_split_sum_have_loads_of_16_bytes_at_any_multiple_of_8(le
     part = next(launch for launch in launches if "part" in launch.kernel.__name__)
     build = narrowest(tuple(part.kernel.arg_names), part.args, part.constants, plain_types(part))
     assert build.multiples["size_k"] % 8 == 0 and build.multiples["A_stride_x"] % 8 == 0 and build.multiples["B_stride_k"] % 8 == 0
+
+
+def test_a_kernel_that_adds_up_the_parts_of_one_number_is_specialized():
+    program = "Func f; In A; RVar x, y; f[] = rsum(A[x, y], x, y); f.tensorize(x:1, y:1024); f.split(x:16); f.compile();"
+    launches = record_launches(load_module(emit(prepare(parse(program)), "call", target("h200")), "whole"), "call", (torch.empty(64, 4096, device="meta"),))
+    assert len(launches) == 2
+    for launch in launches:
+        assert all(step > 1 for step in narrowest(tuple(launch.kernel.arg_names), launch.args, launch.constants, plain_types(launch)).multiples.values())

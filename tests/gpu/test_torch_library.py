@@ -163,4 +163,4 @@ def test_mixed_dtypes_and_devices():
     )
     with pytest.raises(ValueError) as caught:
         dtkernels.ops.mmsigmoid(a, b.cpu())
-    assert str(caught.value) == "mmsigmoid: B is on cpu, A is on cuda:0; allowed: one device"
+    assert str(caught.value) == "mmsigmoid: b is on cpu, a is on cuda:0; allowed: one device"

@@ -103,7 +103,8 @@ def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
     """Return (innermost labels of the tensors of the highest rank, tensors whose innermost label is one of these)."""
     ranks = Counter(n.split("_stride_")[0] for n in strides if not n.endswith(PARTS))
     inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
-    close = {label for tensor, label in inner.items() if ranks[tensor] == max(ranks.values())}
+    highest = max(ranks.values(), default=0)  # a kernel that adds up the parts of a single number has no other tensor
+    close = {label for tensor, label in inner.items() if tensor in ranks and ranks[tensor] == highest}
     return close, {tensor for tensor in ranks if inner.get(tensor) in {*close, None}}
 
 
