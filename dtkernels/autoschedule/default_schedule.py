@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..algebra.operand_types import rows_of
@@ -96,9 +96,14 @@ def stated(fused: tuple[Primitive, ...], kernels: dict[str, KernelConfig], compi
 
 @dataclass
 class _Fusion:
-    """What is computed in which kernel, and where in it."""
+    """What is computed in which kernel, and where in it.
+
+    ``recomputing``: each kernel that reads a product of short sums makes it again, however small it is. That takes fewer launches, and no reads of
+    rows that start anywhere.
+    """
 
     shape: SchedulingProblem
+    recomputing: bool = False
 
     @property
     def algorithm(self) -> Algorithm:
@@ -176,6 +181,7 @@ class _Fusion:
                 yield fused
         yield first
         yield self._fused(streaming=True, within=True, apart=True)
+        yield replace(self, recomputing=True)._fused(streaming=True, within=True, passing=True)
         yield self._fused(streaming=True, within=True, storing=True)
         yield self._fused(streaming=True, within=True)
         yield self._fused(streaming=True)
@@ -419,6 +425,8 @@ class _Fusion:
     def _is_recomputed(self, func: str) -> bool:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""
         if not reduction_labels(self.algorithm, func):
+            return True
+        if self.recomputing and self.shape.dots(func) and self.shape.longest_sum(func) <= WHOLE_SIDE:
             return True
         most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
