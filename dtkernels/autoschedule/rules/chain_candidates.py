@@ -22,7 +22,7 @@ FEW_ROWS = ((64, 4, 4), (128, 2, 3), (128, 4, 3), (256, 4, 3))
 SHORT, SHORT_LOOP = 256, (64, 32, 4, 3)
 #: (rows, elements of the loop, warps, stages) of kernels with more products, for columns up to SIDE and wider ones. They leave little to spill; the first was the
 #: fastest of those measured on an H100 at 703 rows of 72 columns
-SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2), (32, 64, 4, 2)), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
+SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
 FEW_WAVES = 3  #: of programs, up to which the part of the last one that idles counts
 FEW = 16  #: rows of the smallest tile of the matrix units
 WAVES = (1, 2, 4, 8)  #: programs a multiprocessor that parts make
