@@ -19,8 +19,6 @@ from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
-import numpy as np
-
 sys.path[:0] = [p for p in (str(Path(__file__).resolve().parent),) if p not in sys.path]
 
 if __name__ == "__main__":
@@ -44,7 +42,7 @@ from dtkernels.tuning.cli_types import seconds  # noqa: E402
 from dtkernels.tuning.records.journal import Time  # noqa: E402
 from dtkernels.tuning.records.measurement_store import MeasurementMatrix, write_joined  # noqa: E402
 from dtkernels.tuning.records.problems import CallKind, TuningProblem, op_names, row_of, time_model, variants_of  # noqa: E402
-from dtkernels.tuning.records.write_table import gpu_named, pruned  # noqa: E402
+from dtkernels.tuning.records.write_table import gpu_named, matrix_of_times, pruned  # noqa: E402
 from dtkernels.tuning.search.candidates import cut  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from dtkernels.tuning.workers.compile_worker import Artefact  # noqa: E402
@@ -165,16 +163,8 @@ def artefacts(work: TuningProblem, ranked: list[Row], stores: KernelStores, most
 
 def matrix(kind: CallKind, times: Times, by: dict) -> MeasurementMatrix:
     """Return the times of one kind of call as tools/tune.py stores them."""
-    schedules = list(dict.fromkeys(s for t in times.values() for s in t))
-    cold, warm = (np.full((len(times), len(schedules)), np.nan, np.float32) for _ in range(2))
-    for i, t in enumerate(times.values()):
-        for schedule, timed in t.items():
-            cold[i, schedules.index(schedule)], warm[i, schedules.index(schedule)] = timed.cold, timed.warm
-    about = {"op": kind.op, "direction": kind.direction, "dtype": kind.dtype, "params": dict(kind.params), "wanted": kind.wanted, "saved": kind.saved}
-    about |= {"kept": kind.kept} if kind.kept else {}
-    works, variant = [{**w.extents, "held_out": False} for w in times], variants_of(kind)[1]
-    texts = [cut(variant.algorithm, variant.outputs, s).text() for s in schedules]
-    return MeasurementMatrix({**about, "by": by, "works": works, "schedules": texts}, cold, warm)
+    variant = variants_of(kind)[1]
+    return matrix_of_times(kind, {w: {cut(variant.algorithm, variant.outputs, s).text(): t for s, t in found.items()} for w, found in times.items()}, by)
 
 
 if __name__ == "__main__":

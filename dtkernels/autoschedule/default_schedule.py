@@ -22,6 +22,7 @@ from ..lang.errors import DTError
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
+from .cost.candidate_time import CandidateTime
 from .cost.kernel_config import KernelConfig, joined
 from .cost.predicted_time import predicted_time
 from .fit_resources import fit_resources
@@ -32,6 +33,7 @@ from .rules.gemm_row_reduction import recomputes_product_rows, reduces_beyond_ti
 from .rules.product_sides import NARROW
 from .rules.reduction import ROW_LIMIT, WHOLE_COLUMN
 from .rules.registry import kernel_config
+from .rules.registry import proposals as rule_proposals
 from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
@@ -80,6 +82,18 @@ def schedules(
             except DTError:
                 continue
             yield fit_resources(Program(f.algorithm, tried), sizes, itemsize, target).schedule
+
+
+def proposals(
+    algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
+) -> Iterator[tuple[Schedule, str, list[KernelConfig]]]:
+    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it, the fastest predicted first."""
+    f = _fusion(algorithm, outputs, sizes, itemsize, target)
+    for fused, tiles in f.ways():
+        for root in tiles:
+            members = f._members(root, fused)
+            time = CandidateTime(f.shape, root, members).microseconds
+            yield stated(fused, tiles, f.compiled), root, sorted(dict.fromkeys(rule_proposals(f.shape, root, members)), key=time)
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:

@@ -143,7 +143,8 @@ class SchedulingProblem:
         """Return the choices for one kernel. ``grouped``: (row label, column label, blocks of rows in a group); ``share``: programs
         wanted a multiprocessor, to which a long reduction is split if need be; ``parts``: into how many it is split instead; ``more``:
         other fields of ``KernelConfig``."""
-        if grouped and -(-self.sizes[grouped[0]] // block[grouped[0]]) > grouped[2]:
+        rows = -(-self.sizes[grouped[0]] // block[grouped[0]]) if grouped else 0
+        if grouped and (rows > grouped[2] or rows > 1 and self.programs(block) > self.target.multiprocessors):  # else all run at once
             row, column, size = grouped
             inner = self.unused_label(row)
             more["order"] = (*((label, "", 0) for label in block if label not in grouped), (row, inner, size), (column, "", 0), (inner, "", 0))

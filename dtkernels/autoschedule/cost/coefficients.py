@@ -54,21 +54,21 @@ class Rates(NamedTuple):
 
 
 PRODUCTS = Rates(
-    launch=4.32, start=0.609, latency=0.265, step=5.55e-08, alone=0.302, rate=6790000, wide_rate=331000, few_rows=14.9, few_columns=10.2,
-    old_units=1.05, few_warps=2.3, crowded=1.35, specialized=0.533, special=20600, plain=968000, l2_rate=83700, request_rate=9890000, narrow=9.47,
-    ragged=1.1, warp_rate=13700, sync=0.00741, beside=0.804, spills=6, overlap=0.13, flying=157000, bandwidth=3970000, sharp=1.57, rounds=1.5,
-    inner=7.97, exposed=0.0166, tall=1.18, low=1.14, quartered=1.29, strip=1.8, refilled=1.48, described=1.67, merge=1.5,
-    merge_rate=3610000, merge_part=0.193,
+    launch=4.26, start=0.621, latency=0.349, step=2.11e-08, alone=0.301, rate=6970000, wide_rate=296000, few_rows=12.6, few_columns=9.13,
+    old_units=1.36, few_warps=2.22, crowded=1.38, specialized=0.519, special=22600, plain=995000, l2_rate=94800, request_rate=15300000, narrow=8.2,
+    ragged=1.13, warp_rate=13500, sync=0.00852, beside=0.915, spills=4.5, overlap=0.14, flying=148000, bandwidth=4000000, sharp=1.52, rounds=1.55,
+    inner=7.98, exposed=0.0255, tall=1.23, low=1.11, quartered=1.29, strip=2.48, refilled=1.34, described=1.82, merge=1.64, merge_rate=3670000,
+    merge_part=0.167,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.388, latency=0.442, step=0.0245, special=121000, plain=938000, l2_rate=118000, request_rate=21000, narrow=1, ragged=1,
-    warp_rate=2250, sync=0.000163, spills=5.99, overlap=0.464, flying=20000, bandwidth=4470000, sharp=1.95, rounds=2.79, inner=2.67, exposed=0.0101,
-    tall=1.08, low=1.18, quartered=1.3, strip=1.25, gather=0.02, refilled=1.1, described=1.5, merge=4.54, merge_rate=3350000, merge_part=0.00217,
+    launch=4.5, start=0.375, latency=0.446, step=0.0244, special=107000, plain=867000, l2_rate=118000, request_rate=20600, narrow=1, ragged=1,
+    warp_rate=2430, sync=0.000166, spills=5.99, overlap=0.426, flying=20000, bandwidth=4420000, sharp=2.01, rounds=2.53, inner=2.6, exposed=0.0103,
+    strip=1.78, merge=4.38, merge_rate=3760000, merge_part=0.00213,
 )  # fmt: skip
 STREAMS = Rates(
-    launch=3.33, start=0.442, latency=0.357, step=0.0221, special=129000, plain=960000, l2_rate=38800, request_rate=28500, narrow=1.46, ragged=1.1,
-    warp_rate=2850, sync=0.000162, spills=5.99, overlap=0.513, flying=22100, bandwidth=4000000, sharp=1.7, rounds=2.48, inner=2.63, exposed=0.0101,
-    tall=1.08, low=1.18, quartered=1.3, strip=1.04, gather=0.0411, refilled=1.1, described=1.75, merge=3.08, merge_rate=2830000, merge_part=0.00219,
+    launch=3.56, start=0.472, latency=0.186, step=0.0156, special=121000, plain=824000, l2_rate=38200, request_rate=32300, narrow=2.15, ragged=1.13,
+    warp_rate=5050, sync=0.000164, spills=5.99, overlap=0.547, flying=39500, bandwidth=3850000, sharp=1.72, rounds=2.71, inner=2.38, exposed=0.0104,
+    strip=1.04, gather=0.14, merge=3.04, merge_rate=2700000, merge_part=0.00217,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}

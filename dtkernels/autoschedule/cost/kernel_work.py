@@ -258,7 +258,7 @@ class _Count:
             narrow = narrow or (vector < ASYNC and not aligned and len(dims) > 1)
             tile_bytes, held_bytes = (tile_bytes + tile, held_bytes) if access.looped else (tile_bytes, held_bytes + tile)
             if access.looped:
-                issued += tile / (VECTOR if aligned else vector) * (1.0 if vector >= VECTOR or aligned else 1.0 + (vector < ASYNC) + bool(plan.split))
+                issued += self._registers(access, tile, VECTOR if aligned else vector)
                 apart += tile if vector < ASYNC and not aligned else 0.0
             reads.append((access, each, amount))
             strips += programs * amount / self._run(access.read.last, each) if vector < VECTOR and not aligned else 0.0
@@ -291,6 +291,14 @@ class _Count:
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
                     added, cleared, len(plan.config.added), strips, gathered)  # fmt: skip
+
+    def _registers(self, access: _Access, tile: float, vector: float) -> float:
+        """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""
+        config = self.plan.config
+        if access.read.tensor in config.descriptors and vector >= VECTOR:
+            return 0.0
+        alone = vector >= ASYNC and not config.persistent
+        return tile / vector * (1.0 if alone else 2.0 + max(1.0, vector / 4))
 
     def _run(self, last: tuple[str, ...], each: int) -> float:
         """Return the bytes of a row of a program's block: what lies contiguous."""
@@ -347,7 +355,7 @@ class _Count:
             most = max(most, sum(self.elements(self.step, p.labels) for p, _, _ in self.plan.products))
         each = most / threads
         if rows:
-            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else 0.0 if config.descriptors else issued / threads
+            operands = tile_bytes / self.itemsize / threads if self.itemsize > 2 else issued / threads
             registers, shared = 44 + each + operands, config.stages * tile_bytes + held_bytes
         else:
             registers, shared = 28 + each * live, max(config.all_of("stages_of").values(), default=0) * tile_bytes * streamed

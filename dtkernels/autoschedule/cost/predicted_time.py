@@ -136,8 +136,8 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
 def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return the microseconds that a program takes by itself, waiting for its loads."""
     stages = config.stages if work.rows else max(config.all_of("stages_of").values(), default=1)
-    if work.products and work.narrow:
-        stages = 1
+    if work.products and (work.narrow or config.persistent and not work.fetched):
+        stages = 1  # loads wait for one another in registers
     ahead = max(1.0, min(stages - 1.0, work.steps))
     found = c.start + c.gather * work.gathered + work.steps * (c.latency / ahead + c.step * max(1, work.products) + c.sync * config.warps)
     found += _requests(work, c) / (c.warp_rate * config.warps)

@@ -62,12 +62,19 @@ FASTER = 0.9  #: a candidate is taken if its predicted time is below this part o
 
 def kernel_config(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig:
     """Return the choices for the kernel of ``root``, which computes ``members``."""
+    proposed = proposals(shape, root, members)
+    return fastest(shape, root, members, next(proposed), proposed)
+
+
+def proposals(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield the choices that the rules propose for the kernel of ``root``, which computes ``members``: the usual ones first."""
     for kind in KINDS:
         own = iter(kind.configs(shape, root, members))
         usual = next(own, None)
         if usual is not None:
-            more = chain(own, *(rule.candidates(shape, root, members) for rule in RULES if rule.kind == kind.name))
-            return fastest(shape, root, members, usual, more)
+            yield usual
+            yield from chain(own, *(rule.candidates(shape, root, members) for rule in RULES if rule.kind == kind.name))
+            return
     raise AssertionError(f"no rule for {root}")  # the last kind takes every kernel
 
 

@@ -13,7 +13,7 @@ from .addition_order import fixed_order
 from .evidence import Sizes, TimeModel, predictions
 from .size_buckets import bucket_anchor
 
-FAR = 1.5  #: from this distance on the default schedule competes with the row
+FAR = 0.75  #: from this distance on the default schedule competes with the row
 LIGHT = 0.25  #: weight of a label that only sets the number of blocks
 UNLIKE = 2.0  #: added to the squared distance where row and call differ in the alignment of a tensor's rows
 

@@ -6,6 +6,7 @@ import itertools
 import math
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -256,6 +257,12 @@ def set_aside(path: Path) -> Path:
     to = next(p for n in itertools.count(1) if not (p := path.with_suffix(f".{n}.old")).exists())
     os.replace(path, to)
     return to
+
+
+def matrix_of_times(group: CallKind, times: Mapping[TuningProblem, Mapping[str, Time]], by: dict) -> MeasurementMatrix:
+    """Return the times of one kind of call, given by problem and candidate."""
+    works = list(times)
+    return _matrix(group, works, {(j, p): t for j, w in enumerate(works) for p, t in times[w].items()}, by)
 
 
 def _matrix(group: CallKind, works: list[TuningProblem], times: dict[tuple[int, str], Time], by: dict) -> MeasurementMatrix:
