@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ class Chain:
         """Return the choices that sizes decide. ``walked``: which of several labels that are summed over a tile has more of, the longest without."""
         shape, algorithm, root = self.shape, self.shape.algorithm, self.root
         sizes, itemsize = shape.sizes, shape.itemsize
-        labels = algorithm[root].labels
+        labels, walked = algorithm[root].labels, walked or max(reduction_labels(algorithm, root), key=lambda x: sizes[x], default="")
         wide = max((next_power_of_two(sizes[c]) for c in self.columns), default=1)
         tile: dict[str, int] = {}
         block: dict[str, int] = {}
@@ -104,10 +105,11 @@ class Chain:
         What is loaded ahead of its use then lies in registers, with an address for each element: at 10187 columns on an H100 three stages took
         1990 us, two 639 and one 175.
         """
-        algorithm = self.shape.algorithm
-        read = dict.fromkeys(a.tensor for m in self.members for a in ex.accesses(algorithm[m].expr) if a.tensor in algorithm and a.tensor not in self.members)
-        wide = [t for t in read if sum(tile.get(x, 1) != 1 for x in algorithm[t].labels) > 1]
-        return any(self.shape.row_stride(t) % 8 for t in wide if t not in self.shape.outputs)
+        algorithm, single = self.shape.algorithm, self._lower_rank_operands()
+        read = dict.fromkeys(a.tensor for m in self.members for a in ex.accesses(algorithm[m].expr) if a.tensor not in (*self.members, *self.shape.outputs))
+        ranks = {t: len(algorithm[t].labels if t in algorithm else algorithm.plain_labels(t)) for t in read}
+        made = [t for t in read if t in algorithm and ranks[t] == max(ranks.values()) and t not in single]
+        return any(self.shape.row_stride(t) % 8 for t in made if tile.get(algorithm[t].labels[-1], 1) != 1)
 
     def _lower_rank_operands(self) -> dict[str, str]:
         """Tensor read from memory that has fewer dimensions than others -> the label that its rows and the loop share."""
@@ -164,7 +166,7 @@ class Chain:
         return tuple(sorted(names, key=shape.elements, reverse=True)) if names.keys() <= {*shape.algorithm.inputs} else ()
 
     def _order(self, walked: str) -> tuple[str, ...]:
-        """Of several labels that are reduced together ``walked``, or the longest, goes innermost: its loop is the one that is pipelined."""
+        """Of several labels that are reduced together ``walked`` goes innermost: its loop is the one that is pipelined."""
         own = reduction_labels(self.shape.algorithm, self.root)
         longest_last = tuple(sorted(own, key=lambda label: (label == walked, self.shape.sizes[label])))
         return longest_last if len(own) > 1 and longest_last != own else ()
@@ -225,13 +227,18 @@ class Chain:
         return self._products() == 2 and self._accumulator_count() == 1 and not self.has_narrow_product()
 
     def _even_split(self, block: dict[str, int], tile: dict[str, int]) -> dict[str, Any]:
-        """Split, under a mask, a sum that it does not cut short: its parts take equally long, those of a triangle do not."""
+        """Split, under a mask, a long sum that it does not cut short: its parts take equally long, those of a triangle do not.
+
+        On an H100 gradients of 25 heads that share keys took 1.6 times as long for their work as those of heads that share none.
+        """
         own, bounded = reduction_labels(self.shape.algorithm, self.root), self._masked_labels()
-        steps = {k: self.shape.sizes[k] // tile[k] for k in own if k not in bounded and tile.get(k)}
-        if not steps or not bounded & set(own):
+        steps = {k: -(-self.shape.sizes[k] // tile[k]) for k in own if tile.get(k)}
+        even = [k for k in steps if k not in bounded]
+        if not even or not bounded & set(own):
             return {}
-        longest = max(steps, key=lambda k: steps[k])
-        parts = whole_parts(min(EVEN * self.shape.target.multiprocessors // self.shape.programs(block), steps[longest]))
+        longest = max(even, key=lambda k: steps[k])
+        wanted = EVEN * self.shape.target.multiprocessors // max(1, self.shape.programs(block))
+        parts = whole_parts(min(wanted, steps[longest], math.prod(steps.values()) // LONG))
         return {"split": ((longest, parts),)} if parts >= 2 else {}
 
     def _has_mask(self) -> bool:
@@ -244,7 +251,7 @@ class Chain:
         return set().union(*(found for n in nodes if (found := ex.free_labels(n)) & set(self.rows)))
 
     def _reduction_tiles(self, tile: dict[str, int], held: set[str], step: int, walked: str) -> dict[str, int]:
-        """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` or the longest."""
+        """Return the tiles of the labels that are reduced: of several in one sum those of one, ``walked`` in the kernel's own."""
         shape = self.shape
         found: dict[str, int] = {}
         sides = {label for m in self.members if shape.dots(m) for label in shape.algorithm[m].labels}
