@@ -44,12 +44,12 @@ def explain_call(operator: Operator, args: tuple, kwargs: dict, gpu: str | None 
     if forward.path == "reference":  # the backward runs the reference too; tables have no rows for such tensors
         backward = replace(forward, direction=pair.backward.subject.direction) if pair else None
         return Explanation(operator.spec.op, where.name, None, forward, backward)
-    backward = _backward(call, pair, values, pretended) if pair else None
+    backward = _backward(call, pair, values, pretended, where if forward.path != "interpreter" else None) if pair else None
     return Explanation(operator.spec.op, where.name, variant.dispatch.choose(call.fitted.tensors, where).table.title, forward, backward)
 
 
-def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended: Target | None) -> Decision:
-    """Decide the backward. Tensors that forward has not made yet are on the meta device."""
+def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended: Target | None, where: Target | None) -> Decision:
+    """Decide the backward. Tensors that forward has not made yet are on the meta device; where all are, it runs on the GPU ``where`` of the forward."""
     dtype = result_dtype(call.variant.algorithm, call.fitted.tensors)
     sizes = call.variant.signature.extents(call.fitted.tensors)
     tensors = {}
@@ -59,6 +59,8 @@ def _backward(call: BoundCall, pair: DifferentiablePair, values: dict, pretended
             tensors[name] = values[name]
         else:
             tensors[name] = torch.empty([sizes[label] for label in pair.forward.algorithm[func].labels], dtype=dtype, device="meta")
+    if all(t.is_meta for t in tensors.values()):
+        pretended = pretended or where
     return _decision(pair.backward, tensors, values, pretended)
 
 

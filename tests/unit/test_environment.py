@@ -118,7 +118,7 @@ def test_what_is_not_usable_is_named(name, value, said, places, monkeypatch):
 
 
 USABLE = [
-    ("DTKERNELS_TABLES", str(TABLES), "tables of nvidia_a100, nvidia_b200, nvidia_h200, nvidia_l40s"),
+    ("DTKERNELS_TABLES", str(TABLES), "tables of nvidia_a100, nvidia_b200, nvidia_h100, nvidia_h200, nvidia_l40s"),
     ("DTKERNELS_TABLES", "{tmp}/good", "tables of nvidia_h200"),
     ("DTKERNELS_TABLES", "", "empty, which is as if it were not set"),
     ("DTKERNELS_CACHE", "{tmp}/good", "can be written"),

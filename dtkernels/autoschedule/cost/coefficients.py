@@ -43,6 +43,7 @@ class Rates(NamedTuple):
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
+    doubled: float = 1.05  #: products of tiles with more rows than their warp groups take at once
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
     gather: float = 0.02  #: microseconds of one sum over a program's threads

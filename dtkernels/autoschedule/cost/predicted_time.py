@@ -128,6 +128,8 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.old_units
     elif work.rows < GROUP_ROWS * groups and work.products > 1:
         shape *= c.crowded
+    if groups >= 1 and rows > GROUP_ROWS * groups:
+        shape *= c.doubled
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     return shape * (c.specialized if config.specialized else 1.0)

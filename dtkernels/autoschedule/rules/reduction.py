@@ -33,7 +33,7 @@ def row_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> Kernel
         return _transpose_tiles(shape, root, sides, members)
     tile: dict[str, int] = {}
     width = 1
-    passing = _stores_while_reducing(shape, root, members)
+    passing = stores_while_reducing(shape, root, members)
     columns = [r for r in reduced if r in labels and r != labels[-1] and not passing and shape.sizes[r] <= WHOLE_COLUMN]
     if len(columns) > 1 and math.prod(next_power_of_two(shape.sizes[r]) for r in reduced) > ROW_LIMIT:
         columns = []  # of a volume that is too large to hold, whole lines
@@ -221,7 +221,7 @@ def approximations(shape: SchedulingProblem, members: list[str]) -> Pairs:
     return tuple((f, "") for f in APPROXIMATIONS if f in used) if known else ()
 
 
-def _stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:
+def stores_while_reducing(shape: SchedulingProblem, root: str, members: list[str]) -> bool:
     """Return whether the kernel also writes elementwise outputs in the loop of a reduction."""
     reduced = reduction_labels(shape.algorithm, root)
     return bool(reduced) and any(set(reduced) <= set(shape.algorithm[m].labels) for m in members if m in shape.outputs)

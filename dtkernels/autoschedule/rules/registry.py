@@ -13,6 +13,7 @@ from typing import NamedTuple
 from ..cost.candidate_time import CandidateTime
 from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
+from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
@@ -48,15 +49,16 @@ def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | No
     return configs
 
 
+ROWS = "elementwise, reductions, transposes"
 KINDS = (
     Kind("scans", _only(scan_tiles)),
     Kind("product and row reduction", _only(gemm_row_reduction_tiles)),
     Kind("chained products", chain_configs),
     Kind("products", product_configs),
     Kind("row and column reductions", _only(row_column_tiles)),
-    Kind("elementwise, reductions, transposes", _only(row_tiles)),
+    Kind(ROWS, _only(row_tiles)),
 )
-RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates))
+RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates), Rule(ROWS, split_row_candidates))
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
 
 
