@@ -440,23 +440,26 @@ class _Fusion:
         """Return whether several kernels each compute ``func``: it is cheap, or larger than its inputs."""
         if not reduction_labels(self.algorithm, func):
             return True
-        again = self._is_reread_unaligned(func) if self.recomputing is None else self.recomputing
-        if again and self.shape.dots(func) and self.shape.longest_sum(func) <= WHOLE_SIDE:
+        if self._feeds_products(func) and (self._is_unaligned(func) if self.recomputing is None else self.recomputing):
             return True
         most = max(self._elements(self.algorithm.plain_labels(t)) for t in self.algorithm.inputs)
         long = max((self._elements(dot.labels) for dot in self.shape.dots(func)), default=0) >= STORED
         return self._elements(self.algorithm[func].labels) > (8 if long else 2) * most
 
-    def _is_reread_unaligned(self, func: str) -> bool:
-        """Return whether several products are made from elements of ``func``, whose rows start anywhere.
+    def _feeds_products(self, func: str) -> bool:
+        """Return whether several products are made from elements of ``func``, itself a product of short sums, and none reads it as it is."""
+        if not self.shape.dots(func) or self.shape.longest_sum(func) > WHOLE_SIDE:
+            return False
+        users = [d.name for d in self.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
+        products = [d.name for d in self.algorithm.definitions if self.shape.dots(d.name) and func in self.algorithm.needed_by((d.name,)) and d.name != func]
+        return len(products) > 1 and not any(map(self.shape.dots, users))
+
+    def _is_unaligned(self, func: str) -> bool:
+        """Return whether rows of ``func`` in 16 bits start anywhere.
 
         Each element is loaded by itself then, and what is loaded ahead lies in registers: on an H100 attention's gradients of 247 keys took 695 us so.
         """
-        if self.shape.itemsize != 2 or self.shape.row_stride(func) % 8 == 0:
-            return False
-        users = [d for d in self.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr))]
-        products = [d for d in self.algorithm.definitions if self.shape.dots(d.name) and func in self.algorithm.needed_by((d.name,)) and d.name != func]
-        return len(products) > 1 and not any(self.shape.dots(d.name) for d in users)
+        return self.shape.itemsize == 2 and self.shape.row_stride(func) % 8 != 0
 
     def _elements(self, labels: tuple[str | None, ...]) -> int:
         return math.prod(self.sizes.get(label, 1) if label else 1 for label in labels)

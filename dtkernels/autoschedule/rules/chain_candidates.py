@@ -23,7 +23,6 @@ SHORT, SHORT_LOOP = 256, (64, 32, 4, 3)
 #: (rows, elements of the loop, warps, stages) of kernels with more products, for columns up to SIDE and wider ones. They leave little to spill; the first was the
 #: fastest of those measured on an H100 at 703 rows of 72 columns
 SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
-FEW_WAVES = 3  #: of programs, up to which the part of the last one that idles counts
 FEW = 16  #: rows of the smallest tile of the matrix units
 WAVES = (1, 2, 4, 8)  #: programs a multiprocessor that parts make
 DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for another: one program alone leaves a multiprocessor idle
@@ -65,7 +64,7 @@ def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
 def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
     """Yield tiles for kernels of more products or accumulators, such as those of attention's gradients.
 
-    Where usual blocks fill few waves, smaller ones leave less of the last idle. Of several labels that are summed over, each may be the one that
+    Smaller blocks than the usual ones may fill the GPU better. Of several labels that are summed over, each may be the one that
     a tile has more than one element of: queries, or the heads of a group.
     """
     shape, row, loops = chain.shape, chain.rows[-1], reduction_labels(chain.shape.algorithm, chain.root)
@@ -74,11 +73,12 @@ def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
         usual = chain.usual(walked)
         yield usual
         block, longest = dict(usual.blocks), next_power_of_two(shape.sizes[walked])
-        if not dict(usual.tiles).get(walked) or row not in block or shape.programs(block) >= FEW_WAVES * shape.target.multiprocessors:
+        if not dict(usual.tiles).get(walked) or row not in block:
             continue
         for rows, step, warps, stages in SEVERAL_PRODUCTS[wide > SIDE] if block[row] > FEW else ():
             step = min(step, max(FEW, longest))
-            if rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
+            better = usual.split or shape.fills_better(block, row, rows)
+            if better and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
                 steps = {x: shape.sizes[x] // size for x in loops if (size := dict(found.tiles).get(x, 1))}
                 yield from _parts(shape, found, max(steps, key=lambda x: steps[x]), DEPENDENT_WAVES)
 

@@ -81,7 +81,7 @@ class Chain:
         held = {label for m in self.members[1:] if shape.dots(m) and shape.holds_chain(m, root) for label in algorithm[m].labels}
         tile |= {label: 0 for m in self.members for label in algorithm[m].labels if label not in labels and m in shape.outputs}
         tile |= self._reduction_tiles(tile, held, step, walked)
-        if itemsize == 2 and not packed and max((block[r] for r in self.rows[-1:] if r in block), default=ROWS) <= SMALLEST:
+        if itemsize == 2 and not packed and tile.get(walked) and max((block[r] for r in self.rows[-1:] if r in block), default=ROWS) <= SMALLEST:
             warps = min(warps, 4)  # more would divide the columns of tiles of 16 rows: on an H100 22.8 us by two, 28.2 by eight, 43 by sixteen
         if self._unaligned_rows(tile):
             stages = 1

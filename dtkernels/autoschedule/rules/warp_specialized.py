@@ -6,8 +6,6 @@ beside the accumulators, and as many stages as shared memory holds.
 
 from __future__ import annotations
 
-import math
-
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.expr import SLOW
@@ -20,7 +18,6 @@ ROWS = 128  #: of a block, for two consumers
 COLUMNS = (64, 128, 256)  #: widths of an accumulator that leave registers for the rest
 _LONG = tuple(fn for fn in SLOW if fn not in ("exp", "exp2", "sqrt", "rsqrt"))
 SHORTEST_LOOP = 4096  #: elements from which on consumers of 64 columns repay what it takes to start them
-LEAST_FILLED = 0.75  #: of the waves of programs after the first, below which smaller blocks take less time
 MOST_PRODUCTS = 2  #: of a kernel; schedules may ask for more, the default takes what was measured
 
 
@@ -50,7 +47,8 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if not shape.aligned(read | set(written)):
         return None
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
-    if 2 * shape.programs(block) < shape.target.multiprocessors or _leaves_idle(shape.programs(block), shape.target.multiprocessors):
+    programs, cores = shape.programs(block), shape.target.multiprocessors
+    if 2 * programs < cores or programs > cores and shape.fills_better(block, rows, ROWS // 2):
         return None
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:
@@ -63,15 +61,6 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
         root, tuple(block.items()), tuple(tile.items()), descriptors=(*sorted(read), *written), persistent=True, specialized=(loop,), stages_of=((loop, deep),),
         approximations=_exponentials(shape, members, widest), num_warps=8,
     )  # fmt: skip
-
-
-def _leaves_idle(programs: int, multiprocessors: int) -> bool:
-    """Return whether programs, of which a multiprocessor runs one at a time, fill little more than a few whole waves.
-
-    At 270 programs of 132 multiprocessors attention took 48.4 us on an H100, and 40.6 us in blocks of half the rows by Triton's text.
-    """
-    waves = programs / multiprocessors
-    return waves > 1 and waves / math.ceil(waves) < LEAST_FILLED
 
 
 def _exponentials(shape: SchedulingProblem, members: list[str], widest: int) -> Pairs:
