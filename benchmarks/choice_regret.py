@@ -3,6 +3,7 @@
 python benchmarks/choice_regret.py                     every op of the H200's table
 python benchmarks/choice_regret.py --ops softmax       some ops
 python benchmarks/choice_regret.py --alone             no row is evidence: the cost model by itself
+python benchmarks/choice_regret.py --untuned           an H100 as if it had no table: by the H200's rows, judged by the times of its own table
 
 For every kernel of every kind of call and every size at which it was measured, that size is hidden. The rows are those of a table of
 the other sizes: at each, the fastest schedule among those that were measured at the hidden size too. The regret is the time of the
@@ -15,7 +16,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from dtkernels.tuning.records.problems import CallKind, variants_of  # noqa: E40
 from dtkernels.tuning.search.candidates import KernelCandidate  # noqa: E402
 
 STORED = ROOT / "schedule_tables" / "nvidia_h200" / "measurements.safetensors"
+UNTUNED = ROOT / "schedule_tables" / "nvidia_h100" / "measurements.safetensors"
 GOOD = 1.1  #: a row's schedule takes at most this over the best of its size
 
 
@@ -48,43 +50,48 @@ class Kernel:
 
     kind: CallKind
     root: str
+    fused: str
     known: Known
     sizes: list[dict[str, int]]
     times: dict[int, dict[str, float]]
+    elsewhere: Kernel | None = None  #: the same kernel on the GPU whose rows are taken
 
     def rows(self, hidden: int) -> list[Row]:
         """Return the table of the other sizes."""
-        found = []
-        for i, times in self.times.items():
-            common = [s for s in times if s in self.times[hidden] and times[s] <= GOOD * min(times.values()) and self._fits(s, i, hidden)]
-            if i != hidden and common:
+        found, of = [], self.elsewhere or self
+        for i, times in of.times.items():
+            common = [s for s in times if s in self.times[hidden] and times[s] <= GOOD * min(times.values()) and _fits(s, of.sizes[i], self.sizes[hidden])]
+            if (i != hidden or self.elsewhere) and common:
                 best = min(common, key=times.__getitem__)
-                found.append(Row(self.kind.op, self.kind.direction, self.kind.dtype, self.sizes[i], best, "", microseconds=times[best], by={"multiprocessors": 132}))
+                found.append(Row(self.kind.op, self.kind.direction, self.kind.dtype, of.sizes[i], best, "", microseconds=times[best], by={"multiprocessors": 132}))
         return found
 
-    def _fits(self, schedule: str, own: int, there: int) -> bool:
-        a, b = self.sizes[own], self.sizes[there]
-        return all((a[x] - 1).bit_length() == (b[x] - 1).bit_length() for x in whole_labels(schedule) if x in a)
+
+def _fits(schedule: str, own: dict[str, int], there: dict[str, int]) -> bool:
+    return all((own[x] - 1).bit_length() == (there[x] - 1).bit_length() for x in whole_labels(schedule) if x in own)
 
 
 class OneKernel:
-    """The cost model of a single kernel of a schedule; in place of ``TimeModel``."""
+    """The cost model of a single kernel of a schedule; in place of ``TimeModel``. Rows were measured on ``measured``."""
 
-    def __init__(self, kernel: Kernel, target: Target):
-        self.kernel, self.target = kernel, target
+    def __init__(self, kernel: Kernel, target: Target, measured: Target):
+        self.kernel, self.target, self.measured = kernel, target, measured
 
     def at(self, schedule: str, sizes: tuple[tuple[str, int], ...], dtype: str) -> float:
         """Return the predicted microseconds."""
-        rates, total = rates_of(self.target.arch), 0.0
+        return self._on(self.target, schedule, sizes, dtype)
+
+    def _on(self, target: Target, schedule: str, sizes: tuple[tuple[str, int], ...], dtype: str) -> float:
+        rates, total = rates_of(target.arch), 0.0
         for plan in plans(schedule, self.kernel.known):
             if self.kernel.root in ("*", plan.config.func):
-                work = plan.at(dict(sizes), ITEMSIZE[dtype], self.target, rates[0].live)
-                total += kernel_time(work, plan.config, rates_for(work, rates), self.target)
+                work = plan.at(dict(sizes), ITEMSIZE[dtype], target, rates[0].live)
+                total += kernel_time(work, plan.config, rates_for(work, rates), target)
         return total
 
     def ratio(self, schedule: str, row: Row) -> float:
         """Return the logarithm of the row's time over the predicted one."""
-        return math.log(row.microseconds / self.at(schedule, tuple(row.sizes.items()), row.dtype))  # type: ignore[operator]
+        return math.log(row.microseconds / self._on(self.measured, schedule, tuple(row.sizes.items()), row.dtype))  # type: ignore[operator]
 
 
 def kernels(matrices: list[MeasurementMatrix], ops: list[str]) -> Iterator[Kernel]:
@@ -99,7 +106,7 @@ def kernels(matrices: list[MeasurementMatrix], ops: list[str]) -> Iterator[Kerne
         found: dict[tuple[str, str], Kernel] = {}
         for i, j in zip(*np.nonzero(~np.isnan(m.cold))):
             plan = KernelCandidate.read(m.about["schedules"][j])
-            own = found.setdefault((plan.fused, plan.root), Kernel(kind, plan.root, known, sizes, {}))
+            own = found.setdefault((plan.fused, plan.root), Kernel(kind, plan.root, plan.fused, known, sizes, {}))
             own.times.setdefault(int(i), {})[f"{plan.fused}\n{plan.tiles}"] = float(m.cold[i, j])
         yield from found.values()
 
@@ -112,7 +119,7 @@ def by_distance(kernel: Kernel, rows: list[Row], sizes: dict[str, int]) -> str:
 
 def by_model(kernel: Kernel, rows: list[Row], sizes: dict[str, int], evidence: bool = True) -> str:
     """Choose as dispatch does."""
-    pitches, model = kernel.known.pitches, OneKernel(kernel, TARGETS["h200"])
+    pitches, model = kernel.known.pitches, OneKernel(kernel, TARGETS["h100" if kernel.elsewhere else "h200"], TARGETS["h200"])
     if not evidence:
         return min({row.schedule for row in rows}, key=lambda s: model.at(s, tuple(sizes.items()), kernel.kind.dtype))
     near = sorted(((distance(row, sizes, pitches), i) for i, row in enumerate(rows)))
@@ -143,9 +150,15 @@ def main() -> int:
     parser = Parser("choice_regret", __doc__)
     parser.add_argument("--ops", default="", help="names, separated by commas; all without")
     parser.add_argument("--alone", action="store_true", help="the cost model without evidence")
+    parser.add_argument("--untuned", action="store_true", help="an H100 by the rows of an H200")
     options = parser.parse_args()
     found: dict[str, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
-    for kernel in kernels(read_matrices(STORED)[1], [n for n in options.ops.split(",") if n]):
+    ops = [n for n in options.ops.split(",") if n]
+    judged = list(kernels(read_matrices(STORED)[1], ops))
+    if options.untuned:
+        there = {(k.kind, k.root, k.fused): k for k in judged}
+        judged = [replace(k, elsewhere=own) for k in kernels(read_matrices(UNTUNED)[1], ops) if (own := there.get((k.kind, k.root, k.fused)))]
+    for kernel in judged:
         for name in (f"{kernel.kind.op} {kernel.kind.direction}", "all"):
             found[name][0].extend(regrets(kernel, by_distance))
             found[name][1].extend(regrets(kernel, lambda *asked: by_model(*asked, evidence=not options.alone)))

@@ -7,11 +7,17 @@ import pytest
 import stand_in_gpu
 import torch
 
+from dtkernels.algebra.pipeline import prepare
 from dtkernels.autoschedule import default_schedule as formulas
+from dtkernels.codegen.emit.module import emit
+from dtkernels.codegen.target import target
+from dtkernels.lang import parse
 from dtkernels.ops.registry import SPECS
 from dtkernels.runtime.bind.operator import Operator
 from dtkernels.runtime.build import jit_kernels
-from dtkernels.runtime.build.specialization import shared_build
+from dtkernels.runtime.build.source_cache import load_module
+from dtkernels.runtime.build.specialization import narrowest, shared_build
+from dtkernels.runtime.build.triton_compile import plain_types, record_launches
 from dtkernels.runtime.dispatch import dispatcher
 from dtkernels.runtime.launch import bound_launch
 from dtkernels.runtime.select import table_loader
@@ -88,3 +94,14 @@ def test_an_extent_of_one_is_a_constant():
     one = wanted(1, False, inner=False)
     assert one.types["size_y"] == "constexpr" and one.constants["size_y"] == 1
     assert wanted(2, False, inner=False).types["size_y"] == "i32"
+
+
+@pytest.mark.parametrize("length", [4136, 4144])
+def test_the_parts_of_a_split_sum_have_loads_of_16_bytes_at_any_multiple_of_8(length):
+    """The buffer of parts has a dimension more than the operands: their rows had passed for those of a tensor of lower rank, and loads were 2 bytes wide."""
+    program = "Func f; In A, B; Var x, y; RVar k; f[x, y] = rdot(A[x, k], B[k, y], k); f.block(x:64, y:64); f.tensorize(x:64, y:64, k:64); f.split(k:3); f.compile();"
+    tensors = [torch.empty(size, dtype=torch.bfloat16, device="meta") for size in ((192, length), (length, 168))]
+    launches = record_launches(load_module(emit(prepare(parse(program)), "call", target("h200")), "split"), "call", tuple(tensors))
+    part = next(launch for launch in launches if "part" in launch.kernel.__name__)
+    build = narrowest(tuple(part.kernel.arg_names), part.args, part.constants, plain_types(part))
+    assert build.multiples["size_k"] % 8 == 0 and build.multiples["A_stride_x"] % 8 == 0 and build.multiples["B_stride_k"] % 8 == 0

@@ -5,7 +5,7 @@ import pytest
 
 from dtkernels.algebra.autodiff.gradient import gradient
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
-from dtkernels.autoschedule.default_schedule import default_schedule
+from dtkernels.autoschedule.default_schedule import KEPT, _fusion, default_schedule
 from dtkernels.autoschedule.fit_resources import element_bytes, first_too_large
 from dtkernels.codegen.pipeline import lower
 from dtkernels.codegen.target import target
@@ -145,7 +145,30 @@ def test_a_swept_product_has_blocks_as_large_as_a_product_by_itself_where_they_a
     text = "Func u, f; In A, W; Var x; RVar y, k; u[x, y] = rdot(A[x, k], W[y, k], k); f[x] = log(rsum(exp(u[x, y]), y));"
     large, small = (scheduled(text, {"x": x, "y": 32000, "k": 2048}) for x in (4096, 64))
     assert (large.sizes("f", "tensorize"), large.sizes("f", "split")) == ({"x": 128, "y": 256, "k": 64}, {"y": 4})
-    assert small.sizes("f", "tensorize") == {"x": 64, "y": 128, "k": 64}
+    assert "u" not in small.fused(), "32 programs would sweep it; what they make has 8 MB and stays in the L2"
+
+
+def test_a_faster_way_to_fuse_is_not_taken_where_it_stores_much_more():
+    """500 MB of logits, which the usual way never stores."""
+    text = "Func u, f; In A, W; Var x; RVar y, k; u[x, y] = rdot(A[x, k], W[y, k], k); f[x] = log(rsum(exp(u[x, y]), y));"
+    algorithm = prepare_algorithm(parse(text).algorithm, ("f",))
+    fusion = _fusion(algorithm, ("f",), {"x": 4096, "y": 32000, "k": 2048}, 2, target("h200"))
+    ways = list(fusion.ways())
+    assert max(map(fusion.keeps, ways)) > KEPT and all(fusion.keeps(w) <= KEPT for w in ways[: fusion.by_time(ways).index(ways[0])])
+
+
+def test_gradients_that_share_a_sum_have_kernels_of_their_own_where_one_would_be_slower():
+    """Both gradients of a chain of products with few rows: one kernel of both took 73 and 170 us on an H100, two of 5 us each."""
+    text = "Func mm, f; In A, B, C; Var m, n; RVar k, l; mm[m, l] = rdot(A[m, k], B[k, l], k); f[m, n] = rdot(mm[m, l], C[l, n], l);"
+    schedule = scheduled(text, {"m": 13, "n": 123, "k": 14311, "l": 3}, wrt=("A", "B", "C"))
+    assert not {"d_B", "d_C"} & {*schedule.fused()}, schedule
+
+
+def test_few_long_rows_are_split_over_programs():
+    text = "Func s, f; In A; Var x, y; s[x] = rsum(exp(A[x, y]), y); f[x, y] = exp(A[x, y]) / s[x];"
+    few, many = (scheduled(text, {"x": x, "y": 1000000}) for x in (2, 4096))
+    assert few.sizes("s", "split")["y"] >= 8 and not any(p.name == "split" for p in many.primitives)
+    assert scheduled("Func f; In A; RVar y; f[] = rsum(A[y] * A[y], y);", {"y": 1000000}).sizes("f", "split")["y"] >= 8
 
 
 @pytest.mark.parametrize("k, apart", [(1024, True), (128, False)])

@@ -56,10 +56,10 @@ def test_every_candidate_is_legal(form, itemsize):
 
 
 @pytest.mark.parametrize("text, sizes", [
-    (MM, {"x": 8192, "y": 1, "k": 5120}), (MM, {"x": 1, "y": 8192, "k": 8192}), (NT, {"x": 1, "y": 8192, "k": 8192}), (MM, {"x": 331, "y": 15670, "k": 1}),
-    (MM, {"x": 1, "y": 8835, "k": 1850}), (NT, {"x": 9000, "y": 1, "k": 4096}),
+    (MM, {"x": 331, "y": 15670, "k": 1}), (NT, {"x": 1, "y": 8192, "k": 3}), (MM, {"x": 2409, "y": 1, "k": 37}),
 ])  # fmt: skip
-def test_large_thin_products_read_their_operand_by_vectors_without_matrix_units(text, sizes):
+def test_products_that_only_move_memory_are_streamed(text, sizes):
+    """Sums of hundreds of terms take the matrix units: 58 us for 1 x 8192 x 8192 on an H100, where a streamed kernel took 70."""
     shape = problem(text, sizes)
     schedule = scheduled(shape)
     assert not any(has_matrix_product(k.body) for k in lower(Program(shape.algorithm, schedule))), schedule

@@ -44,6 +44,8 @@ class Rates(NamedTuple):
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
     doubled: float = 1.05  #: products of tiles with more rows than their warp groups take at once
+    lone: float = 1.1  #: products of programs that stay, by one warp group
+    parted: float = 1.1  #: products of tiles in two parts
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
     gather: float = 0.02  #: microseconds of one sum over a program's threads
@@ -55,21 +57,21 @@ class Rates(NamedTuple):
 
 
 PRODUCTS = Rates(
-    launch=4.26, start=0.621, latency=0.349, step=2.11e-08, alone=0.301, rate=6970000, wide_rate=296000, few_rows=12.6, few_columns=9.13,
-    old_units=1.36, few_warps=2.22, crowded=1.38, specialized=0.519, special=22600, plain=995000, l2_rate=94800, request_rate=15300000, narrow=8.2,
-    ragged=1.13, warp_rate=13500, sync=0.00852, beside=0.915, spills=4.5, overlap=0.14, flying=148000, bandwidth=4000000, sharp=1.52, rounds=1.55,
-    inner=7.98, exposed=0.0255, tall=1.23, low=1.11, quartered=1.29, strip=2.48, refilled=1.34, described=1.82, merge=1.64, merge_rate=3670000,
-    merge_part=0.167,
+    launch=4.1, start=0.61, latency=0.405, step=1.04e-08, alone=0.301, rate=7460000, wide_rate=303000, few_rows=10.8, few_columns=8.2, old_units=1.76,
+    few_warps=2.17, crowded=1.45, specialized=0.511, special=24700, plain=997000, l2_rate=99500, request_rate=17500000, narrow=7.05, ragged=1.14,
+    warp_rate=12600, sync=0.00983, beside=1.01, spills=4.69, overlap=0.146, flying=115000, bandwidth=4090000, sharp=1.48, rounds=1.54, inner=7.98,
+    exposed=0.0344, tall=1.28, low=1.09, doubled=1.1, lone=1.23, parted=1.25, quartered=1.29, strip=2.75, refilled=1.26, described=2.06, merge=1.84,
+    merge_rate=3660000, merge_part=0.14,
 )  # fmt: skip
 ROWS = Rates(
-    launch=4.5, start=0.375, latency=0.446, step=0.0244, special=107000, plain=867000, l2_rate=118000, request_rate=20600, narrow=1, ragged=1,
-    warp_rate=2430, sync=0.000166, spills=5.99, overlap=0.426, flying=20000, bandwidth=4420000, sharp=2.01, rounds=2.53, inner=2.6, exposed=0.0103,
-    strip=1.78, merge=4.38, merge_rate=3760000, merge_part=0.00213,
+    launch=4.5, start=0.361, latency=0.438, step=0.0242, special=97300, plain=852000, l2_rate=118000, request_rate=21300, narrow=1, ragged=1,
+    warp_rate=2610, sync=0.00017, spills=5.99, overlap=0.393, flying=20000, bandwidth=4400000, sharp=2.1, rounds=2.31, inner=2.57, exposed=0.0105,
+    strip=2.48, merge=4.44, merge_rate=4030000, merge_part=0.00209,
 )  # fmt: skip
 STREAMS = Rates(
-    launch=3.56, start=0.472, latency=0.186, step=0.0156, special=121000, plain=824000, l2_rate=38200, request_rate=32300, narrow=2.15, ragged=1.13,
-    warp_rate=5050, sync=0.000164, spills=5.99, overlap=0.547, flying=39500, bandwidth=3850000, sharp=1.72, rounds=2.71, inner=2.38, exposed=0.0104,
-    strip=1.04, gather=0.14, merge=3.04, merge_rate=2700000, merge_part=0.00217,
+    launch=3.43, start=0.498, latency=0.332, step=0.0187, special=119000, plain=754000, l2_rate=49000, request_rate=39600, narrow=1.97, ragged=1.11,
+    warp_rate=3590, sync=0.000171, spills=5.99, overlap=0.497, flying=124000, bandwidth=3590000, sharp=1.49, rounds=2.24, inner=2.28, exposed=0.0106,
+    strip=1.03, gather=0.102, merge=1.96, merge_rate=3220000, merge_part=0.00217,
 )  # fmt: skip
 #: 16-bit products of a multiprocessor relative to the fitted ones, by compute capability: datasheets' figures, unmeasured
 UNITS = {"80": 0.39, "89": 0.34, "90": 1.0, "100": 2.0}

@@ -54,6 +54,7 @@ class Work(NamedTuple):
     cleared: float = 0.0  #: bytes that the kernels before and after it write and read of these sums
     sums: int = 0
     strips: float = 0.0  #: rows of blocks that the whole kernel moves, where rows begin at no multiple of 16 bytes
+    parted: bool = False  #: whether tiles of products are sums of powers of two
     gathered: float = 0.0  #: sums over the threads of a program
 
 
@@ -288,9 +289,10 @@ class _Count:
             terms = self._multiplied()[0]
             light, requests = light + terms, requests + terms / (2 * VECTOR / self.itemsize)
         gathered = self._gathered() if streamed else 0.0
+        parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, gathered)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered)  # fmt: skip
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ...codegen.target import Target
 
 GROUP = 4  #: warps that multiply together
+FITTED_TO = 4.8e12  #: bytes a second of the GPU, an H200, whose bandwidth the rates state
 GROUP_ROWS = 64  #: rows of their tile
 
 
@@ -46,7 +47,7 @@ def rates_for(work: Work, rates: RatesOfKinds) -> Rates:
 def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> float:
     """Return the microseconds of one kernel."""
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
-    busy, waiting = _busy(work, config, c), _waiting(work, config, c)
+    busy, waiting, bandwidth = _busy(work, config, c), _waiting(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
     if config.persistent and work.rows and work.steps > 1 and not work.fetched:
         busy, waiting = busy * c.refilled, waiting * c.refilled
     alone = _either(busy, waiting, c.rounds)
@@ -65,7 +66,7 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
         computing += last * (1 - hidden) + hidden * crowded * rest / slots
     ahead = max(1, config.stages - 1) if work.rows and work.steps > 1 else 1
     flying = min(work.programs, slots) * max(work.tile_bytes, 32.0) * ahead
-    moving = (work.memory + c.strip * work.strips) / (c.bandwidth * target.bandwidth / 4.8e12 * flying / (flying + c.flying))
+    moving = (work.memory + c.strip * work.strips) / (bandwidth * flying / (flying + c.flying))
     if work.held == 1 and ahead == 1 and not (config.persistent and config.stages_of) and full:  # nothing is loaded while the program computes
         moving += c.exposed * full * alone
     took = c.launch + _either(computing, moving, c.sharp)
@@ -74,9 +75,9 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     if work.fetched:
         took += c.described
     if work.sums:  # a kernel that clears and one that converts
-        took += 2 * c.merge * work.sums + work.cleared / c.bandwidth
+        took += 2 * c.merge * work.sums + work.cleared / bandwidth
     if work.copied:
-        took += c.merge + work.copied / c.bandwidth
+        took += c.merge + work.copied / bandwidth
     return took
 
 
@@ -130,6 +131,7 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.crowded
     if groups >= 1 and rows > GROUP_ROWS * groups:
         shape *= c.doubled
+    shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     return shape * (c.specialized if config.specialized else 1.0)
