@@ -36,3 +36,17 @@ def test_no_load_is_begun_into_what_a_product_may_still_read(text, products, mor
             assert 0 < ahead < int(slots), (launch.kernel.__name__, name, ahead, slots)
             found += 1
     assert found >= 2
+
+
+STEPS = """Func a, f; In A, B; Var x, y; RVar k, j; a[x] = rsum(A[x, j, k] * A[x, j, k], k, j);
+f[x, y] = rdot(A[x, j, k], B[j, k, y], k, j) * a[x]; a.fuse_at(f, j); f.block(x:128, y:128); f.tensorize(x:128, y:128, k:64, j:1); f.reorder(k, j);"""
+AGAIN = """Func s, f; In Q, K; Var l; RVar x, d; s[l, x] = rdot(K[l, d], Q[x, d], d); f[l, d] = rdot(exp(s[l, x]), Q[x, d], x) + rsum(Q[x, d], x);
+s.fuse_at(f, x); f.block(l:64, d:64); f.tensorize(l:64, d:64, x:64);"""
+
+
+@pytest.mark.parametrize("text, shapes", [(STEPS, [(300, 3, 100), (3, 100, 300)]), (AGAIN, [(300, 100), (200, 100)])], ids=["single steps", "bound again"])
+def test_what_is_loaded_twice_has_a_name_where_it_is_read(text, shapes):
+    """In a loop over single elements, whose counter is the label itself; and beside an inner loop in which the same name is another tile."""
+    module = load_module(emit(parse(text + "f.num_warps(4); f.num_stages(2);"), target=H200), "names")
+    for launch in record_launches(module, "f", tuple(torch.empty(s, dtype=torch.bfloat16) for s in shapes)):
+        assert "_read = tl.load" in launch.kernel.src and "warp_group_dot" in build(launch, H200).asm["ttgir"]

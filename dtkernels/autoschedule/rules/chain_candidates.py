@@ -1,4 +1,4 @@
-"""Propose tiles for two chained products with one accumulator, such as attention's forward. The cost model decides among them.
+"""Propose tiles for chained products, such as those of attention and of its gradients. The cost model decides among them.
 
 Where few rows share what the loop reads, as one query of attention and the heads of a group share keys, those heads are the rows of a
 tile, so that keys are read once a group. The loop is split into as many parts as the GPU has room for.
@@ -20,8 +20,12 @@ FEW_ROWS = ((64, 4, 4), (128, 2, 3), (128, 4, 3), (256, 4, 3))
 #: (rows, elements of the loop, warps, stages) for loops of up to SHORT: measured within 2% of the fastest at 10 of 25 sizes. For longer ones
 #: there is none: there the order that the model predicts for tiles of 64 and 128 rows is not the measured one (at 113 sizes, correlation -0.56)
 SHORT, SHORT_LOOP = 256, (64, 32, 4, 3)
+#: (rows, elements of the loop, warps, stages) of kernels with more products, for columns up to SIDE and wider ones. They leave little to spill; the first was the
+#: fastest of those measured on an H100 at 703 rows of 72 columns
+SEVERAL_PRODUCTS, SIDE = (((64, 64, 4, 2),), ((64, 32, 8, 2), (32, 64, 8, 2), (32, 32, 8, 2))), 128
 FEW = 16  #: rows of the smallest tile of the matrix units
-WAVES = (1, 2)  #: programs a multiprocessor that parts make
+WAVES = (1, 2, 4, 8)  #: programs a multiprocessor that parts make
+DEPENDENT_WAVES = (2, 4)  #: the same where each of several products waits for another: one program alone leaves a multiprocessor idle
 LEAST_STEPS = 2  #: steps of a part
 MOST_WASTED = 2  #: a tile this many times as long as its extent is not proposed
 
@@ -29,13 +33,21 @@ MOST_WASTED = 2  #: a tile this many times as long as its extent is not proposed
 def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield choices beside the usual ones of ``chained_gemm.py``."""
     chain = Chain.of(shape, root, members)
-    loops = reduction_labels(shape.algorithm, root)
-    if chain is None or len(loops) != 1 or not chain.rows or shape.itemsize != 2 or shape.target.backend != "cuda" or not chain.is_plain_pair():
+    if chain is None or not chain.rows or shape.itemsize != 2 or shape.target.backend != "cuda":
         return
-    usual, (loop,), row = chain.usual(), loops, chain.rows[-1]
-    wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
+    if chain.is_plain_pair() and len(reduction_labels(shape.algorithm, root)) == 1:
+        yield from _of_plain_pair(chain)
+    elif not chain.has_narrow_product():
+        yield from _of_several_products(chain)
+
+
+def _of_plain_pair(chain: Chain) -> Iterator[KernelConfig]:
+    """Yield tiles for two products with one accumulator, for few rows and for short loops."""
+    shape, usual, row = chain.shape, chain.usual(), chain.rows[-1]
+    (loop,) = reduction_labels(shape.algorithm, chain.root)
     if not dict(usual.tiles).get(loop):
         return
+    wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
     packed = chain.packed_groups()
     ways = [packed] if packed else []
     if shape.sizes[row] > 1 or not packed:
@@ -49,9 +61,31 @@ def chain_candidates(shape: SchedulingProblem, root: str, members: list[str]) ->
         yield from _parts(shape, _tiled(chain, usual, {row: (rows, rows)}, loop, step, warps, chain.stages(rows, step, wide, stages)), loop)
 
 
+def _of_several_products(chain: Chain) -> Iterator[KernelConfig]:
+    """Yield tiles for kernels of more products or accumulators, such as those of attention's gradients.
+
+    Smaller blocks than the usual ones may fill the GPU better. Of several labels that are summed over, each may be the one that
+    a tile has more than one element of: queries, or the heads of a group.
+    """
+    shape, row, loops = chain.shape, chain.rows[-1], reduction_labels(chain.shape.algorithm, chain.root)
+    wide = max((next_power_of_two(shape.sizes[c]) for c in chain.columns), default=1)
+    for walked in loops:
+        usual = chain.usual(walked)
+        yield usual
+        block, longest = dict(usual.blocks), next_power_of_two(shape.sizes[walked])
+        if not dict(usual.tiles).get(walked) or row not in block:
+            continue
+        for rows, step, warps, stages in SEVERAL_PRODUCTS[wide > SIDE] if block[row] > FEW else ():
+            step = min(step, max(FEW, longest))
+            better = usual.split or shape.fills_better(block, row, rows)
+            if better and rows < MOST_WASTED * shape.sizes[row] and (found := _tiled(chain, usual, {row: (rows, rows)}, walked, step, warps, chain.stages(2 * rows, step, wide, stages))):
+                steps = {x: shape.sizes[x] // size for x in loops if (size := dict(found.tiles).get(x, 1))}
+                yield from _parts(shape, found, max(steps, key=lambda x: steps[x]), DEPENDENT_WAVES)
+
+
 def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]], loop: str, step: int, warps: int, stages: int) -> KernelConfig | None:
     """Return ``usual`` with other blocks and tiles; None where its loads are not ahead of their use or the loop is shorter than a step."""
-    if stages < 2 or step >= MOST_WASTED * chain.shape.sizes[loop]:
+    if stages < 2 or step > FEW and step >= MOST_WASTED * chain.shape.sizes[loop]:
         return None
     block = dict(usual.blocks) | {label: size for label, (size, _) in tiles.items()}
     tile = dict(usual.tiles) | {label: size for label, (_, size) in tiles.items()} | {loop: step}
@@ -59,12 +93,13 @@ def _tiled(chain: Chain, usual: KernelConfig, tiles: dict[str, tuple[int, int]],
     return replace(usual, blocks=tuple(block.items()), tiles=tuple(tile.items()), order=order, split=(), num_warps=warps, num_stages=stages)
 
 
-def _parts(shape: SchedulingProblem, config: KernelConfig | None, loop: str) -> Iterator[KernelConfig]:
+def _parts(shape: SchedulingProblem, config: KernelConfig | None, loop: str, all_waves: tuple[int, ...] = WAVES) -> Iterator[KernelConfig]:
     """Yield the choices as they are, and with the loop split so that its parts fill one wave of programs or more."""
     if config is None:
         return
     yield config
     programs, cores = shape.programs(dict(config.blocks)), shape.target.multiprocessors
-    most = shape.sizes[loop] // dict(config.tiles)[loop] // LEAST_STEPS
-    found = (whole_parts(min(most, waves * cores // programs)) for waves in WAVES if programs < waves * cores)
+    steps = shape.sizes[loop] // dict(config.tiles)[loop]
+    most = steps if len(reduction_labels(shape.algorithm, config.func)) > 1 else steps // LEAST_STEPS  # each step is a loop
+    found = (whole_parts(min(most, waves * cores // programs)) for waves in all_waves if programs < waves * cores)
     yield from (replace(config, split=((loop, parts),)) for parts in dict.fromkeys(found) if parts > 1)

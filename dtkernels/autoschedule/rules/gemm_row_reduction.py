@@ -66,8 +66,8 @@ def reduces_beyond_tiles(shape: SchedulingProblem, func: str, root: str) -> bool
     found = [over for g in shape.algorithm.needed_by((root,)) if g != func and (over := _labels_reduced_of(shape, g, func))]
     if found and sum(shape.sizes[x] > WINDOW for x in own.union(*found)) >= 2:
         return True
-    for side in (s for dot in shape.dots(func) for s in (dot.left, dot.right)):
-        along = [x for x in shape.algorithm[func].labels if x in ex.free_labels(side)]
+    for side, other in (pair for dot in shape.dots(func) for pair in ((dot.left, dot.right), (dot.right, dot.left))):
+        along = [x for x in shape.algorithm[func].labels if x in ex.free_labels(side) - ex.free_labels(other)]  # what both have is no side of a tile
         for over in found:
             widest = max((shape.sizes[x] for x in along if x not in over), default=0)
             if any(shape.sizes[x] < min(FILLED, widest) for x in over if x in along):

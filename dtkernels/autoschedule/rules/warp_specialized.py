@@ -47,7 +47,8 @@ def warpgroup_tiles(shape: SchedulingProblem, root: str, members: list[str]) -> 
     if not shape.aligned(read | set(written)):
         return None
     block = {label: ROWS if label == rows else 1 for label in labels[:-1]}
-    if 2 * shape.programs(block) < shape.target.multiprocessors:
+    programs, cores = shape.programs(block), shape.target.multiprocessors
+    if 2 * programs < cores or programs > cores and shape.fills_better(block, rows, ROWS // 2):
         return None
     widest = max(next_power_of_two(sizes[w]) for w in whole)
     if widest <= 64 and sizes[loop] < SHORTEST_LOOP:

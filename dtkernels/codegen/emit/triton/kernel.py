@@ -121,6 +121,7 @@ class _KernelPrinter:
         self.expr = ExpressionPrinter(frozenset(loads) - self.upcast, loads, operands, self.first, self.tile, self.size, kernel.approximate)
         self.expr.block_of = self.block_index
         self.started = self._started_axes()
+        self.counted: set[Axis] = set()  # axes of loops over single elements
         self.steady: dict[int, str] = {}  #: id of a load -> its pointer, in the loop that is being printed; names are used again in inner loops
         self.named: dict[str, str] = {}  #: names that stand for a value computed before a loop
         self.before: set[str] = set()  #: those that are known at this place of the text
@@ -248,6 +249,8 @@ class _KernelPrinter:
         """Return the name of the first index of the current tile of ``axis``."""
         if axis in self.started:
             return f"{axis.name}_first"
+        if axis in self.counted:
+            return axis.name
         return f"({axis.whole.name}_start + {axis.offset})" if axis.whole else f"{axis.name}_start"
 
     def tile(self, axis: Axis) -> str:
@@ -344,6 +347,7 @@ class _KernelPrinter:
     def _loop(self, loop: Loop, depth: int) -> None:
         axis = loop.axis
         counter = axis.name if axis.scalar and loop.within == "extent" else f"{axis.name}_start"
+        (self.counted.add if counter == axis.name else self.counted.discard)(axis)
         begin = "0" if loop.begin is None else self.expr.text(loop.begin, ())
         end = self.expr.text(loop.end or Size(axis.label), ()) if loop.within == "extent" else self.block(axis.label)
         step = "" if axis.scalar else f", {self.tile(axis)}"

@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ....algebra.rules.canonicalize import fresh_name
-from ...ir.nest import Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, values
+from ...ir.nest import Kernel, Let, Load, Local, Loop, Statement, Tile, TileDot, axes_of, map_values, names_in, statements, values
 from ...lower.schedule_options import KernelOptions
 
 ROWS = 64  #: fewest rows of a tile for which Triton emits a wgmma
@@ -44,18 +44,37 @@ def with_loads_duplicated(body: tuple[Statement, ...]) -> tuple[Statement, ...]:
 
 def _loop(loop: Loop, taken: set[str]) -> Loop:
     inside = tuple(_loop(s, taken) if isinstance(s, Loop) else s for s in loop.body)
-    nodes = [n for value in values(inside) for n in value.walk()]
-    sides = [side.name for n in nodes if isinstance(n, TileDot) and _is_large(n) for side in (n.left, n.right) if isinstance(side, Local)]
-    asked = [n.name for n in nodes if isinstance(n, Local)]
+    rebound = [_bound_within(s) for s in inside]
     found: dict[str, Local] = {}
     made: list[Statement] = []
-    for s in inside:
+    bound: list[set[str]] = []
+    for s, within in zip(inside, rebound):
         made.append(s)
-        if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.sunk_into and 0 < sides.count(s.name) < asked.count(s.name):
-            name = fresh_name(f"{s.name}_read", taken)
-            found[s.name] = Local(name, s.axes)
-            made.append(Let(name, replace(s.value, duplicate_in=loop.axis), s.axes))
-    return replace(loop, body=map_values(tuple(made), lambda value: _with_duplicates(value, found)) if found else inside)
+        bound.append(within)
+        if isinstance(s, Let) and isinstance(s.value, Load) and not s.value.sunk_into:
+            seen = tuple(other for other, names in zip(inside, rebound) if s.name not in names)
+            nodes = [n for value in values(seen) for n in value.walk()]
+            sides = sum(side == s.name for n in nodes if isinstance(n, TileDot) and _is_large(n) for side in _operands(n))
+            if 0 < sides < sum(isinstance(n, Local) and n.name == s.name for n in nodes):
+                name = fresh_name(f"{s.name}_read", taken)
+                found[s.name] = Local(name, s.axes)
+                made.append(Let(name, replace(s.value, duplicate_in=loop.axis), s.axes))
+                bound.append(set())
+    return replace(loop, body=tuple(_with_reads(s, {n: d for n, d in found.items() if n not in names}) for s, names in zip(made, bound)) if found else inside)
+
+
+def _bound_within(s: Statement) -> set[str]:
+    """Return the names that are bound anew inside of a loop: there they are other tiles."""
+    return {inner.name for inner in statements(s.body) if isinstance(inner, Let)} if isinstance(s, Loop) else set()
+
+
+def _operands(dot: TileDot) -> list[str]:
+    return [side.name for side in (dot.left, dot.right) if isinstance(side, Local)]
+
+
+def _with_reads(s: Statement, found: dict[str, Local]) -> Statement:
+    (changed,) = map_values((s,), lambda value: _with_duplicates(value, found))
+    return changed
 
 
 def _with_duplicates(tile: Tile, found: dict[str, Local]) -> Tile:

@@ -1,0 +1,84 @@
+"""Default schedules of attention where queries are few, keys are short, or their number is odd. Figures in comments are of an H100."""
+
+import pytest
+
+from dtkernels.autoschedule.default_schedule import default_schedule, schedules
+from dtkernels.codegen.target import target
+from dtkernels.lang.schedule import Schedule
+from dtkernels.ops.registry import shipped
+
+H100 = target("h100")
+SHORT = dict(b=6, h=45, m=39, l=39, d=256, n=256)
+FEW = dict(b=6, h=48, m=11, l=247, d=224, n=224)
+DECODING = dict(b=92, h=19, m=1, l=10187, d=64, n=64)
+
+
+def variant(direction: str, params: dict):
+    forward = shipped("attention").variant(tuple(sorted(params.items())), frozenset(), 0)
+    return forward if direction == "forward" else forward.pair(("Q", "K", "V")).backward
+
+
+def scheduled(direction: str, sizes: dict[str, int], **params) -> Schedule:
+    found = variant(direction, params)
+    group = params.get("group", 1)
+    sizes = sizes | ({"K_1": sizes["h"] // group, "h_in": group} if direction == "backward" and group > 1 else {})
+    return default_schedule(found.algorithm, found.outputs, sizes, 2, H100)
+
+
+def fused(schedule: Schedule) -> set[str]:
+    return set(schedule.fused())
+
+
+def test_scores_shorter_than_the_heads_are_many_need_no_kernel_of_their_own():
+    """Heads are no side of a tile: 39 keys beside 45 heads fill as much of it as beside one."""
+    found = scheduled("forward", SHORT, group=5)
+    assert fused(found) == {"scores", "total_shift", "e", "total"}
+
+
+@pytest.mark.parametrize("sizes, group", [(SHORT, 5), (FEW, 16), (DECODING, 19)], ids=["short", "few", "decoding"])
+def test_gradients_make_scores_of_odd_rows_again(sizes, group):
+    """Scores of 247 columns that three kernels read again took 695 us, and all kernels apart 66."""
+    found = scheduled("backward", sizes, group=group)
+    assert fused(found) >= {"scores", "e", "d_e", "d_scores"}
+
+
+def test_other_ways_to_fuse_are_offered_too():
+    found = variant("backward", {"group": 16})
+    ways = [fused(s) for s in schedules(found.algorithm, found.outputs, FEW | {"K_1": 3, "h_in": 16}, 2, H100)]
+    assert any("scores" in way for way in ways) and any("scores" not in way and "e" in way for way in ways) and set() in ways
+
+
+def test_scores_that_are_stored_in_odd_rows_are_not_loaded_ahead():
+    """Elements that are loaded one by one lie in registers until their use: three stages took 1990 us, one 175."""
+    found = variant("backward", {"group": 19})
+    stored = [s for s in schedules(found.algorithm, found.outputs, DECODING | {"K_1": 1, "h_in": 19}, 2, H100) if "scores" not in fused(s) and "d_V" in fused(s)]
+    assert stored and all(s.number("d_K", "num_stages") == 1 for s in stored)
+
+
+@pytest.mark.parametrize("sizes", [dict(b=10, h=25, m=1530, l=1530, d=160, n=160), dict(b=1, h=16, m=11520, l=11520, d=64, n=64)])
+def test_a_sum_under_a_mask_is_split_over_what_the_mask_does_not_cut(sizes):
+    """Parts of the queries differ in how many keys they see; heads do not."""
+    found = scheduled("backward", sizes, causal=True, group=sizes["h"])
+    split = found.sizes("d_K", "split")
+    assert set(split) == {"h_in"} and 2 <= split["h_in"] <= 4
+
+
+def test_a_short_sum_under_a_mask_is_not_split():
+    assert not scheduled("backward", dict(b=34, h=4, m=4, l=4, d=40, n=40), causal=True, group=2).sizes("d_K", "split")
+
+
+def test_blocks_of_sixteen_queries_have_few_warps():
+    found = scheduled("forward", FEW, group=16)
+    assert found.sizes("attention", "block")["m"] == 16 and found.number("attention", "num_warps") <= 4
+
+
+@pytest.mark.parametrize("direction, func, label", [("forward", "attention", "m"), ("backward", "d_Q", "m"), ("backward", "d_K", "l")])
+def test_blocks_are_halved_where_the_last_wave_of_whole_ones_is_nearly_empty(direction, func, label):
+    """270 blocks of 128 on 132 multiprocessors: 48.4 us so and 40.6 halved, 59.3 and 48.4, 84.6 and 68.9."""
+    few, many = (scheduled(direction, dict(b=b, h=15, m=703, l=703, d=72, n=72)) for b in (3, 30))
+    assert few.sizes(func, "block")[label] == 64 and many.sizes(func, "block")[label] == 128
+
+
+def test_a_group_that_decodes_is_split_where_blocks_are_fewer_than_multiprocessors():
+    """92 blocks: 156 us whole, 114 in 16 parts."""
+    assert scheduled("forward", DECODING, group=19).sizes("attention", "split")["l"] >= 4
