@@ -435,8 +435,8 @@ class _Count:
     def _is_ordinary(self, product: Product) -> bool:
         """Return whether a product has no two matrices of whole rows: several products in one tile, or a side that is too short."""
         both = {*product.labels} - {*product.rows, *product.columns, *product.reduced} | {x for x in product.rows if x in self.plan.scattered}
-        sides = [[n for x in side if (n := self.step.get(x, 1)) > 1] for side in (product.rows, product.columns, product.reduced)]
-        return any(self.step.get(x, 1) > 1 for x in both) or any(len(side) != 1 or side[0] < UNITS for side in sides)
+        sides = [[n for x in side if (n := self.of(self.step, x)) > 1] for side in (product.rows, product.columns, product.reduced)]
+        return any(self.of(self.step, x) > 1 for x in both) or any(len(side) != 1 or side[0] < UNITS for side in sides)
 
     def _comes_later(self, label: str, other: str) -> bool:
         """Return whether the kernel's results have ``label`` to the right of ``other``."""

@@ -75,7 +75,7 @@ def with_aligned_rows(whole: ScheduleCandidate, work: TuningProblem) -> Schedule
     """
     variant = variants_of(work.group)[1]
     algorithm = variant.algorithm
-    for func in dict.fromkeys(t for p in whole.plans for s in parse_schedule(p.tiles).primitives if s.name == "descriptor" for t in s.args):
+    for func in dict.fromkeys(str(t) for p in whole.plans for s in parse_schedule(p.tiles).primitives if s.name == "descriptor" for t in s.args):
         plan = next((p for p in whole.plans if p.root == func and func not in variant.outputs), None)
         row = work.extents[algorithm[func].labels[-1]] * work.group.itemsize if plan is not None and algorithm[func].labels else 0
         if plan is not None and row % ROW_BYTES and f"{func}.align();" not in plan.tiles.splitlines():

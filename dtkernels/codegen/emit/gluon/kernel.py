@@ -9,8 +9,8 @@ from dataclasses import replace
 from ....lang.algorithm import Algorithm
 from ...analysis.product_types import Operands
 from ...ir import nest
-from ...ir.nest import Axis, Fetch, FetchLet, Index, Let, Local, Position, Put, Tile
-from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, ring_tiles
+from ...ir.nest import Axis, Fetch, FetchLet, Index, Let, Position, Put, Tile
+from ...transforms.warp_specialize.plan import REGISTERS, Ring, WarpSpecializedKernel, producer_names, ring_tiles
 from ..triton.grid import grid_lines, grid_size
 from ..triton.kernel import KernelText, _KernelPrinter, jit_function
 from ..triton.memory import LINE
@@ -216,7 +216,7 @@ class GluonPrinter(_KernelPrinter):
     def _producer(self) -> list[str]:
         p, self.lines = self.plan, ["    done = 0  # blocks", "    it = 0  # tiles of the loop, over all blocks"]
         depth = self.grid()
-        needed = self._needed((*(s.value for s in p.resident), *(t.value for _, t in ring_tiles(p)), *self._ends()))
+        needed = producer_names(p)
         for s in p.before:
             if isinstance(s, Index) and s.start != "whole":
                 self.block_start(s.axis, depth)
@@ -232,21 +232,6 @@ class GluonPrinter(_KernelPrinter):
         self.line(depth + 1, "it += 1")
         self.line(depth, "done += 1")
         return self.lines
-
-    def _ends(self) -> list[Tile]:
-        first, last = self.plan.steps[0].loop, self.plan.last.loop
-        return [t for t in (first.begin, last.end) if t is not None]
-
-    def _needed(self, roots: tuple[Tile, ...]) -> set[str]:
-        """Return names that ``roots`` depend on."""
-        values = {s.name: s.value for s in self.plan.before if isinstance(s, Let)}
-        found, todo = set(), list(roots)
-        while todo:
-            for n in todo.pop().walk():
-                if isinstance(n, Local) and n.name in values and n.name not in found:
-                    found.add(n.name)
-                    todo.append(values[n.name])
-        return found
 
     def _load_resident(self, tile: FetchLet, depth: int) -> None:
         """Load a tile that stays for the whole block, once the last block's buffer is free."""

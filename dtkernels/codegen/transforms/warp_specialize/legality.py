@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ...ir import nest
-from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Local, Op, Put, Store, Tile, TileReduce, axes_of
-from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel
+from ...ir.nest import WHOLE, Accumulator, Assign, Axis, Const, Fetch, Guard, Let, Load, Local, Op, Put, Store, Tile, TileReduce, axes_of
+from .plan import REGISTERS, SPARE, WIDEST, LoopStep, Refused, WarpSpecializedKernel, producer_names
 
 
 def in_work(step: LoopStep, name: str) -> bool:
@@ -56,6 +56,9 @@ def check_plan(p: WarpSpecializedKernel) -> None:
     }
     if any(s.name not in used for s in p.resident):
         raise Refused("a tile that is loaded once through a descriptor is used outside of products")
+    needed = producer_names(p)
+    if any(isinstance(s, Let) and s.name in needed and any(isinstance(n, Load) for n in s.value.walk()) for s in p.before):
+        raise Refused("what the producer brings, or for how long, is read from memory")
     _check_loops(p)
 
 

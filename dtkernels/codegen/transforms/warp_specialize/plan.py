@@ -86,6 +86,19 @@ class WarpSpecializedKernel:
         return self.steps[-1]
 
 
+def producer_names(p: WarpSpecializedKernel) -> set[str]:
+    """Return the locals that the producer needs: what the places of its loads and the ends of its loop depend on."""
+    values = {s.name: s.value for s in p.before if isinstance(s, Let)}
+    ends = [t for t in (p.steps[0].loop.begin, p.last.loop.end) if t is not None]
+    found, todo = set[str](), [*(s.value for s in p.resident), *(t.value for _, t in ring_tiles(p)), *ends]
+    while todo:
+        for n in todo.pop().walk():
+            if isinstance(n, Local) and n.name in values and n.name not in found:
+                found.add(n.name)
+                todo.append(values[n.name])
+    return found
+
+
 def ring_tiles(p: WarpSpecializedKernel) -> Iterator[tuple[Ring, FetchLet]]:
     """Yield every tile that goes through a ring, with its ring."""
     for ring in p.rings:
