@@ -173,8 +173,8 @@ def test_a_loop_that_data_bounds_is_left_to_triton():
     """The producer would have to load how far it goes: its program did not compile."""
     text = """Func s, e, t, f; In Q, K, V, N; Var b, m, n; RVar l, d; s[b, m, l] = where(l < N[b], rdot(Q[b, m, d], K[b, l, d], d), -inf);
     e[b, m, l] = exp(s[b, m, l]); t[b, m] = rsum(e[b, m, l], l); f[b, m, n] = rdot(e[b, m, l], V[b, l, n], l) / t[b, m];
-    s.fuse_at(f, l); e.fuse_at(f, l); t.fuse_at(f, l); f.block(b:1, m:128); f.tensorize(b:1, m:128, n:128, l:64, d:128); f.map(b, m); f.persistent();
-    f.descriptor(Q, K, V); f.specialize_warps(l); f.num_warps(8); f.num_stages(2);"""
+    s.fuse_at(f, l); e.fuse_at(f, l); t.fuse_at(f, l); f.block(b:1, m:128); f.tensorize(b:1, m:128, d:0, n:0, l:128); f.persistent();
+    f.descriptor(K, Q, V, f); f.stages(l:2); f.specialize_warps(l); f.num_warps(8);"""
     (kernel,) = [k for k in lower(prepare(parse(text))) if k.name == "f"]
     assert backend(kernel, target("h200"))[0] == "triton"
     assert "gluon" not in emit(prepare(parse(text)), "call", target("h200"))
