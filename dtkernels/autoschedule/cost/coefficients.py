@@ -56,6 +56,7 @@ class Rates(NamedTuple):
     merge_part: float = 0.05  #: of each part
 
 
+#: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 PRODUCTS = Rates(
     launch=4.1, start=0.61, latency=0.405, step=1.04e-08, alone=0.301, rate=7460000, wide_rate=303000, few_rows=10.8, few_columns=8.2, old_units=1.76,
     few_warps=2.17, crowded=1.45, specialized=0.511, special=24700, plain=997000, l2_rate=99500, request_rate=17500000, narrow=7.05, ragged=1.14,
