@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections import deque
+from collections.abc import Iterator
 from datetime import date
 from pathlib import Path
 
@@ -54,15 +55,10 @@ def trials_of(work: TuningProblem, target: Target, count: int) -> list[Trial]:
             break
         best, rest = configs[: -(-2 * count // 3)], configs[-(-2 * count // 3) :]
         for config in (*best, *rest[:: max(1, len(rest) // max(1, count // 3))]):
-            plan = cut_plan(whole, root, "\n".join(config.texts()))
-            if plan is not None:
+            plan = KernelCandidate(whole.fused, root, "\n".join(config.texts()))
+            if root in whole.roots:  # not one that another kernel computes in parts
                 found.append((work, with_aligned_rows(whole.with_plan(plan), work), plan))
     return found
-
-
-def cut_plan(whole: ScheduleCandidate, root: str, text: str) -> KernelCandidate | None:
-    """Return the candidate of a kernel; None if it has none of its own."""
-    return KernelCandidate(whole.fused, root, text) if root in whole.roots else None
 
 
 class Trials:
@@ -96,7 +92,7 @@ class Trials:
                     self.to_time.append((done.task, done.result))
         self._write()
 
-    def _problems(self):
+    def _problems(self) -> Iterator[TuningProblem]:
         from sampling.regret import problem_of
 
         streams = {op: domains.sizes(self.options.seed, op) for op in self.options.ops}
