@@ -271,12 +271,16 @@ def texts_of(stored: Stored) -> tuple[str, dict[str, str]]:
 
 
 def compare(stored: list[Stored], jobs: int, seen: Counts) -> list[str]:
-    """Rebuild rows that this version of Triton built; report differences."""
+    """Rebuild rows that this version of Triton built; report differences.
+
+    Rows of tools/measure_stored.py are left out: their kernels were built for rows of another table, where they are compared.
+    """
     import triton
 
-    ours = [s for s in stored if all(e.built == triton.__version__ for e in s.entries)]
+    built_for = [s for s in stored if (s.row.by or {}).get("command") != "tools/measure_stored.py"]
+    ours = [s for s in built_for if all(e.built == triton.__version__ for e in s.entries)]
     seen.compared += sum(len(s.entries) for s in ours)
-    seen.other += sum(len(s.entries) for s in stored) - seen.compared
+    seen.other += sum(len(s.entries) for s in built_for) - seen.compared
     wrong = []
     for s, fresh in zip(ours, built_anew(ours, jobs)):
         if [replace(e, code="") for e in fresh] != [replace(e, code="") for e in s.entries]:

@@ -37,7 +37,7 @@ def test_a_call_of_a_rows_sizes_takes_that_row_prebuilt(path):
     to = target_for(gpu)
     store = op_table(path.stem, gpu).store
     assert rows and to is not None and store is not None
-    built, wrong = set(store.names("entry")), []
+    built, wrong = set(store.names()), []
     for group, same in groupby(sorted(rows, key=lambda row: str(kind(row))), key=kind):
         _, variant = variants_of(group)
         for row in same:

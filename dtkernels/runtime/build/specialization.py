@@ -99,9 +99,12 @@ def _constant_fits(name: str, built: object, asked: object, entry: StoredKernel)
     return name == "PRECISION" and (built == ANY_PRECISION or "*fp32" not in entry.types.values())
 
 
-def _innermost(strides: list[str], ones: set[str]) -> tuple[set[str], set[str]]:
-    """Return (innermost labels of the tensors of the highest rank, tensors whose innermost label is one of these)."""
-    ranks = Counter(n.split("_stride_")[0] for n in strides if not n.endswith(PARTS))
+def _innermost(strides: list[str], ones: set[str], parts: bool) -> tuple[set[str], set[str]]:
+    """Return (innermost labels of the tensors of the highest rank, tensors whose innermost label is one of these).
+
+    ``parts``: whether the label that numbers the parts of a split sum is a dimension. It is none of what is computed.
+    """
+    ranks = Counter(n.split("_stride_")[0] for n in strides if parts or not n.endswith(PARTS))
     inner = {tensor: label for tensor, label in (n.split("_stride_") for n in strides if n in ones)}
     highest = max(ranks.values(), default=0)  # a kernel that adds up the parts of a single number has no other tensor
     close = {label for tensor, label in inner.items() if tensor in ranks and ranks[tensor] == highest}
@@ -156,16 +159,20 @@ def _candidate_builds(names: tuple[str, ...], args: tuple, constants: dict[str, 
     strides = {n for n in ints if "_stride_" in n}
     ones = {n for n in strides if ints[n] == 1}
     pointers = dict.fromkeys((n for n, v in given.items() if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0), 16)
-    close, steady = _innermost([n for n in names if n in strides], ones)
     regular = {n: 16 for n in ints if n not in ones and ints[n] % 16 == 0}
-    kept = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
-    kept = {n: step for n, step in kept.items() if step > 1}
+
+    def multiples_of(parts: bool) -> tuple[set[str], dict[str, int]]:
+        close, steady = _innermost([n for n in names if n in strides], ones, parts)
+        found = {n: math.gcd(ints[n], 16) for n in ints if n.split("_stride_")[0] in steady and n in strides or n.removeprefix("size_") in close}
+        return close, {n: step for n, step in found.items() if step > 1}
+
+    same, (close, kept) = multiples_of(False)[1], multiples_of(True)  # the operands of a split product have all rows aligned in the first build alone
     loads = _load_widths(given)
     steps = {n: loads.get(n.split("_stride_")[0], max(loads.values(), default=_WIDEST)) for n in kept}
     stepped = {n: step for n, step in steps.items() if kept[n] >= step}
     evens = {n for n in constants if n.startswith("EVEN_")}
     steady_evens = {f"EVEN_{label}" for label in close}
-    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
+    ways: list[tuple[dict[str, int], set[str], set[str] | None]] = [(pointers | same | kept | regular, ones, evens), (pointers | kept, ones, steady_evens)]
     ways += [] if product else [(pointers | stepped, ones, set())]
     ways += [(pointers, ones, set()), ({}, set(), None)]
     for multiples, baked, even in ways:

@@ -11,7 +11,7 @@ import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 
 from ..bounded_cache import BoundedCache
@@ -40,6 +40,7 @@ class OpTable:
     copy: KernelStore | None = None  #: that store
     beyond: OpTable | None = None  #: the table of the next folder
     folder: Path | None = field(default=None, compare=False)
+    similar: Callable[[], OpTable] | None = field(default=None, compare=False)  #: reads the table of another GPU, for kinds of calls that this one lacks
     _read: dict[tuple, tuple[Row, ...]] = field(default_factory=dict, compare=False, repr=False)
     _decided: BoundedCache[tuple, Candidate | None] = field(default_factory=lambda: BoundedCache(_DECIDED), compare=False, repr=False)
     _own: dict[tuple, dict[Sizes, None]] = field(default_factory=dict, compare=False, repr=False)
@@ -55,6 +56,9 @@ class OpTable:
         """Return all rows."""
         own = self.written if self.packed is None else self._copied(None)
         kinds = {r.kind for r in own}
+        if self.similar is not None:
+            own += tuple(r for r in self.similar().rows if r.kind not in kinds)
+            kinds = {r.kind for r in own}
         return own + tuple(r for r in (self.beyond.rows if self.beyond else ()) if self.beyond.gpu == self.gpu or r.kind not in kinds)  # type: ignore[union-attr]
 
     def rows_like(self, key: RowKey) -> tuple[Row, ...]:
@@ -65,14 +69,19 @@ class OpTable:
             if self.beyond is not None and (self.beyond.gpu == self.gpu or not any(r.kind == kind for r in own)):
                 places = {(r.key, *sorted(r.sizes.items())) for r in own}
                 own += tuple(r for r in self.beyond.rows_like(key) if (r.key, *sorted(r.sizes.items())) not in places)
+            if self.similar is not None and not any(r.kind == kind for r in own):
+                own = self.similar().rows_like(key)
             self._read[kind] = own
         return self._read[kind]
 
     def gpu_of(self, key: RowKey) -> str | None:
         """Return the GPU whose rows of the kind of ``key`` are taken."""
-        if self.beyond is None or any(r.kind == call_kind(key) for r in (self.written if self.packed is None else self._copied(key))):
+        if (self.beyond is None and self.similar is None) or any(r.kind == call_kind(key) for r in (self.written if self.packed is None else self._copied(key))):
             return self.gpu
-        return self.beyond.gpu_of(key)
+        if self.beyond is not None and (self.similar is None or any(r.kind == call_kind(key) for r in self.beyond.rows_like(key))):
+            return self.beyond.gpu_of(key)
+        assert self.similar is not None
+        return self.similar().gpu_of(key)
 
     def rows_of_kind(self, key: RowKey) -> list[tuple[Row, bool]]:
         """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
@@ -148,7 +157,7 @@ def op_table(op: str, gpu: Gpu) -> OpTable:
 
 def forget() -> None:
     """Drop all cached tables, so that they are read again."""
-    for cached in (_op_table, _folders_for, _with_user_tables, _store):
+    for cached in (_op_table, _similar_table, _similar_folder, _with_user_tables, _store):
         cached.cache_clear()
     forget_warnings()
 
@@ -156,16 +165,30 @@ def forget() -> None:
 @lru_cache(maxsize=256)
 def _op_table(op: str, gpu: Gpu, folders: tuple[Path, ...]) -> OpTable:
     found: OpTable | None = None
-    places = [(root, name) for root in folders for name in _folders_for(gpu, root)]
-    for root, name in reversed(places):
-        own = _table_in(op, gpu, root, name, folders)
+    for root in reversed(folders):
+        own = _table_in(op, gpu, root, folders)
         rows = own.written or own.packed is not None
         found = own if found is None else replace(own, beyond=found, store=_joined(own.store, found.store)) if rows else found
+    if found is not None and found.similar is not None and not (found.written or found.packed or found.beyond):
+        return found.similar()
     return found or OpTable(None)
 
 
-def _table_in(op: str, gpu: Gpu, root: Path, name: str, folders: tuple[Path, ...]) -> OpTable:
-    """Return the table ``name`` of one folder. Kernels lie beside it or with its architecture, there or in a later folder."""
+def _table_in(op: str, gpu: Gpu, root: Path, folders: tuple[Path, ...]) -> OpTable:
+    """Return the table of one folder: that of the GPU, which knows of another one's, or that of the most similar GPU."""
+    if (root / gpu.folder).is_dir():
+        return replace(_table_of(op, gpu, root, gpu.folder, folders), similar=partial(_similar_table, op, gpu, root, folders))
+    return _similar_table(op, gpu, root, folders)
+
+
+@lru_cache(maxsize=256)
+def _similar_table(op: str, gpu: Gpu, root: Path, folders: tuple[Path, ...]) -> OpTable:
+    name = _similar_folder(gpu, root)
+    return OpTable(None) if name is None else _table_of(op, gpu, root, name, folders)
+
+
+def _table_of(op: str, gpu: Gpu, root: Path, name: str, folders: tuple[Path, ...]) -> OpTable:
+    """Return the table ``name``. Kernels lie beside it or with its architecture, there or in a later folder."""
     path, shared = root / name / f"{op}.yaml", f"{arch_folder(gpu.arch)}/{op}.safetensors"
     places = (path.with_suffix(".safetensors"), *(folder / shared for folder in folders[folders.index(root) :]))
     stores = [s for s in map(_store, places) if s is not None]
@@ -250,14 +273,14 @@ def usable(store: KernelStore) -> bool:
 
 
 @lru_cache(maxsize=32)
-def _folders_for(gpu: Gpu, root: Path) -> tuple[str, ...]:
-    """Return the folder of the GPU itself where there is one, then that of the most similar other GPU of its architecture."""
+def _similar_folder(gpu: Gpu, root: Path) -> str | None:
+    """Return the folder of the most similar other GPU of the same architecture; None if there is none."""
     found = {}
     try:
         folders = sorted(p for p in root.iterdir() if (p / "gpu.yaml").exists())
     except OSError as error:
         warn_once(f"no tables: {_named(root, error)}")
-        return ()
+        return None
     if not folders:
         inside = ": it is one table; name the folder that it lies in" if (root / "gpu.yaml").exists() else ""
         warn_once(f"no tables: {root}: no folder in it has a gpu.yaml{inside}")
@@ -266,6 +289,4 @@ def _folders_for(gpu: Gpu, root: Path) -> tuple[str, ...]:
             found[folder.name] = read_gpu(folder)
         except (OSError, TableError) as error:
             warn_once(f"table not used: {_named(folder, error)}")
-    own = (gpu.folder,) if (root / gpu.folder).is_dir() else ()
-    other = nearest_gpu({name: g for name, g in found.items() if name != gpu.folder}, gpu)
-    return own + ((other,) if other else ())
+    return nearest_gpu({name: g for name, g in found.items() if name != gpu.folder}, gpu)
