@@ -81,7 +81,7 @@ class OpTable:
         if self.beyond is not None and (self.similar is None or any(r.kind == call_kind(key) for r in self.beyond.rows_like(key))):
             return self.beyond.gpu_of(key)
         assert self.similar is not None
-        return self.similar().gpu_of(key)
+        return self.similar().gpu_of(key) or self.gpu
 
     def rows_of_kind(self, key: RowKey) -> list[tuple[Row, bool]]:
         """Return the rows of the kind of ``key``, each with whether it matches ``key`` exactly."""
@@ -170,7 +170,8 @@ def _op_table(op: str, gpu: Gpu, folders: tuple[Path, ...]) -> OpTable:
         rows = own.written or own.packed is not None
         found = own if found is None else replace(own, beyond=found, store=_joined(own.store, found.store)) if rows else found
     if found is not None and found.similar is not None and not (found.written or found.packed or found.beyond):
-        return found.similar()
+        other = found.similar()
+        return found if other.gpu is None else other
     return found or OpTable(None)
 
 
