@@ -23,6 +23,7 @@ sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tools"), str(ROOT / "benchmar
 
 from common.cli_types import Parser, at_least, file_to_write, some_of, within  # noqa: E402
 from sampling import domains  # noqa: E402
+from sampling.measuring import ask  # noqa: E402
 
 from dtkernels.autoschedule.default_schedule import proposals  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
@@ -34,7 +35,7 @@ from dtkernels.tuning.records.write_table import matrix_of_times  # noqa: E402
 from dtkernels.tuning.search.candidates import KernelCandidate, ScheduleCandidate, cut, with_aligned_rows  # noqa: E402
 from dtkernels.tuning.workers.benchmark_worker import make_gpu_worker  # noqa: E402
 from dtkernels.tuning.workers.compile_worker import make_cpu_worker  # noqa: E402
-from dtkernels.tuning.workers.worker_pool import Finished, WorkerPool  # noqa: E402
+from dtkernels.tuning.workers.worker_pool import WorkerPool  # noqa: E402
 
 DIRECTIONS = ("forward", "backward")
 WAYS = 2  #: to fuse, that are tried
@@ -67,7 +68,10 @@ class Trials:
     def __init__(self, options: argparse.Namespace, make=make_gpu_worker):
         self.options, self.times = options, dict[TuningProblem, dict[str, Time]]()
         self.gpus = WorkerPool(1, make)
-        self.about = ask(self.gpus, ("about",))
+        told = ask(self.gpus, ("about",), 120.0)
+        if told.failure:
+            raise SystemExit(f"candidate_trials: the GPU worker does not start: {told.failure}")
+        self.about = told.result
         self.target = next((t for t in TARGETS.values() if self.about["name"].startswith(f"NVIDIA {t.name.upper()}")), TARGETS["h200"])
         self.cpus = WorkerPool(options.jobs, make_cpu_worker, self.target)
         self.to_compile, self.to_time = deque[Trial](), deque[tuple[Trial, object]]()
@@ -145,17 +149,6 @@ def shapes(text: str) -> tuple[tuple[str, str], ...]:
     if any(len(pair) != 2 or pair[0] not in domains.OPS for pair in found):
         raise argparse.ArgumentTypeError(f"{text!r} is no list of op:shape; ops: {', '.join(domains.OPS)}")
     return found  # type: ignore[return-value]
-
-
-def ask(pool: WorkerPool, message: tuple):
-    """Return the answer of the only worker."""
-    pool.send(0, message, message, 120.0)
-    found: list[Finished] = []
-    while not found:
-        found = pool.poll(0.5)
-    if found[0].failure:
-        raise SystemExit(f"candidate_trials: the GPU worker does not start: {found[0].failure}")
-    return found[0].result
 
 
 def main(argv: list[str] | None = None) -> int:
