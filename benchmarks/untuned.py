@@ -1,7 +1,8 @@
-"""How good are default schedules? Programs that nobody tuned, beside eager, torch.compile and SDPA with a mask.
+"""How good are default schedules? Programs that nobody tuned, beside eager, torch.compile and torch's own function, if there is one.
 
     python benchmarks/untuned.py --json out.json                       all of tests/untuned_programs.py, forward and backward
     python benchmarks/untuned.py --only '^att_.*backward' --seconds 60
+    python benchmarks/untuned.py --jobs 14                             compiles on all cores first, which is sooner done
 
 Cold L2, replays of CUDA graphs in rotated order, every result checked against float64. The first size of each program comes
 first, forward and then backward, and further sizes after those: what the seconds allow is measured.
@@ -10,6 +11,7 @@ first, forward and then backward, and further sizes after those: what the second
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import re
@@ -25,7 +27,8 @@ sys.path[:0] = [str(p) for p in (ROOT, ROOT / "tools", ROOT / "tests") if str(p)
 
 import bench  # noqa: E402
 from common import timing  # noqa: E402
-from common.cli_types import Parser, file_to_write, within  # noqa: E402
+from common.cli_types import Parser, at_least, file_to_write, within  # noqa: E402
+from sampling.measuring import handled  # noqa: E402
 from untuned_calls import DTYPES, Call, Errors, as_tuple, operator, runs  # noqa: E402
 from untuned_programs import PROGRAMS, Sizes  # noqa: E402
 
@@ -88,17 +91,40 @@ def moved(call: Call) -> int:
     return sum(t.numel() * t.element_size() for t in (*whole, *picked, *outputs, *(call.inputs[i] for i in call.wanted)))
 
 
+def implementations(name: str) -> dict:
+    """Ours and the peers of a program."""
+    program = PROGRAMS[name]
+    peers = {"dtkernels": operator(name), "eager": program.eager, "compile": torch.compile(program.eager, dynamic=False)}
+    return peers | ({"library": program.library} if program.library else {})
+
+
+def make_preparer(index: int):
+    """Make the handler of a process that compiles a case, for a later process of this machine. It times and checks nothing."""
+    torch._functorch.config.donated_buffer = False
+
+    def prepare(name: str, sizes: Sizes, dtype: str, backward: bool) -> None:
+        call = Call.of(name, sizes, DTYPES[dtype], backward, "cuda")
+        for who, fn in implementations(name).items():
+            if who in ("dtkernels", "compile"):
+                with contextlib.suppress(Exception):
+                    call.results(fn)
+                torch.cuda.synchronize()
+        torch._dynamo.reset()
+        torch.cuda.empty_cache()
+
+    return lambda case: prepare(*case)
+
+
 def measure(case: Case) -> dict:
     """One case: errors, times, and how near to the time of a copy or of torch's largest products ours comes."""
     name, sizes, dtype, backward = case
     torch._dynamo.reset()
     torch.cuda.empty_cache()
-    program, op = PROGRAMS[name], operator(name)
+    program, peers = PROGRAMS[name], implementations(name)
     call = Call.of(name, sizes, DTYPES[dtype], backward, "cuda")
-    found = checked(call, op)
+    found = checked(call, peers["dtkernels"])
     torch.cuda.empty_cache()
-    peers = {"dtkernels": op, "eager": program.eager, "compile": torch.compile(program.eager, dynamic=False)}
-    us, notes = times(call, peers | ({"sdpa": program.sdpa} if program.sdpa else {}))
+    us, notes = times(call, peers)
     flops, size = program.products(sizes) * (program.backward if backward else 1), moved(call)
     copy = timing.copy_time(size)
     limit = max(copy, flops / timing.product_rate(DTYPES[dtype]) * 1e6) if flops else copy
@@ -168,6 +194,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = Parser("untuned", __doc__)
     parser.add_argument("--json", type=file_to_write, help="write every figure here, after each case")
     parser.add_argument("--only", type=pattern, default=re.compile(""), metavar="REGEX", help="is looked for in titles as they are printed")
+    parser.add_argument("--jobs", type=at_least(1), metavar="N", help="compile all cases on so many processes before timing")
     parser.add_argument("--seconds", type=within(0), default=math.inf, help="start no further case after so long")
     options = parser.parse_args(argv)
     if not (todo := cases(options.only)):
@@ -175,6 +202,8 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         parser.error("no GPU: torch.cuda.is_available() is False")
     torch._functorch.config.donated_buffer = False  # its graphs are run backward more than once
+    if options.jobs:
+        handled([(title(case), case) for case in todo], options.jobs, options.seconds / 2, make_preparer)
     found = measure_all(todo, options.seconds, options.json)
     print(summary(found, len(todo)))
     return 1 if any(r.get("failed") or r.get("wrong") for r in found.values()) else 0

@@ -35,6 +35,8 @@ def tensors(program: Untuned, sizes: Sizes, dtype: torch.dtype, device: str) -> 
         shape, kind = [sizes[label] for label in labels], program.kinds.get(name, "")
         if kind.startswith("index:"):
             made.append(torch.randint(1, sizes[kind.removeprefix("index:")], shape, device=device))
+        elif kind.startswith("sorted:"):
+            made.append(torch.randint(sizes[kind.removeprefix("sorted:")], shape, device=device).sort().values)
         elif kind == "int8":
             made.append(torch.randint(-127, 128, shape, device=device, dtype=torch.int8))
         else:

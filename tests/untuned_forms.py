@@ -123,6 +123,15 @@ def distances_by_torch(a, b):
     return torch.cdist(wide(a)[None], wide(b)[None])[0].pow(2).to(a.dtype)
 
 
+def by_expert(a, w, e):
+    return sum(torch.where(e[:, None] == i, a @ w[i], 0) for i in range(len(w)))
+
+
+def grouped_mm(a, w, e):
+    ends = (e[:, None] == torch.arange(len(w), device=e.device)).sum(0).cumsum(0)
+    return F.grouped_mm(a, w, offs=ends.int())
+
+
 # -- attentions -----------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +188,25 @@ def lengths(q, k, v, n, scale):
 
 def lengths_sdpa(q, k, v, n, scale):
     return sdpa(q, k, v, within(k, n), scale)
+
+
+def of_one_sequence(g):
+    return (g[:, None] == g) & below(len(g), len(g), g.device)
+
+
+def packed(q, k, v, g, scale):
+    return attend(masked(q @ k.mT * scale, of_one_sequence(g)), v)
+
+
+def packed_sdpa(q, k, v, g, scale):
+    return sdpa(q, k, v, of_one_sequence(g), scale)
+
+
+def paged(q, k, v, table, n, scale):
+    """One query a head, on keys and values gathered from their pages."""
+    k, v = (pages[table].flatten(1, 2).transpose(1, 2) for pages in (k, v))
+    seen = torch.arange(k.shape[2], device=k.device) < n[:, None, None, None]
+    return F.scaled_dot_product_attention(q[:, :, None], k, v, attn_mask=seen, scale=scale, enable_gqa=True)[:, :, 0]
 
 
 def sigmoid_attention(q, k, v, scale, bias):

@@ -21,9 +21,9 @@ class Untuned:
     """One program. ``text`` is its DT, which calls the last result ``out``; ``eager`` the same in torch.
 
     ``inputs`` has a label for each dimension; ``sizes`` are timed, ``checked`` run on a GPU, ``small`` in the interpreter. ``grad``
-    are the inputs that gradients are asked for. ``kinds`` of inputs: ``index:v`` counts below v, ``int8``, ``positive``, ``small``,
+    are the inputs that gradients are asked for. ``kinds`` of inputs: ``index:v`` counts below v, ``sorted:v`` the same in ascending order, ``int8``, ``positive``, ``small``,
     ``fp32``, small and float32 whatever the others are, ``table``, of which no more is read than is picked. ``products`` counts their
-    operations; a backward has ``backward`` times as many.
+    operations; a backward has ``backward`` times as many. ``library`` is the same by a function of torch's own, where there is one.
     """
 
     text: str
@@ -39,7 +39,7 @@ class Untuned:
     kinds: dict[str, str] = field(default_factory=dict)
     products: Callable[[Sizes], float] = lambda sizes: 0.0
     backward: float = 2.0
-    sdpa: Callable | None = None
+    library: Callable | None = None
 
 
 def along(*labels: str, times: float = 2.0) -> Callable[[Sizes], float]:
@@ -232,6 +232,14 @@ WITH_PRODUCTS = {
     "lm_head_lse": Untuned(
         "Func out; In A, W; Var x; RVar y, k; out[x] = log(rsum(exp(rdot(A[x, k], W[y, k], k)), y));",
         lambda a, w: torch.logsumexp(forms.linear(a, w), -1), {"A": "xk", "W": "yk"}, **PRODUCTS | dict(sizes=(dict(x=4096, y=32000, k=2048),)), kinds={"W": "small"}),
+    "linear_nll": Untuned(
+        "Func z, out; In H, W, t; Var x; RVar y, k; z[x, y] = rdot(H[x, k], W[y, k], k); out[x] = log(rsum(exp(z[x, y]), y)) - z[x, t[x]];",
+        lambda h, w, t: F.cross_entropy(forms.wide(forms.linear(h, w)), t, reduction="none").to(h.dtype), {"H": "xk", "W": "yk", "t": "x"},
+        **PRODUCTS | dict(sizes=(dict(x=4096, y=32000, k=4096),)), kinds={"W": "small", "t": "index:y"}, grad=("H", "W"), backward=3.0),
+    "by_expert": Untuned(
+        "Func out; In A, W, e; Var x, y; RVar k; out[x, y] = rdot(A[x, k], W[e[x], k, y], k);",
+        forms.by_expert, {"A": "xk", "W": "vky", "e": "x"}, (dict(x=4096, y=4096, k=2048, v=8),), (dict(x=1000, y=1024, k=512, v=8), dict(x=77, y=300, k=200, v=5)),
+        dict(x=37, y=45, k=83, v=3), kinds={"e": "sorted:v"}, products=along("x", "y", "k"), grad=("A", "W"), library=forms.grouped_mm),
     "gram": Untuned(
         "Func out; In X; Var i, j; RVar n; out[i, j] = rdot(X[i, n], X[j, n], n);",
         lambda x: x @ x.mT, {"X": "in"}, (dict(i=4096, n=8192),), (dict(i=4096, n=1024), dict(i=1000, n=777)), dict(i=45, n=83), products=along("i", "i", "n")),
@@ -257,24 +265,38 @@ ATTENTIONS = {
     "att_alibi": Untuned(
         attention(", slope; SIn scale", f"where(l <= m, {DOT} + slope[b] * (l - m), -inf)"),
         forms.alibi, QKV | {"slope": "b"}, **HEADS | dict(products=lambda s: of_attention(s) / 2), scalars=(0.0883,), grad=("Q", "K", "V"),
-        kinds={"slope": "small"}, backward=2.5, sdpa=forms.alibi_sdpa),
+        kinds={"slope": "small"}, backward=2.5, library=forms.alibi_sdpa),
     "att_alibi_fp32": Untuned(
         attention(", slope; SIn scale", f"where(l <= m, {DOT} + slope[b] * (l - m), -inf)"),
         forms.alibi, QKV | {"slope": "b"}, **HEADS | dict(products=lambda s: of_attention(s) / 2), scalars=(0.0883,), grad=("Q", "K", "V", "slope"),
-        kinds={"slope": "fp32"}, backward=2.5, sdpa=lambda q, k, v, slope, scale: forms.alibi_sdpa(q, k, v, slope.to(q.dtype), scale)),
+        kinds={"slope": "fp32"}, backward=2.5, library=lambda q, k, v, slope, scale: forms.alibi_sdpa(q, k, v, slope.to(q.dtype), scale)),
     "att_relative": Untuned(
         attention(", R; SIn scale", DOT + " + R[b, l - m + len(m) - 1]"),
         forms.relative, QKV | {"R": "br"}, (dict(b=16, m=2048, l=2048, d=64, n=64, r=4095),),
         (dict(b=20, m=1024, l=1024, d=64, n=64, r=2047), dict(b=3, m=777, l=777, d=64, n=64, r=1553)), dict(b=2, m=150, l=150, d=16, n=16, r=299),
-        products=of_attention, scalars=(0.125,), sdpa=forms.relative_sdpa),
+        products=of_attention, scalars=(0.125,), library=forms.relative_sdpa),
     "att_window": Untuned(
         attention("; SIn scale, w", f"where(l <= m and l > m - w, {DOT}, -inf)"),
         forms.window, QKV, (dict(b=16, m=8192, l=8192, d=128, n=128),), (dict(b=10, m=2048, l=2048, d=128, n=128), dict(b=2, m=1555, l=1555, d=64, n=64)), HEADS["small"],
         products=lambda s: of_attention(s, min(1024, s["l"])), scalars=(0.0883, 1024), small_scalars=(0.0883, 20), grad=("Q", "K", "V"), backward=2.5,
-        sdpa=forms.window_sdpa),
+        library=forms.window_sdpa),
     "att_lengths": Untuned(
         attention(", N; SIn scale", f"where(l < N[b], {DOT}, -inf)"),
-        forms.lengths, QKV | {"N": "b"}, **HEADS, scalars=(0.0883,), kinds={"N": "index:l"}, sdpa=forms.lengths_sdpa),
+        forms.lengths, QKV | {"N": "b"}, **HEADS, scalars=(0.0883,), kinds={"N": "index:l"}, library=forms.lengths_sdpa),
+    "att_packed": Untuned(
+        attention(", g; SIn scale", f"where(g[m] == g[l] and l <= m, {DOT}, -inf)"),
+        forms.packed, QKV | {"g": "m"}, **HEADS | dict(sizes=(dict(b=16, m=8192, l=8192, d=128, n=128, v=8),),
+        checked=(dict(b=20, m=1024, l=1024, d=128, n=128, v=5), dict(b=3, m=777, l=777, d=64, n=64, v=9)), small=dict(b=2, m=150, l=150, d=16, n=16, v=4),
+        products=lambda s: of_attention(s, s["l"] / s["v"] / 2)), scalars=(0.0883,), grad=("Q", "K", "V"), kinds={"g": "sorted:v"}, backward=2.5,
+        library=forms.packed_sdpa),
+    "att_paged": Untuned(
+        "Func s, e, t, out; In Q, K, V, T, N; SIn scale; Var b, h, n; RVar l, d; Extent l = T[1] * 16;"
+        " s[b, h, l] = where(l < N[b], scale * rdot(Q[b, h, d], K[T[b, l / 16], l % 16, h / 4, d], d), -inf);"
+        " e[b, h, l] = exp(s[b, h, l]); t[b, h] = rsum(e[b, h, l], l); out[b, h, n] = rdot(e[b, h, l], V[T[b, l / 16], l % 16, h / 4, n], l) / t[b, h];",
+        forms.paged, {"Q": "bhd", "K": "pzgd", "V": "pzgn", "T": "bc", "N": "b"}, (dict(b=16, h=32, g=8, z=16, d=128, n=128, c=256, p=6000, l=4096),),
+        (dict(b=3, h=32, g=8, z=16, d=128, n=128, c=50, p=200, l=800), dict(b=5, h=12, g=3, z=16, d=64, n=64, c=7, p=70, l=112)),
+        dict(b=2, h=8, g=2, z=16, d=16, n=16, c=3, p=9, l=48), scalars=(0.0883,), kinds={"T": "index:p", "N": "index:l", "K": "table", "V": "table"},
+        products=lambda s: 2.0 * s["b"] * s["h"] * s["l"] * (s["d"] + s["n"])),
     "att_sigmoid": Untuned(
         "Func out; In Q, K, V; SIn scale, z; Var b, m, n; RVar l, d; out[b, m, n] = rdot(sigmoid(" + DOT + " - z), V[b, l, n], l);",
         forms.sigmoid_attention, QKV, **HEADS, scalars=(0.0883, 8.3), grad=("Q", "K", "V"), backward=2.5),

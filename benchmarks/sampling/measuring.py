@@ -251,24 +251,7 @@ class Bench:
 
     def prepare(self, sizes: list[tuple[str, str, str]], jobs: int, seconds: float, make=make_preparer) -> int:
         """Compile (op, shape, direction) of all ``sizes`` on ``jobs`` processes, for at most ``seconds``; return how many were."""
-        threads = os.environ.get(THREADS)
-        os.environ[THREADS] = "1"  # the processes share the cores already
-        try:
-            pool = WorkerPool(jobs, make, self.dtype)
-        finally:
-            os.environ.pop(THREADS)
-            os.environ.update({THREADS: threads} if threads is not None else {})
-        left, done, end = sizes[::-1], 0, time.monotonic() + seconds
-        try:
-            while (left or pool.busy()) and time.monotonic() < end:
-                for index in pool.idle():
-                    if left:
-                        op, shape, direction = size = left.pop()
-                        pool.send(index, size, (op, shape, direction, self.names), LIMIT)
-                done += len(pool.poll(0.2))
-        finally:
-            pool.close()
-        return done
+        return handled([(size, (*size, self.names)) for size in sizes], jobs, seconds, make, self.dtype)
 
     def close(self) -> None:
         """End the worker."""
@@ -283,6 +266,28 @@ def _unmeasured(stage: str, done: Finished, cut_short: bool) -> dict:
     if not done.lost or stage not in (OURS, "timing") or late:
         return found | {"skipped": f"{done.failure} ({stage}{', at the end of the time' if late else ''})"}
     return found | {"failed": f"{done.failure}{' while timing' if stage == 'timing' else ''}"}
+
+
+def handled(tasks: list[tuple[object, object]], jobs: int, seconds: float, make, *args) -> int:
+    """Send (task, message) of all ``tasks`` to ``jobs`` processes, for at most ``seconds``; return how many were answered."""
+    threads = os.environ.get(THREADS)
+    os.environ[THREADS] = "1"  # the processes share the cores already
+    try:
+        pool = WorkerPool(jobs, make, *args)
+    finally:
+        os.environ.pop(THREADS)
+        os.environ.update({THREADS: threads} if threads is not None else {})
+    left, done, end = tasks[::-1], 0, time.monotonic() + seconds
+    try:
+        while (left or pool.busy()) and time.monotonic() < end:
+            for index in pool.idle():
+                if left:
+                    task, message = left.pop()
+                    pool.send(index, task, message, LIMIT)
+            done += len(pool.poll(0.2))
+    finally:
+        pool.close()
+    return done
 
 
 def ask(pool: WorkerPool, message: tuple, seconds: float) -> Finished:
