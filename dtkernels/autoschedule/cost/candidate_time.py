@@ -21,9 +21,16 @@ class CandidateTime:
         self.problem, self.root = problem, root
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
+        self.plans: dict[tuple, KernelPlan] = {}  #: by what does not depend on sizes
         self.fused = tuple(FusedFunc(m, root, reduced[-1] if reduced else "") for m in members if m != root)
 
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
-        plan = KernelPlan(replace(config, fused=self.fused), self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
+        whole = replace(config, fused=self.fused)
+        form = KernelPlan.form(config)
+        plan = self.plans.get(form)
+        if plan is None:
+            plan = self.plans[form] = KernelPlan(whole, self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
+        else:
+            plan = plan.resized(whole)
         return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)
