@@ -20,11 +20,11 @@ from ...cost.kernel_config import KernelConfig, Sizes
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
 
-ELEMENTS = (1024, 2048, 4096, 8192, 16384, 32768)  #: of a tile
+ELEMENTS, PLAIN = (2048, 4096, 8192, 16384, 32768), (1024, 4096, 16384)  #: of a tile, and of one without reductions, whose shape matters little
 LINE, RUN = 64, 512  #: bytes of the shortest run along a label of the grid, and elements of one that a loop runs along
 EACH = (16, 8, 32)  #: elements of a thread, the usual number first
 MOST_WARPS = 32
-PROGRAMS = (2, 4, 8)  #: a multiprocessor, over which a sum is split
+PROGRAMS = (4, 2, 8)  #: a multiprocessor, over which a sum is split, the usual number first
 STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
 
 
@@ -69,7 +69,7 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
     orders = [order, [order[0], *(x for x in order[1:] if x not in blocks), *(x for x in order[1:] if x in blocks)]]
     whole = next_power_of_two(shape.sizes[order[0]])
     for places in orders[: 1 if orders[0] == orders[1] else 2]:
-        for elements in ELEMENTS:
+        for elements in ELEMENTS if any(reduction_labels(shape.algorithm, m) for m in members) else PLAIN:
             run = min(whole, elements)
             while run >= min(whole, least):
                 left, tile = elements, dict(kept)
@@ -98,7 +98,7 @@ def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator
     looped = [x for x in reduction_labels(shape.algorithm, root) if tile.get(x, 0) and x not in blocks and not shape.is_picked(shape.algorithm[root].expr, x)]
     if 2 * programs >= cores or not looped:
         yield ()
-    if not looped or programs >= PROGRAMS[-1] * cores:
+    if not looped or programs >= max(PROGRAMS) * cores:
         return
     longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
     steps = -(-shape.sizes[longest] // tile[longest])
