@@ -69,6 +69,9 @@ RULES = (
 )
 PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
+#: the same of kernels without products that sum, and that do not: of 34 of the latter the usual choice was within 11% of the best of 20 measured ones,
+#: and of 56 of the former these candidates took 0.73 to 0.89 of the usual one's time
+SUMS_FASTER, PLAIN_FASTER = 0.85, 0.75
 
 
 def kernel_config(shape: SchedulingProblem, root: str, members: list[str], placed: Placed | None = None) -> KernelConfig:
@@ -109,4 +112,12 @@ def fastest(judge: CandidateTime, usual: KernelConfig, more: Iterable[KernelConf
     best = ranked[0][0], candidates[ranked[0][1]]
     for c in dict.fromkeys(v for _, i in ranked for rule in rules for v in rule.variants(judge.problem, judge.root, candidates[i])):
         best = min(best, (time(c), c), key=lambda timed: timed[0])
-    return best[1] if best[0] < FASTER * time(usual) else usual
+    return best[1] if best[0] < _margin(judge) * time(usual) else usual
+
+
+def _margin(judge: CandidateTime) -> float:
+    """Return the part of the usual choice's predicted time below which another one is taken: less where the model errs more."""
+    funcs = [judge.known.funcs[f] for f in (judge.root, *(m.func for m in judge.fused))]
+    if any(f.products for f in funcs):
+        return FASTER
+    return SUMS_FASTER if any(f.reduced for f in funcs) else PLAIN_FASTER
