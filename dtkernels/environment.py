@@ -191,7 +191,7 @@ VARIABLES = (
     Variable("DTKERNELS_CHECK", "1, 0", "0", "Check every index that is read from a tensor, and raise with the index and its bound where one is out of range.",
              one_of("0", "1", default="a call may raise")),
     Variable("DTKERNELS_MEMORY_LIMIT", "MiB; 0 for none", "256",
-             "What the kernels of a default schedule may leave in memory for each other where products make or read it, more is kept in pieces; and what forward may keep of products for backward. Set it before Python starts.", number),
+             "What kernels of a default schedule may leave in memory for each other around products (more is kept in pieces), and forward may keep of products. Set it before Python starts.", number),
     Variable("DTKERNELS_USER", _FOLDER, "`$XDG_DATA_HOME/dtkernels`, else `~/.local/share/dtkernels`",
              "Where `python -m dtkernels tune` keeps this user's tables, and the key that seals their kernels.", _user),
     Variable("DTKERNELS_TRUST_TABLES", "1, 0", "0", "Run the kernels of stores that neither the package nor this user built. See [limits](limits.md#trust).",
