@@ -39,6 +39,7 @@ class Rates(NamedTuple):
     bandwidth: float = 4.3e6  #: bytes from memory
     sharp: float = 2.0  #: how little time of memory and of programs adds up
     rounds: float = 2.0  #: the same for a round of programs and its longest one
+    pipelined: float = 3.0  #: the same where long loops load several tiles ahead, 16 bytes at a time
     inner: float = 3.0  #: the same for loads and products of one program
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
@@ -58,11 +59,11 @@ class Rates(NamedTuple):
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 PRODUCTS = Rates(
-    launch=4.1, start=0.61, latency=0.405, step=1.04e-08, alone=0.301, rate=7460000, wide_rate=303000, few_rows=10.8, few_columns=8.2, old_units=1.76,
-    few_warps=2.17, crowded=1.45, specialized=0.511, special=24700, plain=997000, l2_rate=99500, request_rate=17500000, narrow=7.05, ragged=1.14,
-    warp_rate=12600, sync=0.00983, beside=1.01, spills=4.69, overlap=0.146, flying=115000, bandwidth=4090000, sharp=1.48, rounds=1.54, inner=7.98,
-    exposed=0.0344, tall=1.28, low=1.09, doubled=1.1, lone=1.23, parted=1.25, quartered=1.29, strip=2.75, refilled=1.26, described=2.06, merge=1.84,
-    merge_rate=3660000, merge_part=0.14,
+    launch=4.22, start=0.544, latency=0.399, step=5.18e-10, alone=0.3, rate=7720000, wide_rate=300000, few_rows=9.66, few_columns=8.22, old_units=2.43,
+    few_warps=2.23, crowded=1.49, specialized=0.571, special=38400, plain=1000000, l2_rate=102000, request_rate=29500000, narrow=7.41, ragged=1.13,
+    warp_rate=13400, sync=0.0132, beside=1.56, spills=4.9, overlap=0.193, flying=76900, bandwidth=4160000, sharp=1.4, rounds=1.53, pipelined=2.3, inner=7.99,
+    exposed=0.0593, tall=1.3, low=1.04, doubled=1.14, lone=1.31, parted=1.33, quartered=1.21, strip=3.37, gather=0.0795, refilled=1.23, described=2.39,
+    merge=1.91, merge_rate=3640000, merge_part=0.124,
 )  # fmt: skip
 ROWS = Rates(
     launch=4.5, start=0.361, latency=0.438, step=0.0242, special=97300, plain=852000, l2_rate=118000, request_rate=21300, narrow=1, ragged=1,
