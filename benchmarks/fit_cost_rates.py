@@ -3,6 +3,7 @@
 python benchmarks/fit_cost_rates.py                        from the tables of the H200 and the H100; needs scipy, takes minutes
 python benchmarks/fit_cost_rates.py --more FILE.safetensors  times of tools/tune.py on an H100 besides; may be repeated
 python benchmarks/fit_cost_rates.py --trials FILE.json     times of more schedules besides: {"sizes": [{label: extent, "trials": [[schedule, us, ...]]}]}
+python benchmarks/fit_cost_rates.py --programs FILE.json   times of programs besides: {"gpu": name, "places": [{"algorithm": text, "sizes", "trials": as above}]}
 python benchmarks/fit_cost_rates.py --without mmsigmoid    leave ops out, to judge the model on them
 
 What is fitted is the order of the schedules at each size, fast ones first of all, and by half the size's mean.
@@ -19,16 +20,19 @@ from typing import NamedTuple
 import numpy as np
 from choice_regret import STORED, kernels
 
+from dtkernels.algebra.pipeline import prepare_algorithm
 from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, RatesOfKinds, rates_of
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
 from dtkernels.autoschedule.cost.kernel_work import Work, plans
+from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for
 from dtkernels.codegen.target import TARGETS, Target
+from dtkernels.lang.parser import parse
 from dtkernels.runtime.select.evidence import ITEMSIZE
 from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, variants_of
 
-OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted", "pipelined")
+OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted", "paired", "pipelined")
 KEPT = ("live", "ordinary_rate")  #: the first decides how many programs run at once, which is counted once; of the second there are few times
 #: rates that may not leave these ranges; others may change by a factor of 20
 BOUNDS = {
@@ -36,7 +40,7 @@ BOUNDS = {
     "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.1, 4), "launch": (1.5, 4.5),
     "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 6), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
     "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "described": (0.3, 3), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
-    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0),
+    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "paired": (1.0, 2.0),
     "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
 }  # fmt: skip
 H200, H100 = TARGETS["h200"], TARGETS["h100"]
@@ -75,6 +79,16 @@ def trials(path: Path) -> Iterator[Sample]:
                 yield Sample(("trials", n), [(p.at(sizes, 2, H200, PRODUCTS.live), p.config) for p in plans(schedule, known)], us, H200)
 
 
+def programs(path: Path) -> Iterator[Sample]:
+    """Yield the times of a file of trials of bf16 programs, whose result is ``out``."""
+    read = json.loads(path.read_text())
+    target = TARGETS[read["gpu"]]
+    for n, place in enumerate(read["places"]):
+        known = Known(Outline.of(prepare_algorithm(parse(place["algorithm"]).algorithm, ("out",))), ("out",))
+        for schedule, us in place["trials"]:
+            yield Sample((str(path), n), [(p.at(place["sizes"], 2, target, PRODUCTS.live), p.config) for p in plans(schedule, known)], us, target)
+
+
 def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) -> Rates:
     """Return ``rates`` with those of ``names`` fitted."""
     from scipy.optimize import least_squares
@@ -106,6 +120,7 @@ def main() -> int:
 
     parser = Parser("fit_cost_rates", __doc__)
     parser.add_argument("--trials", help="a file of more times")
+    parser.add_argument("--programs", action="append", default=[], metavar="FILE", help="times of programs")
     parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run on an H100")
     parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
     parser.add_argument("--kinds", type=some_of(RatesOfKinds._fields), default=RatesOfKinds._fields, help="comma-separated: what to fit of products, rows, streams")
@@ -115,6 +130,7 @@ def main() -> int:
     samples = [*stored(STORED, H200, without), *stored(STORED.parents[1] / "nvidia_h100" / STORED.name, H100, without)]
     samples += [s for path in options.more for s in stored(Path(path), H100, without)]
     samples += trials(Path(options.trials)) if options.trials else ()
+    samples += [s for path in options.programs for s in programs(Path(path))]
     common = [name for name in Rates._fields if name not in OF_PRODUCTS and name not in KEPT]
     shipped = rates_of(90)
     for kind, rates in zip(shipped._fields, shipped):

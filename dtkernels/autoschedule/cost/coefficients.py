@@ -46,6 +46,7 @@ class Rates(NamedTuple):
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
     doubled: float = 1.05  #: products of tiles with more rows than their warp groups take at once
     lone: float = 1.1  #: products of programs that stay, by one warp group
+    paired: float = 1.2  #: products side by side of programs that stay
     parted: float = 1.1  #: products of tiles in two parts
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes

@@ -56,6 +56,7 @@ class Work(NamedTuple):
     strips: float = 0.0  #: rows of blocks that the whole kernel moves, where rows begin at no multiple of 16 bytes
     parted: bool = False  #: whether tiles of products are sums of powers of two
     gathered: float = 0.0  #: sums over the threads of a program
+    paired: bool = False  #: several products over the same terms
 
 
 class _Access(NamedTuple):
@@ -87,6 +88,7 @@ class KernelPlan:
         self.domain = tuple(domain)
         self.order = self._order()
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
+        self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
@@ -292,7 +294,7 @@ class _Count:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired)  # fmt: skip
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""

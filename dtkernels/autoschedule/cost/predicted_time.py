@@ -131,8 +131,10 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.old_units
     elif work.rows < GROUP_ROWS * groups and work.products > 1:
         shape *= c.crowded
-    if groups >= 1 and rows > GROUP_ROWS * groups:
+    if groups >= 1 and work.rows > GROUP_ROWS * groups:
         shape *= c.doubled
+    if config.persistent and work.paired:
+        shape *= c.paired
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0

@@ -21,6 +21,7 @@ from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, ti
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
+WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the highest rates
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -88,12 +89,15 @@ class _Product:
     def _steps(self, tile: dict[str, int]) -> int:
         return max((self.shape.sizes[label] // tile[label] for label in reduction_labels(self.shape.algorithm, self.main) if label in tile), default=0)
 
-    def _config(self, of: GemmTile, more: dict[str, Any] | None = None, share: int = 0, parts: int = 0) -> KernelConfig:
-        """Return the choices of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.config``, the first for long sums alone."""
+    def _config(self, of: GemmTile, more: dict[str, Any] | None = None, share: int = 0, parts: int = 0, group: int = 0) -> KernelConfig:
+        """Return the choices of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.config``, the first for long sums alone.
+
+        ``group``: the rows of blocks that go together.
+        """
         tile = self._tile(of)
         block = {label: tile[label] for label in self.shape.algorithm[self.root].labels}
         more = more or {}
-        grouped = (self.rows[-1], self.columns[-1], 4 if more.get("persistent") else 8) if self.rows and self.columns else None
+        grouped = (self.rows[-1], self.columns[-1], group or (4 if more.get("persistent") else 8)) if self.rows and self.columns else None
         share = share if self._steps(tile) >= MERGED else 0
         return self.shape.config(self.root, block, tile, of.warps, of.stages, grouped, share, parts, **more)
 
@@ -110,13 +114,14 @@ class _Product:
                 continue
             of, blocks = of._replace(stages=min(of.stages, room)), self._blocks(m, n, of.rows, of.columns, batch)
             large = through and blocks >= cores // 2 and min(of.rows, of.columns) >= 64
-            if not (large and len(self.dots) > 1):  # addresses would take registers that the accumulators need
-                yield self._config(of)
+            yield self._config(of)
             steps = k // of.depth
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
             if large:
                 yield self._config(of, through)
+                if of.rows * of.columns * len(self.dots) >= WIDE:
+                    yield self._config(of, through, group=8)
                 if tail := self._tail(of.rows, of.columns, blocks / cores):
                     yield self._config(of, {**through, "tail": tail})
                 for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
