@@ -87,13 +87,13 @@ def schedules(
 def proposals(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[tuple[Schedule, str, list[KernelConfig]]]:
-    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it, the fastest predicted first."""
+    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it: the usual first, then by predicted time."""
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     for fused, tiles in f.ways():
         for root in tiles:
             members = f._members(root, fused)
-            time = CandidateTime(f.shape, root, members).microseconds
-            yield stated(fused, tiles, f.compiled), root, sorted(dict.fromkeys(rule_proposals(f.shape, root, members)), key=time)
+            usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
+            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members).microseconds)]
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:

@@ -15,6 +15,7 @@ from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
+from .candidates.tile_space import tile_candidates
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
@@ -58,7 +59,12 @@ KINDS = (
     Kind("row and column reductions", _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),
 )
-RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates), Rule(ROWS, split_row_candidates))
+RULES = (
+    Rule("chained products", chain_candidates),
+    Rule("products", streamed_candidates),
+    Rule(ROWS, split_row_candidates),
+    Rule(ROWS, tile_candidates),
+)
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
 
 
