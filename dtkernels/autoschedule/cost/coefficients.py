@@ -60,11 +60,11 @@ class Rates(NamedTuple):
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 PRODUCTS = Rates(
-    launch=4.22, start=0.544, latency=0.399, step=5.18e-10, alone=0.3, rate=7720000, wide_rate=300000, few_rows=9.66, few_columns=8.22, old_units=2.43,
-    few_warps=2.23, crowded=1.49, specialized=0.571, special=38400, plain=1000000, l2_rate=102000, request_rate=29500000, narrow=7.41, ragged=1.13,
-    warp_rate=13400, sync=0.0132, beside=1.56, spills=4.9, overlap=0.193, flying=76900, bandwidth=4160000, sharp=1.4, rounds=1.53, pipelined=2.3, inner=7.99,
-    exposed=0.0593, tall=1.3, low=1.04, doubled=1.14, lone=1.31, parted=1.33, quartered=1.21, strip=3.37, gather=0.0795, refilled=1.23, described=2.39,
-    merge=1.91, merge_rate=3640000, merge_part=0.124,
+    launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
+    few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
+    warp_rate=6940, sync=0.0236, beside=2.14, spills=4.92, overlap=0.168, flying=40400, bandwidth=4290000, sharp=1.33, rounds=1.5, pipelined=3.04, inner=8,
+    exposed=0.0152, tall=1.18, low=1.01, doubled=1.25, lone=1.21, paired=1.3, parted=1.45, quartered=1.05, strip=3.86, gather=0.986, refilled=1.21,
+    described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip
 ROWS = Rates(
     launch=4.5, start=0.361, latency=0.438, step=0.0242, special=97300, plain=852000, l2_rate=118000, request_rate=21300, narrow=1, ragged=1,
