@@ -193,6 +193,8 @@ class _Fusion:
             fused = self._fused(streaming, within=True, passing=True, rows=True)
             if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
+        if self._products_of_outputs():
+            yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
@@ -262,9 +264,10 @@ class _Fusion:
         return False
 
     def _fused(
-        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False
     ) -> tuple[Primitive, ...]:
-        """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
+        """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
+        ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
@@ -272,9 +275,11 @@ class _Fusion:
         shared = shared_passes(self.shape) if passing else ()
         joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
+        if beside:
+            joined = {o: place for o, place in joined.items() if not {o, place[0]} & self._products_of_outputs()}
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
-        inner |= used
+        inner |= used | (self._products_of_outputs() if beside and within else set())
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
@@ -318,6 +323,11 @@ class _Fusion:
     def _feeds_another_output(self, output: str) -> bool:
         """Return whether another output is a product of this one."""
         return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
+
+    def _products_of_outputs(self) -> set[str]:
+        """Return the outputs that are products and of which other outputs are made, but not as an operand of another product."""
+        made = {f for o in self.outputs for f in self.algorithm.needed_by((o,)) if f != o}
+        return {o for o in self.outputs if o in made and self.shape.dots(o) and not self._feeds_another_output(o)}
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 
+from ..algebra.autodiff.rematerialization import memory_limit
 from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.powers_of_two import last_power_of_two
 from ..lang import expr as ex
@@ -13,15 +13,8 @@ from ..lang.schedule import Primitive, Sized, Sizes
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
 
-LIMIT = 256  #: MiB of what kernels leave for each other, where products make or read it; DTKERNELS_MEMORY_LIMIT is another number
 SMALL = 16  #: what takes less than this part of the limit is kept whole
 SHORTEST = 128  #: elements of a piece, at least: with fewer, products do not fill the GPU
-
-
-def memory_limit() -> int:
-    """Return the limit in bytes; 0 for none."""
-    given = os.environ.get("DTKERNELS_MEMORY_LIMIT", "")
-    return (int(given) if given.isascii() and given.isdigit() else LIMIT) << 20
 
 
 def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], members: dict[str, list[str]]) -> Iterator[tuple[Primitive, ...]]:

@@ -68,8 +68,9 @@ def times(candidate: Candidate, sizes: dict[str, int]) -> str:
 
 
 def direction_of(subject: Call) -> str:
-    """Return ``forward`` or ``backward``, with a note where the forward saves tensors."""
-    return subject.direction + (" (saving for backward)" if subject.saved else "")
+    """Return ``forward`` or ``backward``, with a note where the forward saves tensors, and the names of the products among them."""
+    products = f": {', '.join(subject.kept)}" if subject.kept else ""
+    return subject.direction + (f" (saving for backward{products})" if subject.saved else "")
 
 
 def make_decision(
