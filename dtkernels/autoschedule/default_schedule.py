@@ -39,7 +39,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_operands import IN_LOOP, stored_operands
+from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
@@ -163,8 +163,8 @@ class _Fusion:
             shape = replace(self.shape, algorithm=with_named_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]), len(found), g, ways[0]))
-        most = FASTER * IN_LOOP * self.time(usual) if found else 0.0
+                found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) if found else 0.0
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:

@@ -1,6 +1,6 @@
 """Name the operands of matrix products, so that a schedule can give one a kernel of its own.
 
-An operand that is an expression is computed in the loop of its product, once for each block that reads it. A schedule that has statements on its
+An operand is loaded, and computed if it is an expression, in the loop of its product, once for each block that reads it. A schedule that has statements on its
 name computes it once, in a kernel of its own, and stores it in the dtype of the product's operands::
 
     y[m, n] = rdot(A[m, k], cast(W[n, k], bf16), k);                        y_right.block(n:64, k:64); ...
@@ -10,7 +10,7 @@ is scheduled as::
     y_right[n, k] = cast(W[n, k], bf16);    y[m, n] = rdot(A[m, k], y_right[n, k], k);
 
 The names are ``f_left`` and ``f_right`` for the product of a Func ``f``, ``f_left2`` and ``f_right2`` for its second one. Equal operands share
-the first of their names. Elements of a tensor, as they are or masked with 0, have no name: products load them.
+the first of their names.
 """
 
 from __future__ import annotations
@@ -41,13 +41,9 @@ def operand_names(algorithm: Algorithm) -> dict[str, ex.Expr]:
 
 
 def _is_named(e: ex.Expr) -> bool:
-    """Return whether an operand is computed from elements of tensors."""
-    match e:
-        case ex.Access() | ex.Call("where", (_, ex.Access(), ex.Const(0))) | ex.Unary("-", ex.Access()):
-            return False
-        case ex.Cast(_, dtype) if dtype in ex.FLOAT8:  # float8 products read it from memory as it is
-            return False
-    return any(ex.accesses(e)) and bool(ex.free_labels(e)) and not any(isinstance(n, NESTED) for n in e.walk())
+    """Return whether an operand is made of elements of tensors. A cast to float8 is read from memory as it is, if at all."""
+    rounded = isinstance(e, ex.Cast) and e.dtype in ex.FLOAT8
+    return not rounded and any(ex.accesses(e)) and bool(ex.free_labels(e)) and not any(isinstance(n, NESTED) for n in e.walk())
 
 
 def with_operands(algorithm: Algorithm, schedule: Schedule) -> Algorithm:
