@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
-from .predicted_time import plan_time
+from .predicted_time import kernel_time, rates_for, float32_factor
 
 if TYPE_CHECKING:
     from ..problem import SchedulingProblem
@@ -26,4 +27,7 @@ class CandidateTime:
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
         plan = KernelPlan(replace(config, fused=self.fused), self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
-        return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)
+        rates, target = rates_of(self.problem.target.arch), self.problem.target
+        work = plan.at(self.problem.sizes, self.problem.itemsize, target, rates.products.live)
+        work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
+        return kernel_time(work, config, rates_for(work, rates), target)

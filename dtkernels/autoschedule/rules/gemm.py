@@ -12,6 +12,7 @@ from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes, combined
+from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
@@ -68,6 +69,8 @@ class _Product:
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         if plain and not self._slides():
             yield from self._candidates()
+            if self.shape.itemsize == 4 and tripled_float32(self.shape.target):
+                yield from self._tripled()
 
     @cached_property
     def _extents(self) -> tuple[int, int, int, int]:
@@ -128,6 +131,17 @@ class _Product:
                     yield self._config(of, {**through, "stream": stream})
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
+
+    def _tripled(self) -> Iterator[KernelConfig]:
+        """Yield schedules of float32 products as three in TF32 each."""
+        m, n, k, batch = self._extents
+        cores, more = self.shape.target.multiprocessors, {"approximations": (("rdot", ""),)}
+        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize, tripled=True):
+            rows, columns = each_of(self.dots, of.rows, of.columns)
+            of = of._replace(rows=rows, columns=columns)
+            yield self._config(of, more)
+            for count in gemm_candidates.parts(self._blocks(m, n, rows, columns, batch), k // of.depth, cores):
+                yield self._config(of, more, parts=count)
 
     def _usual(self) -> KernelConfig:
         """Return the schedule that sizes decide."""

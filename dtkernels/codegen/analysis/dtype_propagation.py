@@ -62,7 +62,7 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
     operands = {id(side) for side in sides}
     for d in algorithm.definitions:
-        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) else set())
+        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
     return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
 
 
