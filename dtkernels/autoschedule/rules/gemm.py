@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...codegen.analysis.dtype_propagation import operands_only
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
@@ -122,15 +123,36 @@ class _Product:
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
             if large:
-                yield self._config(of, through)
-                if of.rows * of.columns * len(self.dots) >= WIDE:
-                    yield self._config(of, through, group=8)
-                if tail := self._tail(of.rows, of.columns, blocks / cores):
-                    yield self._config(of, {**through, "tail": tail})
-                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
-                    yield self._config(of, {**through, "stream": stream})
+                yield from self._described(*self._with_room(of, through), blocks, steps)
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
+
+    def _described(self, of: GemmTile, through: dict[str, Any], blocks: int, steps: int) -> Iterator[KernelConfig]:
+        """Yield schedules of a tile with descriptors and persistent programs."""
+        cores = self.shape.target.multiprocessors
+        yield self._config(of, through)
+        if of.rows * of.columns * len(self.dots) >= WIDE:
+            yield self._config(of, through, group=8)
+        if tail := self._tail(of.rows, of.columns, blocks / cores):
+            yield self._config(of, {**through, "tail": tail})
+        for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+            yield self._config(of, {**through, "stream": stream})
+
+    def _with_room(self, of: GemmTile, through: dict[str, Any]) -> tuple[GemmTile, dict[str, Any]]:
+        """Return a tile and choices whose loads and result fit into shared memory: a result that leaves two stages is stored through pointers."""
+        stored = of.rows * of.columns * self._result_bytes if self.root in through["descriptors"] else 0
+        step = self._width(of.rows, of.columns) * of.depth * self.shape.itemsize
+        room = (self.shape.target.shared_bytes - stored) // step
+        if room < of.stages and room < 3 and stored:
+            through = {**through, "descriptors": tuple(t for t in through["descriptors"] if t != self.root)}
+            room = self.shape.target.shared_bytes // step
+        return of._replace(stages=max(2, min(of.stages, room))), through
+
+    @cached_property
+    def _result_bytes(self) -> int:
+        """The bytes of an element of the result, as it is stored."""
+        narrow = self.root in self.shape.outputs or self.root in operands_only(self.shape.algorithm)
+        return min(self.shape.itemsize, 4) if narrow else 4
 
     def _tripled(self) -> Iterator[KernelConfig]:
         """Yield schedules of float32 products as three in TF32 each."""
