@@ -40,11 +40,13 @@ from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
 from .stored_operands import in_loop, stored_operands
+from .stored_elements import stored_elements, with_stored_outputs
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
@@ -141,7 +143,25 @@ class _Fusion:
             inside = {p.func for p in fused if p.name == "fuse_at"}
             tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
             if not self.stores_redundantly(fused, tiles) and not self.may_never_store(fused):
-                yield fused, tiles
+                yield self._with_stored_elements((fused, tiles))
+
+    def _with_stored_elements(self, way: Way) -> Way:
+        """Return the way, with Funcs stored by kernels that read the same elements where that is predicted to be faster."""
+        if 0 in self.sizes.values() or next(self._pieces(way), None):
+            return way
+        for _ in range(MOST_STORED):
+            found = []
+            for p in stored_elements(self.shape, list(way[1]), lambda root, fused=way[0]: self._members(root, fused)):  # type: ignore[misc]
+                fused = (*way[0], *p)
+                found.append((fused, {root: self.tiles(root, fused) if root == p[0].args[0] else c for root, c in way[1].items() if root != p[0].func}))
+            best = min(found, key=self.time, default=way)
+            if best is way or self.time(best) >= self.time(way):
+                return way
+            way = best
+        return way
+
+    def _pieces(self, way: Way) -> Iterator[tuple[Primitive, ...]]:
+        return pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
 
     def by_time(self, ways: list[Way]) -> list[Way]:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
@@ -178,8 +198,7 @@ class _Fusion:
             tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
         schedule = stated(fused, tiles, self.compiled)
         pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
-        pieces = pieces_within_limit(self.shape, tuple(kernels), {root: self._members(root, fused) for root in kernels})
-        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
+        for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in (schedule, pointers)), schedule, pointers):
             try:
                 lower(Program(self.algorithm, tried))
             except DTError:
@@ -224,7 +243,8 @@ class _Fusion:
         if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
-        return kernel_config(self.shape, root, members)
+        written = with_stored_outputs(self.shape, tuple(p.func for p in fused if p.name == "store" and p.func in members))
+        return kernel_config(self.shape if written == self.outputs else replace(self.shape, outputs=written), root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""
