@@ -22,25 +22,37 @@ from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducin
 
 ELEMENTS = (1024, 2048, 4096, 8192, 16384, 32768)  #: of a tile
 LINE = 64  #: bytes of the shortest run of elements
-EACH = (8, 16, 32)  #: elements of a thread
+EACH = (16, 8, 32)  #: elements of a thread, the usual number first
 MOST_WARPS = 32
 PROGRAMS = (2, 4, 8)  #: a multiprocessor, over which a sum is split
 STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
 
 
 def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
-    """Yield schedules of a kernel that moves memory, of all shapes of tiles."""
+    """Yield a schedule for each shape of tiles of a kernel that moves memory."""
     usual = row_tiles(shape, root, members)
+    passing = stores_while_reducing(shape, root, members)
     for sizes in dict.fromkeys(_tiles(shape, root, members, usual)):
         tile = dict(sizes)
         blocks = tuple((x, tile[x]) for x, _ in usual.blocks)
-        again = () if stores_while_reducing(shape, root, members) else reread(shape.algorithm, shape.sizes, root, tile, members)
-        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=tuple((t, "reread") for t in again))
-        elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
-        for warps in dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in EACH):
-            for split in _splits(shape, root, made):
-                for stages in _ahead(shape, made, split):
-                    yield replace(made, num_warps=warps, split=split, stages_of=stages)
+        again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
+        evicted = tuple((t, "reread") for t in again)
+        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes)[0])
+        split = next(_splits(shape, root, made))
+        yield replace(made, split=split) if split else made
+
+
+def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
+    for split in _splits(shape, root, made):
+        for stages in _ahead(shape, made, split):
+            for warps in _warps(shape, made.tiles):
+                yield replace(made, num_warps=warps, split=split, stages_of=stages)
+
+
+def _warps(shape: SchedulingProblem, sizes: Sizes) -> list[int]:
+    elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
+    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in EACH))
 
 
 def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
@@ -62,7 +74,7 @@ def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: Kerne
                     tile[x] = 0 if x not in blocks and n >= shape.sizes[x] else n
                     left //= n
                 yield tuple((x, tile[x]) for x, _ in usual.tiles)
-                run //= 2
+                run //= 4
 
 
 def labels_by_stride(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> list[str]:
