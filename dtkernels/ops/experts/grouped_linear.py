@@ -22,7 +22,9 @@ def grouped_linear(
     """
     if scale is not None and bias is None:
         raise ValueError("grouped_linear: scale is that of bias; allowed without bias: None")
-    given: dict[str, torch.Tensor | bool] = {"A": a, "e": expert} | ({"V": weight, "transposed": True} if transposed else {"W": weight})
+    given: dict[str, torch.Tensor | bool] = {"V": weight, "transposed": True} if transposed else {"W": weight}
     if bias is not None:
-        given |= {"B": bias, "biased": True} | ({} if scale is None else {"w": scale, "weighted": True})
-    return grouped_linear.operator()(**given)
+        given |= {"B": bias, "biased": True}
+    if scale is not None:
+        given |= {"w": scale, "weighted": True}
+    return grouped_linear.operator()(A=a, e=expert, **given)

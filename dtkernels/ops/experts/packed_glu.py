@@ -4,7 +4,7 @@ import torch
 
 from ..op_decorator import only_tensors, op
 
-_ACTIVATIONS: dict[str, dict[str, bool]] = {"silu": {}, "gelu_tanh": {"gelu": True}, "gelu": {"exact": True}}
+_ACTIVATIONS: dict[str, dict[str, bool | float]] = {"silu": {}, "gelu_tanh": {"gelu": True}, "gelu": {"exact": True}}
 
 
 @op(Z="packed (M, 2, N)", P="packed (M, N, 2)", w="scale (M,)")

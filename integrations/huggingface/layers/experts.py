@@ -131,7 +131,8 @@ def _routed(module: nn.Module, form: Form, held: list[torch.Tensor], hidden: tor
 
     rows = sort_by_expert(index)
     x, scale = rows.pick(hidden), rows.of_choices(weights)
-    up, down, up_bias, down_bias = (*held, None, None)[:4]
+    up, down = held[:2]
+    up_bias, down_bias = held[2:] or (None, None)
     if form.plain and not _learns(hidden, weights, up):
         inner = _both_products(x, up, scale, rows.expert, form.transposed)
     else:
