@@ -19,6 +19,7 @@ from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
 from ..lang.algorithm import Algorithm
 from ..lang.errors import DTError
+from ..lang.operands import with_named_operands
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
@@ -38,6 +39,7 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
+from .stored_operands import in_loop, stored_operands
 from .stored_elements import stored_elements, with_stored_outputs
 
 FEW = 8  #: terms of a sum that every block may add up for itself
@@ -59,8 +61,9 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
     """
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
-    for way in f.by_time(list(f.ways())):
-        if (found := f.scheduled(*way, itemsize)) is not None:
+    ways = f.by_time(list(f.ways()))
+    for g, way in (*f.storing_operands(ways[0]), *((f, way) for way in ways)):
+        if (found := g.scheduled(*way, itemsize)) is not None:
             return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
 
@@ -89,13 +92,13 @@ def schedules(
 def proposals(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[tuple[Schedule, str, list[KernelConfig]]]:
-    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it, the fastest predicted first."""
+    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it: the usual first, then by predicted time."""
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     for fused, tiles in f.ways():
         for root in tiles:
             members = f._members(root, fused)
-            time = CandidateTime(f.shape, root, members).microseconds
-            yield stated(fused, tiles, f.compiled), root, sorted(dict.fromkeys(rule_proposals(f.shape, root, members)), key=time)
+            usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
+            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members).microseconds)]
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
@@ -115,11 +118,12 @@ class _Fusion:
     """What is computed in which kernel, and where in it.
 
     ``recomputing``: whether each kernel that reads a product of short sums makes it again, however small it is. That takes fewer launches, and no
-    reads of rows that start anywhere. None: as such reads ask for.
+    reads of rows that start anywhere. None: as such reads ask for. ``stored``: operands of products with kernels of their own (stored_operands.py).
     """
 
     shape: SchedulingProblem
     recomputing: bool | None = None
+    stored: frozenset[str] = frozenset()
 
     @property
     def algorithm(self) -> Algorithm:
@@ -150,8 +154,8 @@ class _Fusion:
             for p in stored_elements(self.shape, list(way[1]), lambda root, fused=way[0]: self._members(root, fused)):  # type: ignore[misc]
                 fused = (*way[0], *p)
                 found.append((fused, {root: self.tiles(root, fused) if root == p[0].args[0] else c for root, c in way[1].items() if root != p[0].func}))
-            best = min(found, key=self._time, default=way)
-            if best is way or self._time(best) >= self._time(way):
+            best = min(found, key=self.time, default=way)
+            if best is way or self.time(best) >= self.time(way):
                 return way
             way = best
         return way
@@ -159,17 +163,29 @@ class _Fusion:
     def _pieces(self, way: Way) -> Iterator[tuple[Primitive, ...]]:
         return pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
 
-    def _time(self, way: Way) -> float:
-        return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
-
     def by_time(self, ways: list[Way]) -> list[Way]:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-        usual = self._time(ways[0])
-        others = [(self._time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
+        usual = self.time(ways[0])
+        others = [(self.time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
         ahead = [i for t, i in sorted(others) if t < FASTER * usual]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
+
+    def time(self, way: Way) -> float:
+        """Return the predicted microseconds of all kernels."""
+        return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
+
+    def storing_operands(self, usual: Way) -> list[tuple[_Fusion, Way]]:
+        """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
+        found = []
+        for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
+            shape = replace(self.shape, algorithm=with_named_operands(self.algorithm, names))
+            g = replace(self, shape=shape, stored=frozenset(names))
+            if ways := g.by_time(list(g.ways())):
+                found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) if found else 0.0
+        return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:
         """Return the bytes of Funcs that are written for other kernels, in float32."""
@@ -316,7 +332,7 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
-            again = again and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
+            again = again and d.name not in self.stored and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -39,6 +39,7 @@ class SchedulingProblem:
     itemsize: int
     target: Target
     types: InputTypes | None = None
+    chosen: dict[tuple[str, ...], KernelConfig] = field(default_factory=dict)  #: what was chosen for kernels: root and members
 
     @cached_property
     def known(self) -> Known:

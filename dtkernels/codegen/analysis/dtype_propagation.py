@@ -67,7 +67,7 @@ def operands_only(algorithm: Algorithm) -> frozenset[str]:
     read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
     operands |= {id(s.arg) for d in algorithm.definitions if d.name not in read and (s := _plain_sum(d.expr))}
     for d in algorithm.definitions:
-        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) else set())
+        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
     return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
 
 
