@@ -17,9 +17,8 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
-from ..lang.operands import with_named_operands
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
@@ -160,7 +159,7 @@ class _Fusion:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
         found = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
-            shape = replace(self.shape, algorithm=with_named_operands(self.algorithm, names))
+            shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
                 found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))

@@ -10,7 +10,7 @@ import math
 
 from ..algebra.operand_types import OperandTypes, rows_of
 from ..lang import expr as ex
-from ..lang.operands import operand_names
+from ..lang.algorithm import operand_names
 from .memory_limit import memory_limit
 from .problem import WHOLE_SIDE, SchedulingProblem
 

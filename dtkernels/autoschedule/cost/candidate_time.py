@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
-from .predicted_time import kernel_time, rates_for, float32_factor
+from .predicted_time import float32_factor, kernel_time, rates_for
 
 if TYPE_CHECKING:
     from ..problem import SchedulingProblem
