@@ -162,8 +162,8 @@ class _Fusion:
             shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) if found else 0.0
+                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:
