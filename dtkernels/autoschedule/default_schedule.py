@@ -38,12 +38,14 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
+from .stored_elements import stored_elements, with_stored_outputs
 from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
@@ -89,13 +91,13 @@ def schedules(
 def proposals(
     algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target
 ) -> Iterator[tuple[Schedule, str, list[KernelConfig]]]:
-    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it, the fastest predicted first."""
+    """Yield, for every way to fuse and each of its kernels: its schedule, the kernel's Func, and what the rules propose for it: the usual first, then by predicted time."""
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
     for fused, tiles in f.ways():
         for root in tiles:
             members = f._members(root, fused)
-            time = CandidateTime(f.shape, root, members).microseconds
-            yield stated(fused, tiles, f.compiled), root, sorted(dict.fromkeys(rule_proposals(f.shape, root, members)), key=time)
+            usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
+            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members).microseconds)]
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
@@ -140,7 +142,25 @@ class _Fusion:
             inside = {p.func for p in fused if p.name == "fuse_at"}
             tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
             if not self.stores_redundantly(fused, tiles) and not self.may_never_store(fused):
-                yield fused, tiles
+                yield self._with_stored_elements((fused, tiles))
+
+    def _with_stored_elements(self, way: Way) -> Way:
+        """Return the way, with Funcs stored by kernels that read the same elements where that is predicted to be faster."""
+        if 0 in self.sizes.values() or next(self._pieces(way), None):
+            return way
+        for _ in range(MOST_STORED):
+            found = []
+            for p in stored_elements(self.shape, list(way[1]), lambda root, fused=way[0]: self._members(root, fused)):  # type: ignore[misc]
+                fused = (*way[0], *p)
+                found.append((fused, {root: self.tiles(root, fused) if root == p[0].args[0] else c for root, c in way[1].items() if root != p[0].func}))
+            best = min(found, key=self.time, default=way)
+            if best is way or self.time(best) >= self.time(way):
+                return way
+            way = best
+        return way
+
+    def _pieces(self, way: Way) -> Iterator[tuple[Primitive, ...]]:
+        return pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
 
     def by_time(self, ways: list[Way]) -> list[Way]:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
@@ -177,8 +197,7 @@ class _Fusion:
             tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
         schedule = stated(fused, tiles, self.compiled)
         pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
-        pieces = pieces_within_limit(self.shape, tuple(kernels), {root: self._members(root, fused) for root in kernels})
-        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
+        for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in (schedule, pointers)), schedule, pointers):
             try:
                 lower(Program(self.algorithm, tried))
             except DTError:
@@ -207,6 +226,8 @@ class _Fusion:
             fused = self._fused(streaming, within=True, passing=True, rows=True)
             if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
+        if self._products_of_outputs():
+            yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
@@ -221,7 +242,8 @@ class _Fusion:
         if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
-        return kernel_config(self.shape, root, members)
+        written = with_stored_outputs(self.shape, tuple(p.func for p in fused if p.name == "store" and p.func in members))
+        return kernel_config(self.shape if written == self.outputs else replace(self.shape, outputs=written), root, members)
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""
@@ -276,9 +298,10 @@ class _Fusion:
         return False
 
     def _fused(
-        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False
     ) -> tuple[Primitive, ...]:
-        """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
+        """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
+        ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
@@ -286,9 +309,11 @@ class _Fusion:
         shared = shared_passes(self.shape) if passing else ()
         joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
+        if beside:
+            joined = {o: place for o, place in joined.items() if not {o, place[0]} & self._products_of_outputs()}
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
-        inner |= used
+        inner |= used | (self._products_of_outputs() if beside and within else set())
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
@@ -332,6 +357,11 @@ class _Fusion:
     def _feeds_another_output(self, output: str) -> bool:
         """Return whether another output is a product of this one."""
         return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
+
+    def _products_of_outputs(self) -> set[str]:
+        """Return the outputs that are products and of which other outputs are made, but not as an operand of another product."""
+        made = {f for o in self.outputs for f in self.algorithm.needed_by((o,)) if f != o}
+        return {o for o in self.outputs if o in made and self.shape.dots(o) and not self._feeds_another_output(o)}
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

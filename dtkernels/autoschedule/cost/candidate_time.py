@@ -22,11 +22,18 @@ class CandidateTime:
         self.problem, self.root = problem, root
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
+        self.plans: dict[tuple, KernelPlan] = {}  #: by what does not depend on sizes
         self.fused = tuple(FusedFunc(m, root, reduced[-1] if reduced else "") for m in members if m != root)
 
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
-        plan = KernelPlan(replace(config, fused=self.fused), self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
+        whole = replace(config, fused=self.fused)
+        form = KernelPlan.form(config)
+        plan = self.plans.get(form)
+        if plan is None:
+            plan = self.plans[form] = KernelPlan(whole, self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
+        else:
+            plan = plan.resized(whole)
         rates, target = rates_of(self.problem.target.arch), self.problem.target
         work = plan.at(self.problem.sizes, self.problem.itemsize, target, rates.products.live)
         work = work._replace(multiplied=work.multiplied * float32_factor(work, config))

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 GROUP = 4  #: warps that multiply together
 FITTED_TO = 4.8e12  #: bytes a second of the GPU, an H200, whose bandwidth the rates state
 GROUP_ROWS = 64  #: rows of their tile
+LONG_LOOP = 8  #: iterations from which on products hide the loads of a pipelined loop
 WARP = 32  #: threads
-TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.9, relative to the fitted rate
+TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
 DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
 ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
 
@@ -52,15 +53,16 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     """Return the microseconds of one kernel."""
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
     busy, waiting, bandwidth = _busy(work, config, c), _waiting(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
+    sharp = c.pipelined if work.rows and not work.short and config.stages > 2 and work.steps >= LONG_LOOP else c.rounds
     if config.persistent and work.rows and work.steps > 1 and not work.fetched:
         busy, waiting = busy * c.refilled, waiting * c.refilled
-    alone = _either(busy, waiting, c.rounds)
+    alone = _either(busy, waiting, sharp)
     full, rest = divmod(work.programs, slots)
     again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
-    crowded = _either(work.held * busy, again, c.rounds)
+    crowded = _either(work.held * busy, again, sharp)
     computing = c.start + full * crowded
     if rest:
-        last = _either(-(-rest // cores) * busy, waiting, c.rounds)
+        last = _either(-(-rest // cores) * busy, waiting, sharp)
         if config.tail and full:  # a kernel of its own, in pieces of the blocks
             again = -(-config.pieces * rest // cores)
             last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
@@ -135,8 +137,10 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.old_units
     elif work.rows < GROUP_ROWS * groups and work.products > 1:
         shape *= c.crowded
-    if groups >= 1 and rows > GROUP_ROWS * groups:
+    if groups >= 1 and work.rows > GROUP_ROWS * groups:
         shape *= c.doubled
+    if config.persistent and work.paired:
+        shape *= c.paired
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
