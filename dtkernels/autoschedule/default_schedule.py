@@ -17,9 +17,8 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
-from ..lang.operands import with_named_operands
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
@@ -39,8 +38,8 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
-from .stored_operands import in_loop, stored_operands
 from .stored_elements import stored_elements, with_stored_outputs
+from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
@@ -180,11 +179,11 @@ class _Fusion:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
         found = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
-            shape = replace(self.shape, algorithm=with_named_operands(self.algorithm, names))
+            shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) if found else 0.0
+                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:

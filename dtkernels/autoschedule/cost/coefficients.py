@@ -19,8 +19,8 @@ class Rates(NamedTuple):
     tripled_rate: float = 0.75e6  #: operations of float32 products as three in TF32
     shallow: float = 1.25  #: the same with fewer than 32 terms in a step
     crammed: float = 2.2  #: with more sums than a thread has registers for
-    old_tripled: float = 1.5  #: by tiles too small for a warp group
-    turned: float = 1.25  #: columns that lie contiguous, for as many rows as columns
+    old_tripled: float = 1.6  #: by tiles too small for a warp group
+    turned: float = 1.4  #: columns that lie contiguous, for as many rows as columns
     masked: float = 3.0  #: the same where masks keep them from being loaded in vectors
     ordinary_rate: float = 1.5e4  #: operations of products that are no two matrices: 86 measured ones lie between 4e3 and 2.7e4 where they are long
     few_rows: float = 20.0  #: rows of a tile that cost as much as the whole product, and columns

@@ -380,6 +380,8 @@ class _Count:
             run *= self.of(self.loaded, x)
         if run < SECTOR and read.last and read.last[0] in self.count:
             amount *= SECTOR / run
+        if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1:
+            return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:
