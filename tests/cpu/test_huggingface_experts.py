@@ -254,3 +254,32 @@ def test_bad_arguments_of_the_ops_are_refused_in_one_line(call, message):
     with pytest.raises(ValueError, match=message) as raised:
         call()
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_llama_4_runs_the_chosen_experts_alone(each):
+    """It multiplies inputs by scores, and runs every expert on every token; its own results are the same but for rounding."""
+    module = pytest.importorskip("transformers.models.llama4.modeling_llama4").Llama4TextMoe
+    config = transformers.Llama4TextConfig(hidden_size=16, intermediate_size=24, num_local_experts=6, num_experts_per_tok=each, hidden_act="silu")
+    torch.manual_seed(0)
+    model = module(config)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.4)
+    x = torch.randn(2, 5, 16, requires_grad=True)
+
+    def found():
+        out, logits = model(x)
+        return [out, logits, *torch.autograd.grad(out.square().sum() + logits.sum(), [x, *model.parameters()])]
+
+    expected = found()
+    with patched(model, ops="experts") as report:
+        for ours, theirs in zip(found(), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+        with torch.no_grad():
+            torch.testing.assert_close(model(x)[0], expected[0], atol=1e-5, rtol=1e-4)
+            torch.testing.assert_close(torch.compile(model, backend="aot_eager", fullgraph=True)(x)[0], expected[0], atol=1e-5, rtol=1e-4)
+        assert [(row.module, row.state) for row in report.rows] == [("", "patched")] and report.calls == {"experts": 2} and not report.fallbacks
+        model.experts.act_fn = nn.Tanh()
+        torch.testing.assert_close(model(x)[0], type(model).forward(model, x)[0])
+        assert report.fallbacks == {"another activation than when it was patched": 1}
+    assert "forward" not in vars(model)
