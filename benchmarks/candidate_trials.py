@@ -1,9 +1,10 @@
 """Which of the schedules that the rules propose is fast at which size? What the cost model is fitted to and judged by.
 
     python benchmarks/candidate_trials.py --seed 1 --ops mmsigmoid,two_mm --seconds 400 --out trials.safetensors
+    python benchmarks/candidate_trials.py --programs 'norm|_sum' --out trials.safetensors      programs that nobody tuned, at their timed sizes
 
-The sizes are those of ``random_shapes.py``. At each, every kernel of the first ways to fuse is timed by several of its proposals: those
-predicted to be the fastest, and others evenly from the rest. Cold L2, results checked. ``fit_cost_rates.py --more`` reads the file.
+The sizes are those of ``random_shapes.py``. At each, every kernel of the first ways to fuse is timed by several of its proposals: the usual
+one, those predicted to be the fastest, and others evenly from the rest. Cold L2, results checked. ``fit_cost_rates.py --more`` reads the file.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import os
+import re
 import sys
 import time
 from collections import deque
@@ -22,9 +24,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [p for p in (str(ROOT), str(ROOT / "tools"), str(ROOT / "benchmarks")) if p not in sys.path]
 
 from common.cli_types import Parser, at_least, file_to_write, some_of, within  # noqa: E402
-from sampling import domains  # noqa: E402
+from sampling import domains, programs  # noqa: E402
 from sampling.measuring import ask  # noqa: E402
 
+from dtkernels.autoschedule.cost.kernel_config import KernelConfig  # noqa: E402
 from dtkernels.autoschedule.default_schedule import proposals  # noqa: E402
 from dtkernels.codegen.target import TARGETS, Target  # noqa: E402
 from dtkernels.lang.errors import DTError  # noqa: E402
@@ -39,6 +42,7 @@ from dtkernels.tuning.workers.worker_pool import WorkerPool  # noqa: E402
 
 DIRECTIONS = ("forward", "backward")
 WAYS = 2  #: to fuse, that are tried
+ALIKE = 2  #: of the fastest that may have the same tiles
 MOST_FLOPS = 1.5e12  #: of a forward: larger ones tell less for their time
 Trial = tuple[TuningProblem, ScheduleCandidate, KernelCandidate]
 
@@ -54,12 +58,25 @@ def trials_of(work: TuningProblem, target: Target, count: int) -> list[Trial]:
         ways += [whole.fused] if whole.fused not in ways else []
         if len(ways) > WAYS:
             break
-        best, rest = configs[: -(-2 * count // 3)], configs[-(-2 * count // 3) :]
-        for config in (*best, *rest[:: max(1, len(rest) // max(1, count // 3))]):
+        for config in sample(configs, count):
             plan = KernelCandidate(whole.fused, root, "\n".join(config.texts()))
             if root in whole.roots:  # not one that another kernel computes in parts
                 found.append((work, with_aligned_rows(whole.with_plan(plan), work), plan))
     return found
+
+
+def sample(configs: list[KernelConfig], count: int) -> list[KernelConfig]:
+    """Return the usual proposal, the fastest predicted of different tiles, and as many others evenly from the rest."""
+    usual, *rest = configs
+    seen: dict[object, int] = {}
+    best = []
+    for config in rest:
+        seen[config.tiles] = seen.get(config.tiles, 0) + 1
+        if seen[config.tiles] <= ALIKE and len(best) < count // 2:
+            best.append(config)
+    others = [c for c in rest if c not in best]
+    few = max(0, count - 1 - len(best))
+    return [usual, *best, *(others[i * len(others) // few] for i in range(min(few, len(others))))]
 
 
 class Trials:
@@ -67,22 +84,25 @@ class Trials:
 
     def __init__(self, options: argparse.Namespace, make=make_gpu_worker):
         self.options, self.times = options, dict[TuningProblem, dict[str, Time]]()
-        self.gpus = WorkerPool(1, make)
+        self.programs = programs.names(options.programs) if options.programs else ()
+        self.gpus = WorkerPool(1, programs.make_knowing, make, self.programs)
         told = ask(self.gpus, ("about",), 120.0)
         if told.failure:
             raise SystemExit(f"candidate_trials: the GPU worker does not start: {told.failure}")
         self.about = told.result
         self.target = next((t for t in TARGETS.values() if self.about["name"].startswith(f"NVIDIA {t.name.upper()}")), TARGETS["h200"])
-        self.cpus = WorkerPool(options.jobs, make_cpu_worker, self.target)
+        self.cpus = WorkerPool(options.jobs, programs.make_knowing, make_cpu_worker, self.programs, self.target)
         self.to_compile, self.to_time = deque[Trial](), deque[tuple[Trial, object]]()
         self.failed, self.end = 0, time.monotonic() + options.seconds
 
     def go(self) -> None:
-        """Take one size after another until the time is over."""
+        """Take one size after another until the time is over, or all sizes of programs are done."""
         problems = self._problems()
-        while time.monotonic() < self.end:
-            while len(self.to_compile) < 2 * self.options.jobs:
-                self.to_compile.extend(trials_of(next(problems), self.target, self.options.count))
+        left: TuningProblem | None = next(problems)
+        while time.monotonic() < self.end and (left or self.to_compile or self.to_time or self.cpus.busy() or self.gpus.busy()):
+            while left and len(self.to_compile) < 2 * self.options.jobs:
+                self.to_compile.extend(trials_of(left, self.target, self.options.count))
+                left = next(problems, None)
             self._feed()
             for done in self.gpus.poll(0.002):
                 work, _, plan = done.task
@@ -99,6 +119,9 @@ class Trials:
     def _problems(self) -> Iterator[TuningProblem]:
         from sampling.regret import problem_of
 
+        if self.programs:
+            yield from programs.problems(self.programs, self.options.directions)
+            return
         streams = {op: domains.sizes(self.options.seed, op) for op in self.options.ops}
         drawn = ((op, next(sizes).shape) for _ in itertools.count() for op, sizes in streams.items())
         for op, shape in itertools.chain(self.options.first, drawn):
@@ -123,7 +146,8 @@ class Trials:
                 self.gpus.send(worker, trial, ("measure", work, funcs, (work, whole.text(), plan.root), artefact, float("inf"), ()), 30.0)
 
     def _write(self) -> None:
-        by = {**self.about, "date": str(date.today()), "command": f"benchmarks/candidate_trials.py --seed {self.options.seed}"}
+        asked = f"--programs '{self.options.programs.pattern}'" if self.programs else f"--seed {self.options.seed}"
+        by = {**self.about, "date": str(date.today()), "command": f"benchmarks/candidate_trials.py {asked}"}
         kinds = dict.fromkeys(w.group for w in self.times)
         write_matrices(self.options.out, by, [matrix_of_times(kind, {w: t for w, t in self.times.items() if w.group == kind}, by) for kind in kinds])
         print(f"{len(self.times)} problems, {sum(map(len, self.times.values()))} times, {self.failed} failures")
@@ -151,11 +175,23 @@ def shapes(text: str) -> tuple[tuple[str, str], ...]:
     return found  # type: ignore[return-value]
 
 
+def programs_named(text: str) -> re.Pattern:
+    """Parse a regular expression that is found in the name of a program."""
+    try:
+        found = re.compile(text)
+    except re.error as problem:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {problem}") from None
+    if not programs.names(found):
+        raise argparse.ArgumentTypeError(f"no program has {text!r} in its name; allowed: {', '.join(programs.PROGRAMS)}")
+    return found
+
+
 def main(argv: list[str] | None = None) -> int:
     """Run the trials."""
     parser = Parser("candidate_trials", __doc__)
     parser.add_argument("--seed", type=at_least(0), default=1, help="under 1000: sizes of reports are not to be fitted to")
     parser.add_argument("--ops", type=some_of(domains.OPS), default=domains.OPS, help=f"comma-separated: {', '.join(domains.OPS)}")
+    parser.add_argument("--programs", type=programs_named, metavar="REGEX", help="instead of ops: those of tests/untuned_programs.py, by name")
     parser.add_argument("--directions", type=some_of(DIRECTIONS), default=DIRECTIONS, help="comma-separated: forward, backward")
     parser.add_argument("--dtype", default="bf16", choices=("bf16", "fp16", "fp32"))
     parser.add_argument("--count", type=at_least(1), default=18, metavar="N", help="proposals of each kernel")

@@ -26,6 +26,7 @@ sys.path[:0] = [str(ROOT / "tools")]
 
 from common.cli_types import Parser  # noqa: E402
 from sampling.distance_ranking import reach  # noqa: E402
+from sampling.programs import PREFIX, register_programs  # noqa: E402
 
 from dtkernels.autoschedule.cost.coefficients import rates_of  # noqa: E402
 from dtkernels.autoschedule.cost.kernel_work import plans  # noqa: E402
@@ -100,6 +101,8 @@ def kernels(matrices: list[MeasurementMatrix], ops: list[str]) -> Iterator[Kerne
         op, direction, dtype, params, wanted, saved, kept = m.kind
         if ops and op not in ops or np.isnan(m.cold).all():
             continue
+        if op.startswith(PREFIX):
+            register_programs([op.removeprefix(PREFIX)])
         kind = CallKind(op, direction, dtype, params, wanted, saved, kept)
         known = variants_of(kind)[1].dispatch.known_outline
         sizes = [{label: n for label, n in w.items() if label != "held_out"} for w in m.about["works"]]

@@ -30,8 +30,15 @@ def fused_outputs(shape: SchedulingProblem, loads_sum_operands: Callable[[str, s
             if p not in found and o not in found and wanted and (label := _fusion_loop(shape, o, p, loads_sum_operands)):
                 found[o] = (p, label)
     for o in shape.outputs:
-        host = next((p for p in shape.outputs if p not in found and _fits_column_reduction_pass(shape, o, p)), None)
-        if host and o not in found and o not in {p for p, _ in found.values()}:
+        along = [f for f, (p, _) in found.items() if p == o]  # what is computed with o goes where o goes
+        hosts = (p for p in shape.outputs if p not in (*found, *along) and all(_fits_column_reduction_pass(shape, f, p) for f in (o, *along)))
+        host = next(hosts, None) if o not in found else None
+        if host:
+            found |= dict.fromkeys((o, *along), (host, reduction_labels(shape.algorithm, host)[-1]))
+    for o in shape.outputs:
+        alone = o not in found and o not in {p for p, _ in found.values()}
+        host = next((p for p in shape.outputs if alone and p not in found and _fits_rows_of_column_reduction(shape, o, p, found)), None)
+        if host:
             found[o] = (host, reduction_labels(shape.algorithm, host)[-1])
     for i, o in enumerate(shape.outputs if rows else ()):
         alone = o not in found and o not in {p for p, _ in found.values()} and not reduction_labels(shape.algorithm, o)
@@ -102,6 +109,21 @@ def _fits_column_reduction_pass(shape: SchedulingProblem, output: str, root: str
         return not set(parts) & set(shape.outputs)
     sums = [o for o in shape.outputs if shape.algorithm[o].labels == outer and reduction_labels(shape.algorithm, o) == reduced]
     return bool(row_column_tiles(shape, root, [*sums, output, *parts]))
+
+
+def _fits_rows_of_column_reduction(shape: SchedulingProblem, output: str, root: str, found: dict[str, tuple[str, str]]) -> bool:
+    """Return whether the rows that ``output`` sums are those whose columns ``root`` sums, in a kernel that holds them whole."""
+    along, down = reduction_labels(shape.algorithm, output), reduction_labels(shape.algorithm, root)
+    own, outer = {*shape.algorithm[output].labels}, {*shape.algorithm[root].labels}
+    every = tuple(own | outer)
+    if not along or not down or not {*down} <= own or not {*along} <= outer or own & {*along} or {*every} != {*outer, *down} or {*every} != {*own, *along}:
+        return False
+    if any(a.tensor == output for d in shape.algorithm.definitions for a in ex.accesses(d.expr)):
+        return False
+    both = [f for f in shape.algorithm.needed_by((output, root)) if f not in shape.outputs]
+    joined = [o for o, (p, _) in found.items() if p == root]
+    read = _inputs_of(shape, output, every) & _inputs_of(shape, root, every)
+    return bool(read and row_column_tiles(shape, root, [root, *joined, output, *both]))
 
 
 def inputs_at(shape: SchedulingProblem, func: str, labels: tuple[str, ...]) -> set[str]:

@@ -18,6 +18,7 @@ from functools import lru_cache
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
+from ..lang.operands import name_scheduled_operands
 from ..lang.schedule import Accumulation, Program, host
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
@@ -55,6 +56,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
+    ("named_operands", name_scheduled_operands),
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),

@@ -73,6 +73,8 @@ class Algorithm:
     named: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     #: (input, dimensions) of inputs that nothing reads any more, and that tell extents
     ranks: tuple[tuple[str, int], ...] = field(default=(), compare=False, repr=False)
+    #: Funcs that a schedule made of operands of products: they have the dtype of those, see operands.py
+    operands: frozenset[str] = field(default=frozenset(), repr=False)
 
     @cached_property
     def _by_name(self) -> dict[str, Definition]:
@@ -123,6 +125,8 @@ class Algorithm:
         """
         found: dict[str, str] = {}
         for d in self.definitions:
+            if d.name in self.operands:
+                continue
             if isinstance(d.expr, Cast):
                 if d.expr.dtype in INTEGERS:
                     found[d.name] = d.expr.dtype
@@ -147,6 +151,8 @@ class Algorithm:
     def own_dtype(self, func: str) -> str:
         """Return the torch dtype that ``func`` has by its definition; "" where that follows from the inputs."""
         e = self[func].expr
+        if func in self.operands:
+            return ""
         return TORCH_NAMES[e.dtype] if isinstance(e, Cast) else self.whole_funcs.get(func, "")
 
     def integer_scalars(self) -> frozenset[str]:

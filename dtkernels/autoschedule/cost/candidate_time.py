@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
-from .predicted_time import plan_time
+from .predicted_time import float32_factor, kernel_time, rates_for
 
 if TYPE_CHECKING:
     from ..problem import SchedulingProblem
@@ -21,9 +22,19 @@ class CandidateTime:
         self.problem, self.root = problem, root
         self.known = problem.known
         reduced = self.known.funcs[root].reduced
+        self.plans: dict[tuple, KernelPlan] = {}  #: by what does not depend on sizes
         self.fused = tuple(FusedFunc(m, root, reduced[-1] if reduced else "") for m in members if m != root)
 
     def microseconds(self, config: KernelConfig) -> float:
         """Return the predicted time of the kernel by ``config``, with the copies that it asks for."""
-        plan = KernelPlan(replace(config, fused=self.fused), self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
-        return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)
+        whole = replace(config, fused=self.fused)
+        form = KernelPlan.form(config)
+        plan = self.plans.get(form)
+        if plan is None:
+            plan = self.plans[form] = KernelPlan(whole, self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
+        else:
+            plan = plan.resized(whole)
+        rates, target = rates_of(self.problem.target.arch), self.problem.target
+        work = plan.at(self.problem.sizes, self.problem.itemsize, target, rates.products.live)
+        work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
+        return kernel_time(work, config, rates_for(work, rates), target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,11 @@ class Work(NamedTuple):
     strips: float = 0.0  #: rows of blocks that the whole kernel moves, where rows begin at no multiple of 16 bytes
     parted: bool = False  #: whether tiles of products are sums of powers of two
     gathered: float = 0.0  #: sums over the threads of a program
+    paired: bool = False  #: several products over the same terms
+    tripled: bool = False  #: products in float32 as three in TF32
+    crossed: bool = False  #: whether columns of a product lie contiguous, not its sum
+    masked: bool = False  #: the same, where their number is no multiple of 16: Triton knows of no vector that a mask takes whole
+    depth: int = 0  #: terms of the sum in a step
 
 
 class _Access(NamedTuple):
@@ -87,14 +93,32 @@ class KernelPlan:
         self.domain = tuple(domain)
         self.order = self._order()
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
+        self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
         self.arithmetic = [a for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
         self.writes = [f for f, _ in self.members if f is own or f.name in config.written or f.name in known.outputs]
-        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in self.blocks and any((x, 1) in o.labels for o in f.reads))
-        self.scattered = frozenset(x for x, by in apart if by % self.blocks[x])  #: labels whose blocks reach over groups
+        self.scattered = self._scattered(self.blocks)
         self.bounded = frozenset(x for f, _ in self.members for x in f.bounded)
         self.loops = list(dict.fromkeys([((*f.labels, *nest), self._whole(f)) for f, _ in self.members for nest in _nests(f)]))
         self.results = list(dict.fromkeys([f.labels if f.products else (*f.labels, *f.reduced) for f, _ in self.members if f.products or not self.products]))
+
+    @staticmethod
+    def form(config: KernelConfig) -> tuple:
+        """Return all of a kernel's choices that its plan depends on, but for sizes."""
+        blocks, tiles, parts = (tuple([(x, bool(n)) for x, n in sizes]) for sizes in (config.blocks, config.tiles, config.split))
+        return blocks, tiles, parts, config.order, config.staged, config.aligns, config.unrolled
+
+    def resized(self, config: KernelConfig) -> KernelPlan:
+        """Return the plan of a kernel of the same form and of other sizes."""
+        plan = copy(self)
+        plan.config, plan.blocks, plan.tiles, plan.split = config, dict(config.blocks), config.all_of("tiles"), config.all_of("split")
+        plan.scattered = self._scattered(plan.blocks)
+        return plan
+
+    def _scattered(self, blocks: dict[str, int]) -> frozenset[str]:
+        """Return the labels whose blocks reach over groups."""
+        apart = ((x, by) for f, _ in self.members for r in f.reads for x, by in r.labels if by > 1 and x in blocks and any((x, 1) in o.labels for o in f.reads))
+        return frozenset([x for x, by in apart if by % blocks[x]])
 
     def _order(self) -> tuple[tuple[str, int, bool], ...]:
         """Return the steps of the grid, slowest first: (label, group, whether it counts groups)."""
@@ -151,6 +175,13 @@ class KernelPlan:
         loops = [*func.labels, *nest]
         last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
         return tuple([x for x in loops[: last + 1] if x not in own])
+
+    def crossed(self, product: Product) -> list[str]:
+        """Return the labels of a product's columns along which an operand lies contiguous."""
+        labels, columns = self.root.labels, product.columns
+        if product.rows and columns and product.rows[-1] in labels and columns[-1] in labels and labels.index(product.rows[-1]) > labels.index(columns[-1]):
+            columns = product.rows  # the product comes out transposed
+        return [x for a in self.accesses if {x for x, _ in a.read.labels} & {*product.reduced} for x in a.read.last if x in columns]
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
@@ -292,7 +323,16 @@ class _Count:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products())  # fmt: skip
+
+    def _float32_products(self) -> tuple[bool, bool, bool, int]:
+        """Return what the time of float32 products depends on besides their tile: see ``Work``."""
+        if self.itemsize < 4 or not self.plan.products:
+            return False, False, False, 0
+        tripled = any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
+        crossed = [x for product, _, _ in self.plan.products for x in self.plan.crossed(product)]
+        depth = min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, _, _ in self.plan.products)
+        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), depth
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""

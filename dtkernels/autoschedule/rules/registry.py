@@ -15,6 +15,7 @@ from ..cost.kernel_config import KernelConfig
 from ..problem import SchedulingProblem
 from .candidates.split_rows import split_row_candidates
 from .candidates.streamed_gemm import streamed_candidates
+from .candidates.tile_space import tile_candidates, variants
 from .chain_candidates import chain_candidates
 from .chained_gemm import chain_configs
 from .gemm import product_configs
@@ -34,10 +35,11 @@ class Kind(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """More candidates for the kernels of a kind."""
+    """More candidates for the kernels of a kind. ``variants``: of the most promising of them, which are looked at then."""
 
     kind: str
     candidates: Candidates
+    variants: Callable[[SchedulingProblem, str, KernelConfig], Iterable[KernelConfig]] = lambda shape, root, config: ()
 
 
 def _only(tiles: Callable[[SchedulingProblem, str, list[str]], KernelConfig | None]) -> Candidates:
@@ -58,33 +60,54 @@ KINDS = (
     Kind("row and column reductions", _only(row_column_tiles)),
     Kind(ROWS, _only(row_tiles)),
 )
-RULES = (Rule("chained products", chain_candidates), Rule("products", streamed_candidates), Rule(ROWS, split_row_candidates))
+RULES = (
+    Rule("chained products", chain_candidates),
+    Rule("products", streamed_candidates),
+    Rule(ROWS, split_row_candidates),
+    Rule(ROWS, tile_candidates, variants),
+)
+PROMISING = 3  #: candidates of which variants are looked at: a first call has no time for all
 FASTER = 0.9  #: a candidate is taken if its predicted time is below this part of the usual one's
 
 
 def kernel_config(shape: SchedulingProblem, root: str, members: list[str]) -> KernelConfig:
-    """Return the choices for the kernel of ``root``, which computes ``members``."""
-    proposed = proposals(shape, root, members)
-    return fastest(shape, root, members, next(proposed), proposed)
+    """Return the choices for the kernel of ``root``, which computes ``members``; several ways to fuse have the same kernel."""
+    known = (root, *members)
+    if known not in shape.chosen:
+        usual, proposed, rules = _proposed(shape, root, members)
+        shape.chosen[known] = fastest(shape, root, members, usual, proposed, rules)
+    return shape.chosen[known]
 
 
 def proposals(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
     """Yield the choices that the rules propose for the kernel of ``root``, which computes ``members``: the usual ones first."""
+    usual, proposed, rules = _proposed(shape, root, members)
+    yield usual
+    for config in proposed:
+        yield config
+        yield from (v for rule in rules for v in rule.variants(shape, root, config))
+
+
+def _proposed(shape: SchedulingProblem, root: str, members: list[str]) -> tuple[KernelConfig, Iterator[KernelConfig], list[Rule]]:
     for kind in KINDS:
         own = iter(kind.configs(shape, root, members))
         usual = next(own, None)
         if usual is not None:
-            yield usual
-            yield from chain(own, *(rule.candidates(shape, root, members) for rule in RULES if rule.kind == kind.name))
-            return
+            rules = [rule for rule in RULES if rule.kind == kind.name]
+            return usual, chain(own, *(rule.candidates(shape, root, members) for rule in rules)), rules
     raise AssertionError(f"no rule for {root}")  # the last kind takes every kernel
 
 
-def fastest(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig, more: Iterable[KernelConfig]) -> KernelConfig:
-    """Return the candidate of the shortest predicted time, ``usual`` unless one is well faster."""
+def fastest(
+    shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig, more: Iterable[KernelConfig], rules: Iterable[Rule] = ()
+) -> KernelConfig:
+    """Return the candidate of the shortest predicted time, ``usual`` unless one is well faster. ``rules``: whose variants of the best are candidates."""
     candidates = [c for c in dict.fromkeys(more) if c != usual]
     if not candidates:
         return usual
     time = CandidateTime(shape, root, members).microseconds
-    best = min(candidates, key=time)
-    return best if time(best) < FASTER * time(usual) else usual
+    ranked = sorted((time(c), i) for i, c in enumerate(candidates))[:PROMISING]
+    best = min(ranked)[0], candidates[min(ranked)[1]]
+    for c in dict.fromkeys(v for _, i in ranked for rule in rules for v in rule.variants(shape, root, candidates[i])):
+        best = min(best, (time(c), c), key=lambda timed: timed[0])
+    return best[1] if best[0] < FASTER * time(usual) else usual

@@ -28,7 +28,7 @@ def row_column_tiles(shape: SchedulingProblem, root: str, members: list[str]) ->
     sums = [m for m in members if set(reduction_labels(shape.algorithm, m)) & set(labels)]
     along = {label for m in sums for label in reduction_labels(shape.algorithm, m)}
     plain = not any(shape.dots(m) for m in members)
-    if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - set(down) for m in sums):
+    if not down or not along or not along <= set(labels) or not plain or any(set(shape.algorithm[m].labels) - {*down, *labels} for m in sums):
         return None
     width = 1
     for label in along:

@@ -222,7 +222,7 @@ class ExpressionPrinter:
     def _reduce(self, tile: TileReduce, order: tuple[Axis, ...]) -> str:
         inner = preferred_dim_order(tile.arg)
         text = self.text(as_no_matrix_product(tile.arg, inner) if tile.kind == "sum" else tile.arg, inner)
-        for axis in tile.axes:
+        for axis in sorted(tile.axes, key=inner.index, reverse=True):  # the last dimension lies in threads and warps: what is left for warps to exchange is short
             at = inner.index(axis)
             inner = inner[:at] + inner[at + 1 :]
             if tile.kind in ("prod", "key"):

@@ -38,6 +38,7 @@ from ...ir.nest import WHOLE, Accumulator, Axis, Index, Loop, Position, Statemen
 COLUMNS = 32  #: columns of one program: 128 bytes of a part
 ROWS = 4  #: rows of one program, where the kernel before it pads them for a matrix product
 PARTS = 32  #: most parts that one step takes
+NUMBERS = 1024  #: the same where a part is one number: one by one, 1024 parts take 40 microseconds
 LIVE = 4096  #: elements that a program loads at once, over all parts of a step
 A_WARP = 2048  #: elements for each warp
 ELEMENTS = 2048  #: most elements of a program's block, as long as each label keeps COLUMNS
@@ -47,14 +48,20 @@ LENGTH = 64  #: assumed length of an unblocked extent
 def parts_at_once(body: tuple[Statement, ...], parts: int) -> int:
     """Return how many parts one step of the merge of ``body`` takes; 1 where its blocks already give enough programs."""
     stored = [s for s in body if isinstance(s, Store)]
+    if stored and parts & -parts > PARTS and not any(_wide(s) for s in stored) and not _uses_running_maximum(body):
+        return min(NUMBERS, parts & -parts)
     if _uses_running_maximum(body):
         return max(1, min(PARTS, parts & -parts, 1 << (LIVE // _live_elements(body)).bit_length() >> 1))
     if _has_blocks(body):
-        kept = all(len(wide := [a for a in s.axes if not a.scalar]) == 1 and wide[0].tile != WHOLE for s in stored)
+        kept = all(len(wide := _wide(s)) == 1 and wide[0].tile != WHOLE for s in stored)
     else:
         wholes = [s.axis for s in body if isinstance(s, Index) and s.axis.tile == WHOLE]
         kept = any(all(Position(a) in s.index for s in stored) for a in wholes)
     return min(PARTS, parts & -parts) if kept and stored else 1
+
+
+def _wide(s: Store) -> list[Axis]:
+    return [a for a in s.axes if not a.scalar]
 
 
 def block_merge(body: tuple[Statement, ...]) -> tuple[Statement, ...]:

@@ -1,0 +1,115 @@
+"""Propose tiles of every useful size and shape for kernels without matrix products, each by several numbers of warps.
+
+The usual choice (reduction.py) fixes what is blocked and what is looped over. Here the elements at once vary, and how many of them lie along the
+label that tensors are contiguous along; the rest goes to the next labels in memory. For ``f[n, g] = rsum(A[n, g, c, s], c, s)``::
+
+    f.tensorize(c:0, s:1024, n:1, g:1)      the usual tile: ten channels in sixteen rows
+    f.tensorize(c:2, s:0, n:1, g:1)         proposed: two whole channels, which lie one after the other
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ....codegen.powers_of_two import next_power_of_two
+from ....lang import expr as ex
+from ....lang.schedule_checks import reduction_labels
+from ...cost.kernel_config import KernelConfig, Sizes
+from ...problem import SchedulingProblem, whole_parts
+from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing
+
+ELEMENTS = (1024, 2048, 4096, 8192, 16384, 32768)  #: of a tile
+LINE = 64  #: bytes of the shortest run of elements
+EACH = (16, 8, 32)  #: elements of a thread, the usual number first
+MOST_WARPS = 32
+PROGRAMS = (2, 4, 8)  #: a multiprocessor, over which a sum is split
+STAGES, STEPS = 3, 4  #: of a loop that loads ahead, and its fewest steps
+
+
+def tile_candidates(shape: SchedulingProblem, root: str, members: list[str]) -> Iterator[KernelConfig]:
+    """Yield a schedule for each shape of tiles of a kernel that moves memory."""
+    usual = row_tiles(shape, root, members)
+    passing = stores_while_reducing(shape, root, members)
+    for sizes in dict.fromkeys(_tiles(shape, root, members, usual)):
+        tile = dict(sizes)
+        blocks = tuple((x, tile[x]) for x, _ in usual.blocks)
+        again = () if passing else reread(shape.algorithm, shape.sizes, root, tile, members)
+        evicted = tuple((t, "reread") for t in again)
+        made = replace(usual, blocks=blocks, tiles=sizes, persistent=False, stages_of=(), split=(), evictions=evicted, num_warps=_warps(shape, sizes)[0])
+        split = next(_splits(shape, root, made))
+        yield replace(made, split=split) if split else made
+
+
+def variants(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[KernelConfig]:
+    """Yield schedules of the same tiles by other numbers of warps and parts, and with loops that load ahead."""
+    for split in _splits(shape, root, made):
+        for stages in _ahead(shape, made, split):
+            for warps in _warps(shape, made.tiles):
+                yield replace(made, num_warps=warps, split=split, stages_of=stages)
+
+
+def _warps(shape: SchedulingProblem, sizes: Sizes) -> list[int]:
+    elements = math.prod(size or next_power_of_two(shape.sizes[x]) for x, size in sizes)
+    return list(dict.fromkeys(min(MOST_WARPS, max(1, elements // (each * shape.target.warp_size))) for each in EACH))
+
+
+def _tiles(shape: SchedulingProblem, root: str, members: list[str], usual: KernelConfig) -> Iterator[Sizes]:
+    """Yield tiles as the usual one has labels: the first label in memory takes a run, the labels after it what is left of the elements."""
+    blocks, kept = dict(usual.blocks), {x: size for x, size in usual.tiles if shape.is_short(x)}
+    order = [x for x in labels_by_stride(shape, root, members, [x for x, _ in usual.tiles]) if x not in kept]
+    if not order:
+        return
+    least = max(1, LINE // shape.itemsize)
+    orders = [order, [order[0], *(x for x in order[1:] if x not in blocks), *(x for x in order[1:] if x in blocks)]]
+    whole = next_power_of_two(shape.sizes[order[0]])
+    for places in orders[: 1 if orders[0] == orders[1] else 2]:
+        for elements in ELEMENTS:
+            run = min(whole, elements)
+            while run >= min(whole, least):
+                left, tile = elements, dict(kept)
+                for x in places:
+                    n = min(next_power_of_two(shape.sizes[x]), run if x == places[0] else left)
+                    tile[x] = 0 if x not in blocks and n >= shape.sizes[x] else n
+                    left //= n
+                yield tuple((x, tile[x]) for x, _ in usual.tiles)
+                run //= 4
+
+
+def labels_by_stride(shape: SchedulingProblem, root: str, members: list[str], labels: list[str]) -> list[str]:
+    """Sort labels by their distance from the last dimension in the tensors that have most of them."""
+    wanted = {*labels}
+    places = [[ex.free_labels(i) & wanted for i in reversed(a.index)] for a in loaded_accesses(shape, root, members)]
+    places += [[{x} & wanted for x in reversed(shape.algorithm[m].labels)] for m in members if m == root or m in shape.outputs]
+    most = max((len(set().union(*place)) for place in places if place), default=0)
+    full = [place for place in places if place and len(set().union(*place)) == most]
+    at = {x: min((i for place in full for i, found in enumerate(place) if x in found), default=len(labels)) for x in labels}
+    return sorted(labels, key=lambda x: (at[x], -shape.sizes[x]))
+
+
+def _splits(shape: SchedulingProblem, root: str, made: KernelConfig) -> Iterator[Sizes]:
+    """Yield into how many parts the longest loop of the root's own sum goes."""
+    tile, blocks = dict(made.tiles), dict(made.blocks)
+    programs, cores = shape.programs(blocks), shape.target.multiprocessors
+    looped = [x for x in reduction_labels(shape.algorithm, root) if tile.get(x, 0) and x not in blocks and not shape.is_picked(shape.algorithm[root].expr, x)]
+    if 2 * programs >= cores or not looped:
+        yield ()
+    if not looped or programs >= PROGRAMS[-1] * cores:
+        return
+    longest = max(looped, key=lambda x: shape.sizes[x] // tile[x])
+    steps = -(-shape.sizes[longest] // tile[longest])
+    parts = (whole_parts(min(times * cores // programs, steps)) for times in PROGRAMS)
+    yield from dict.fromkeys(((longest, n),) for n in parts if n > 1)
+
+
+def _ahead(shape: SchedulingProblem, made: KernelConfig, split: Sizes) -> Iterator[Sizes]:
+    """Yield the loops that load ahead: none, or the longest one."""
+    yield ()
+    parts = dict(split)
+    steps = {x: -(-shape.sizes[x] // size) // parts.get(x, 1) for x, size in made.tiles if size and x not in dict(made.blocks)}
+    longest = max(steps, key=lambda x: steps[x], default="")
+    if longest and steps[longest] >= STEPS:
+        yield ((longest, STAGES),)
+
+
