@@ -3,6 +3,7 @@
 python benchmarks/fit_cost_rates.py                        from the tables of the H200 and the H100; needs scipy, takes minutes
 python benchmarks/fit_cost_rates.py --more FILE.safetensors  times of tools/tune.py on an H100 besides; may be repeated
 python benchmarks/fit_cost_rates.py --trials FILE.json     times of more schedules besides: {"sizes": [{label: extent, "trials": [[schedule, us, ...]]}]}
+python benchmarks/fit_cost_rates.py --programs FILE.json   times of programs besides: {"gpu": name, "places": [{"algorithm": text, "sizes", "trials": as above}]}
 python benchmarks/fit_cost_rates.py --without mmsigmoid    leave ops out, to judge the model on them
 
 What is fitted is the order of the schedules at each size, fast ones first of all, and by half the size's mean.
@@ -19,24 +20,27 @@ from typing import NamedTuple
 import numpy as np
 from choice_regret import STORED, kernels
 
-from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, rates_of
+from dtkernels.algebra.pipeline import prepare_algorithm
+from dtkernels.autoschedule.cost.coefficients import PRODUCTS, Rates, RatesOfKinds, rates_of
 from dtkernels.autoschedule.cost.kernel_config import KernelConfig
 from dtkernels.autoschedule.cost.kernel_work import Work, plans
+from dtkernels.autoschedule.cost.outline import Known, Outline
 from dtkernels.autoschedule.cost.predicted_time import kernel_time, rates_for
 from dtkernels.codegen.target import TARGETS, Target
+from dtkernels.lang.parser import parse
 from dtkernels.runtime.select.evidence import ITEMSIZE
 from dtkernels.tuning.records.measurement_store import read_matrices
 from dtkernels.tuning.records.problems import CallKind, variants_of
 
-OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted")
+OF_PRODUCTS = ("step", "alone", "rate", "wide_rate", "few_rows", "few_columns", "old_units", "few_warps", "crowded", "specialized", "beside", "doubled", "lone", "parted", "paired", "pipelined")
 KEPT = ("live", "ordinary_rate")  #: the first decides how many programs run at once, which is counted once; of the second there are few times
 #: rates that may not leave these ranges; others may change by a factor of 20
 BOUNDS = {
-    "sharp": (1.3, 6), "rounds": (1.5, 8), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),
-    "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.3, 4), "launch": (1.5, 4.5),
+    "sharp": (1.3, 6), "rounds": (1.5, 8), "pipelined": (1.5, 12), "inner": (1, 8), "overlap": (0.01, 1), "exposed": (0.01, 2), "beside": (0.02, 3), "specialized": (0.4, 1.5),
+    "old_units": (0.8, 6), "few_warps": (1, 12), "crowded": (1, 4), "narrow": (1, 10), "ragged": (1, 4), "alone": (0.1, 4), "launch": (1.5, 4.5),
     "start": (0.3, 3), "latency": (0.1, 2), "sync": (1e-5, 0.05), "spills": (0.3, 40), "flying": (2e4, 4e6), "bandwidth": (3.3e6, 4.8e6),
     "strip": (1.0, 128), "gather": (0.001, 1.0), "refilled": (1.0, 2.0), "described": (0.3, 3), "quartered": (1.0, 2.0), "tall": (1.0, 1.4), "low": (1.0, 1.6),
-    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "passed": (0.5, 4.0),
+    "doubled": (1.0, 1.6), "lone": (1.0, 1.6), "parted": (1.0, 2.0), "paired": (1.0, 2.0), "passed": (0.5, 4.0),
     "rate": (5e6, 8e6), "l2_rate": (2.5e4, 1.2e5), "special": (2e4, 3e5), "plain": (5e4, 1e6),
 }  # fmt: skip
 H200, H100 = TARGETS["h200"], TARGETS["h100"]
@@ -75,6 +79,16 @@ def trials(path: Path) -> Iterator[Sample]:
                 yield Sample(("trials", n), [(p.at(sizes, 2, H200, PRODUCTS.live), p.config) for p in plans(schedule, known)], us, H200)
 
 
+def programs(path: Path) -> Iterator[Sample]:
+    """Yield the times of a file of trials of bf16 programs, whose result is ``out``."""
+    read = json.loads(path.read_text())
+    target = TARGETS[read["gpu"]]
+    for n, place in enumerate(read["places"]):
+        known = Known(Outline.of(prepare_algorithm(parse(place["algorithm"]).algorithm, ("out",))), ("out",))
+        for schedule, us in place["trials"]:
+            yield Sample((str(path), n), [(p.at(place["sizes"], 2, target, PRODUCTS.live), p.config) for p in plans(schedule, known)], us, target)
+
+
 def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) -> Rates:
     """Return ``rates`` with those of ``names`` fitted."""
     from scipy.optimize import least_squares
@@ -102,22 +116,26 @@ def fitted(rates: Rates, samples: list[Sample], names: list[str], steps: int) ->
 
 
 def main() -> int:
-    from common.cli_types import Parser
+    from common.cli_types import Parser, some_of
 
     parser = Parser("fit_cost_rates", __doc__)
     parser.add_argument("--trials", help="a file of more times")
+    parser.add_argument("--programs", action="append", default=[], metavar="FILE", help="times of programs")
     parser.add_argument("--more", action="append", default=[], metavar="FILE", help="measurements.safetensors of a run on an H100")
     parser.add_argument("--without", default="", help="ops to leave out, separated by commas")
-    parser.add_argument("--kinds", default="products,rows,streams", help="of kernels, separated by commas")
+    parser.add_argument("--kinds", type=some_of(RatesOfKinds._fields), default=RatesOfKinds._fields, help="comma-separated: what to fit of products, rows, streams")
     parser.add_argument("--steps", type=int, default=10, help="of the optimizer")
     options = parser.parse_args()
     without = options.without.split(",")
     samples = [*stored(STORED, H200, without), *stored(STORED.parents[1] / "nvidia_h100" / STORED.name, H100, without)]
     samples += [s for path in options.more for s in stored(Path(path), H100, without)]
     samples += trials(Path(options.trials)) if options.trials else ()
+    samples += [s for path in options.programs for s in programs(Path(path))]
     common = [name for name in Rates._fields if name not in OF_PRODUCTS and name not in KEPT]
     shipped = rates_of(90)
-    for kind, rates in ((k, r) for k, r in zip(shipped._fields, shipped) if k in options.kinds.split(",")):
+    for kind, rates in zip(shipped._fields, shipped):
+        if kind not in options.kinds:
+            continue
         own = [s for s in samples if s.work and all(rates_for(w, shipped) is rates for w, _ in s.work)]
         names = [*common, *OF_PRODUCTS] if kind == "products" else [*common, "step"]
         found = fitted(rates, own, names, options.steps)

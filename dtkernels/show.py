@@ -8,8 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .algebra import pipeline as algebra
-from .algebra.autodiff.chained_products import chained_products
-from .algebra.autodiff.gradient import Gradient, gradient
+from .algebra.autodiff.gradient import Gradient, gradient, savable_products
 from .algebra.autodiff.rematerialization import products_to_save
 from .algebra.operand_types import products
 from .algebra.rules.constant_folding import bind_parameters
@@ -129,16 +128,22 @@ class Subject:
             if name not in a.inputs + a.scalars:
                 raise DTError("a gradient is with respect to an input or a scalar", found=repr(name), allowed=", ".join(a.inputs + a.scalars))
         form = algebra.differentiable_form(a, self.outputs)
-        kept = products_to_save(chained_products(form, self.outputs), self.sizes)
         self.wanted = tuple(n for n in (*a.inputs, *a.scalars) if n in wanted) or tuple(value_inputs(a, list(a.inputs)))
-        self.gradient = found = gradient(form, self.outputs, self.wanted, kept)
-        if not found.grads:
-            raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
         result = self.types(form)
         made = self.dtype if isinstance(result, int) else result.result(form)
+        self.gradient = found = self._saving(form, BYTES[made])
+        if not found.grads:
+            raise DTError(f"the backward of {self.name}", found="no input that its results depend on smoothly")
         self.named |= {t: made for t in found.backward.inputs if t not in a.inputs} if self.named else {}
         self.name, self.outputs = f"{self.name} backward", tuple(found.grads.values())
         self.bound = Program(found.backward)
+
+    def _saving(self, form: Algorithm, itemsize: int) -> Gradient:
+        """Return the gradient at these extents, with the products that forward then saves."""
+        products = savable_products(form, self.outputs)
+        needed = gradient(form, self.outputs, self.wanted, tuple(p.name for p in products)).products
+        kept = products_to_save(tuple(p for p in products if p.name in needed), self.forward_sizes, itemsize)
+        return gradient(form, self.outputs, self.wanted, kept)
 
     def _same_extents(self, algorithm: Algorithm) -> dict[str, int]:
         """Return the extents of the backward's labels: from the same label of the forward, a tied label, or a forward input."""

@@ -28,7 +28,7 @@ PARTS = {
     "gated MLP": ("swiglu", "geglu"),
     "rope": ("rope",),
     "loss": ("cross_entropy",),
-    "experts": (),
+    "experts": ("experts",),
 }
 MAPPINGS = ("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_MASKED_LM_MAPPING_NAMES", "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES")
 LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "encoder_layers", "decoder_layers", "num_decoder_layers")
@@ -85,6 +85,8 @@ def _shorten(config, layers: int) -> None:
         for attribute in LAYERS:
             if type(getattr(part, attribute, None)) is int:
                 setattr(part, attribute, min(layers, getattr(part, attribute)))
+        if type(getattr(part, "first_k_dense_replace", None)) is int:  # mixtures come after the first layers
+            part.first_k_dense_replace = min(layers - 1, part.first_k_dense_replace)
         for attribute, held in list(vars(part).items()):
             if "layer" in attribute and isinstance(held, list) and len(held) > layers:
                 setattr(part, attribute, held[:layers])
@@ -92,8 +94,6 @@ def _shorten(config, layers: int) -> None:
 
 def _part(model, report, part: str) -> dict:
     """Return how many modules of a part would be patched, of how many, and why not the others."""
-    if part == "experts":
-        return _experts(model)
     rows = [row for row in report.rows if row.op in PARTS[part]]
     patched = [row for row in rows if row.state == "would patch"]
     why = Counter(row.reason for row in rows if row.state == "skipped")
@@ -111,17 +111,6 @@ _NONE = {
     "rope": "no attention module calls a function of q, k, cos and sin",
     "loss": "its loss_function is not the cross entropy of the next token",
 }
-
-
-def _experts(model) -> dict:
-    """Count modules that hold the weights of several experts as 3-d parameters; experts that are modules count as gated MLPs."""
-    held = Counter(type(m).__name__ for m in model.modules() if _holds_experts(m))
-    return {"patched": 0, "of": held.total(), "why": {f"{name} multiplies by weights of several experts in one tensor: no op does": n for name, n in held.items()}}
-
-
-def _holds_experts(module) -> bool:
-    numbers = {value for name, value in vars(module).items() if "expert" in name and type(value) is int}
-    return sum(p.dim() == 3 and p.shape[0] in numbers for p in module._parameters.values() if p is not None) >= 2
 
 
 @contextlib.contextmanager
@@ -163,7 +152,7 @@ def _cell(part: dict) -> str:
 
 def _summary(found: dict[str, dict]) -> str:
     made = [parts for parts in found.values() if "error" not in parts]
-    counts = [f"{part} {sum(bool(p[part]['of']) and p[part]['patched'] == p[part]['of'] for p in made)}" for part in PARTS if PARTS[part]]
+    counts = [f"{part} {sum(bool(p[part]['of']) and p[part]['patched'] == p[part]['of'] for p in made)}" for part in PARTS]
     return f"{len(made)} of {len(found)} types made; all modules patched in: {', '.join(counts)}"
 
 

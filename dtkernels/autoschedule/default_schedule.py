@@ -17,7 +17,7 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
@@ -38,11 +38,14 @@ from .rules.scan import scan_consumer
 from .rules.sibling_gemms import loads_sum_operands, sum_needs_own_kernel
 from .rules.skinny_gemm_pair import shared_pass_tiles, shared_passes
 from .rules.warp_specialized import warpgroup_tiles
+from .stored_elements import stored_elements, with_stored_outputs
+from .stored_operands import in_loop, stored_operands
 
 FEW = 8  #: terms of a sum that every block may add up for itself
 BLOCK = 4096  #: elements of a block of rows
 STORED = 512  #: terms of a product from which on to write and read it takes less than to make it again, if there is room for it
 FASTER = 0.9  #: the part of the usual way's predicted time below which another way to fuse is taken
+MOST_STORED = 4  #: Funcs that other kernels store for one way to fuse, at most
 KEPT = 1 << 25  #: bytes of intermediate results that a faster way may write: they stay in the L2
 OPTIONAL = ("descriptor", "persistent", "stage", "align", "tail", "stream")  #: primitives that a form of accesses may refuse
 Way = tuple[tuple[Primitive, ...], dict[str, KernelConfig]]  #: statements that fuse, and the choices for each kernel
@@ -57,8 +60,9 @@ def default_schedule(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict
     Where the estimate (resources.py) says that the GPU has no room for it, tiles are narrowed until it has.
     """
     f = _fusion(algorithm, outputs, sizes, itemsize, target)
-    for way in f.by_time(list(f.ways())):
-        if (found := f.scheduled(*way, itemsize)) is not None:
+    ways = f.by_time(list(f.ways()))
+    for g, way in (*f.storing_operands(ways[0]), *((f, way) for way in ways)):
+        if (found := g.scheduled(*way, itemsize)) is not None:
             return found
     return next(schedules(algorithm, outputs, sizes, itemsize, target))
 
@@ -113,11 +117,12 @@ class _Fusion:
     """What is computed in which kernel, and where in it.
 
     ``recomputing``: whether each kernel that reads a product of short sums makes it again, however small it is. That takes fewer launches, and no
-    reads of rows that start anywhere. None: as such reads ask for.
+    reads of rows that start anywhere. None: as such reads ask for. ``stored``: operands of products with kernels of their own (stored_operands.py).
     """
 
     shape: SchedulingProblem
     recomputing: bool | None = None
+    stored: frozenset[str] = frozenset()
 
     @property
     def algorithm(self) -> Algorithm:
@@ -137,20 +142,49 @@ class _Fusion:
             inside = {p.func for p in fused if p.name == "fuse_at"}
             tiles = {root: self.tiles(root, fused) for root in self.algorithm.needed_by(self.outputs) if root not in inside}
             if not self.stores_redundantly(fused, tiles) and not self.may_never_store(fused):
-                yield fused, tiles
+                yield self._with_stored_elements((fused, tiles))
+
+    def _with_stored_elements(self, way: Way) -> Way:
+        """Return the way, with Funcs stored by kernels that read the same elements where that is predicted to be faster."""
+        if 0 in self.sizes.values() or next(self._pieces(way), None):
+            return way
+        for _ in range(MOST_STORED):
+            found = []
+            for p in stored_elements(self.shape, list(way[1]), lambda root, fused=way[0]: self._members(root, fused)):  # type: ignore[misc]
+                fused = (*way[0], *p)
+                found.append((fused, {root: self.tiles(root, fused) if root == p[0].args[0] else c for root, c in way[1].items() if root != p[0].func}))
+            best = min(found, key=self.time, default=way)
+            if best is way or self.time(best) >= self.time(way):
+                return way
+            way = best
+        return way
+
+    def _pieces(self, way: Way) -> Iterator[tuple[Primitive, ...]]:
+        return pieces_within_limit(self.shape, tuple(way[1]), {root: self._members(root, way[0]) for root in way[1]})
 
     def by_time(self, ways: list[Way]) -> list[Way]:
         """Sort ways to fuse: the usual one first, after any that is predicted to be well faster."""
         if len(ways) < 2 or 0 in self.sizes.values():
             return ways
-
-        def time(way: Way) -> float:
-            return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
-
-        usual = time(ways[0])
-        others = [(time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
+        usual = self.time(ways[0])
+        others = [(self.time(way), i) for i, way in enumerate(ways[1:], 1) if self.keeps(way) <= max(self.keeps(ways[0]), KEPT)]
         ahead = [i for t, i in sorted(others) if t < FASTER * usual]
         return [ways[i] for i in (*ahead, *(i for i in range(len(ways)) if i not in ahead))]
+
+    def time(self, way: Way) -> float:
+        """Return the predicted microseconds of all kernels."""
+        return predicted_time(str(stated(*way, self.compiled)), self.shape.known, self.sizes, self.shape.itemsize, self.shape.target)
+
+    def storing_operands(self, usual: Way) -> list[tuple[_Fusion, Way]]:
+        """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
+        found = []
+        for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
+            shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
+            g = replace(self, shape=shape, stored=frozenset(names))
+            if ways := g.by_time(list(g.ways())):
+                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
+        return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:
         """Return the bytes of Funcs that are written for other kernels, in float32."""
@@ -163,8 +197,7 @@ class _Fusion:
             tiles[root] = self.warp_specialized_tiles(root, fused, tiles, self.compiled) or tiles[root]
         schedule = stated(fused, tiles, self.compiled)
         pointers = Schedule(tuple(p for p in schedule.primitives if p.name not in OPTIONAL))
-        pieces = pieces_within_limit(self.shape, tuple(kernels), {root: self._members(root, fused) for root in kernels})
-        for tried in (*(form + Schedule(more) for more in pieces for form in (schedule, pointers)), schedule, pointers):
+        for tried in (*(form + Schedule(more) for more in self._pieces((fused, kernels)) for form in (schedule, pointers)), schedule, pointers):
             try:
                 lower(Program(self.algorithm, tried))
             except DTError:
@@ -193,6 +226,8 @@ class _Fusion:
             fused = self._fused(streaming, within=True, passing=True, rows=True)
             if self._own_kernels(fused) < self._own_kernels(first) and not self._writes_redundantly(fused):
                 yield fused
+        if self._products_of_outputs():
+            yield self._fused(streaming=True, within=True, passing=True, beside=True)
         yield first
         yield self._fused(streaming=True, within=True, apart=True)
         yield from (replace(self, recomputing=again)._fused(streaming=True, within=True, passing=True) for again in (True, False))
@@ -207,7 +242,9 @@ class _Fusion:
         if any(p.primitive() in fused for p in shared_passes(self.shape)) and (found := shared_pass_tiles(self.shape, root)):
             return found
         members = self._members(root, fused)
-        return kernel_config(self.shape, root, members, self._placed(members, fused))
+        written = with_stored_outputs(self.shape, tuple(p.func for p in fused if p.name == "store" and p.func in members))
+        shape = self.shape if written == self.outputs else replace(self.shape, outputs=written)
+        return kernel_config(shape, root, members, self._placed(members, fused))
 
     def _placed(self, members: list[str], fused: tuple[Primitive, ...]) -> dict[str, tuple[str, str]]:
         """Return where a kernel's members are fused."""
@@ -266,9 +303,10 @@ class _Fusion:
         return False
 
     def _fused(
-        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False
+        self, streaming: bool, within: bool = False, storing: bool = False, passing: bool = False, rows: bool = False, apart: bool = False, beside: bool = False
     ) -> tuple[Primitive, ...]:
-        """``within``: outputs that are products of which others are made are computed where those are, as if they were none.
+        """``beside``: outputs that are products of which other outputs are made in any way are computed where those are, as if they were none.
+        ``within``: outputs that are products of which others are made are computed where those are, as if they were none.
         ``storing``: what several kernels read is computed in one of them, which stores it for the others, where it feeds a product there.
         ``passing``: large operands are read once (skinny_gemm_pair.py).
         ``apart``: outputs are not computed in the kernels of others.
@@ -276,9 +314,11 @@ class _Fusion:
         shared = shared_passes(self.shape) if passing else ()
         joined = {} if self.scans or apart else fused_outputs(self.shape, self._loads_sum_operands, rows) | {p.func: (p.host, p.loop) for p in shared if not p.cut}
         within = within and 0 not in self.sizes.values()
+        if beside:
+            joined = {o: place for o, place in joined.items() if not {o, place[0]} & self._products_of_outputs()}
         inner = {o for o in self.outputs if within and o not in joined and self.shape.dots(o) and self._feeds_another_output(o)}
         used = {o for o in self.outputs if rows and within and o not in joined} - inner
-        inner |= used
+        inner |= used | (self._products_of_outputs() if beside and within else set())
         hosts: dict[str, set[str]] = {o: {joined.get(o, (o, ""))[0]} for o in self.outputs}
         found: list[Primitive] = [FuseAt(o, "fuse_at", place) for o, place in joined.items()]
         found += [p.primitive() for p in shared if p.cut]
@@ -296,7 +336,7 @@ class _Fusion:
                 continue
             first = next(f for f in self.algorithm.needed_by(self.outputs) if f in roots)
             again = (len(roots) == 1 or self._is_recomputed(d.name)) and not self._is_reread_operand(d.name, roots) and not self._is_compared_for_equality(d.name)
-            again = again and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
+            again = again and d.name not in self.stored and not (self._scans_in(roots, found) and reduction_labels(self.algorithm, d.name))  # a scan takes sums from memory
             place = self._fusion_point(d.name, first, streaming) if again else None
             hosts[d.name] = roots if place else {d.name}
             if not place and streaming and (root := self._row_reduction_to_join(d.name, roots)):
@@ -322,6 +362,11 @@ class _Fusion:
     def _feeds_another_output(self, output: str) -> bool:
         """Return whether another output is a product of this one."""
         return any(isinstance(s, ex.Access) and s.tensor == output for o in self.outputs for dot in self.shape.dots(o) for s in (dot.left, dot.right))
+
+    def _products_of_outputs(self) -> set[str]:
+        """Return the outputs that are products and of which other outputs are made, but not as an operand of another product."""
+        made = {f for o in self.outputs for f in self.algorithm.needed_by((o,)) if f != o}
+        return {o for o in self.outputs if o in made and self.shape.dots(o) and not self._feeds_another_output(o)}
 
     def _stored_sums(self, fused: set[str]) -> tuple[Primitive, ...]:
         """Fuse and store sums that a later kernel reads and that share the loop of an output, or of another sum with a kernel of its own."""

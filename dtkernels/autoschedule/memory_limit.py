@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
 
+from ..algebra.autodiff.rematerialization import is_limit_set, memory_limit
 from ..codegen.analysis.dtype_propagation import operands_only
 from ..codegen.powers_of_two import last_power_of_two
 from ..lang import expr as ex
@@ -13,25 +13,23 @@ from ..lang.schedule import Primitive, Sized, Sizes
 from ..lang.schedule_checks import reduction_labels
 from .problem import SchedulingProblem
 
-LIMIT = 256  #: MiB of what kernels leave for each other, where products make or read it; DTKERNELS_MEMORY_LIMIT is another number
 SMALL = 16  #: what takes less than this part of the limit is kept whole
 SHORTEST = 128  #: elements of a piece, at least: with fewer, products do not fill the GPU
 
 
-def memory_limit() -> int:
-    """Return the limit in bytes; 0 for none."""
-    given = os.environ.get("DTKERNELS_MEMORY_LIMIT", "")
-    return (int(given) if given.isascii() and given.isdigit() else LIMIT) << 20
-
-
 def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], members: dict[str, list[str]]) -> Iterator[tuple[Primitive, ...]]:
     """Yield ``chunk`` statements that bring what kernels leave for each other within the limit, best first; none if it is.
+
+    Where inputs and outputs as large as what is left take more than the limit, that counts instead: torch holds a tensor of their size for
+    every step of the same program, and pieces take launches, smaller grids and float32 sums. A limit that the user sets holds there too.
 
     The best label is that along which sums over it take the least memory: they are held in float32 until the last piece. For the
     logits of a last layer that is the vocabulary: the gradient of the weight is finished piece by piece.
     """
     limit = memory_limit()
     between = [r for r in roots if r not in shape.outputs and SMALL * _bytes(shape, r) > limit and _meets_products(shape, r, roots, members)]
+    if between and limit and not is_limit_set():
+        limit = max(limit, _held_by_caller(shape, between))
     large = between if sum(_bytes(shape, r) for r in between) > limit else []
     if not limit or not large:
         return
@@ -43,6 +41,13 @@ def pieces_within_limit(shape: SchedulingProblem, roots: tuple[str, ...], member
         size = max(SHORTEST, last_power_of_two(max(1, room // each)))
         if size < shape.sizes[label]:
             yield tuple(Sizes(r, "chunk", (Sized(label, size),)) for r in large)
+
+
+def _held_by_caller(shape: SchedulingProblem, between: list[str]) -> int:
+    """Return the bytes of inputs and outputs that have all labels of one of the Funcs ``between`` kernels."""
+    tensors = [*map(shape.algorithm.plain_labels, shape.algorithm.inputs), *(shape.algorithm[o].labels for o in shape.outputs)]
+    held = [labels for labels in tensors if any(set(shape.algorithm[r].labels) <= set(labels) for r in between)]
+    return sum(shape.itemsize * math.prod(shape.sizes.get(x, 1) if x else 1 for x in labels) for labels in held)
 
 
 def _bytes(shape: SchedulingProblem, func: str) -> int:

@@ -90,7 +90,7 @@ class SchedulingProblem:
 
         In a kernel of its own it can be split over programs.
         """
-        narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in reduction_labels(self.algorithm, root) if c in self.algorithm[func].labels)
+        narrow = all(self.sizes[c] <= WHOLE_CHAIN for c in self.algorithm[func].labels if c not in self.algorithm[root].labels)
         return narrow and self.longest_sum(func) >= LONG and 3 * self._row_blocks(func, root) < 2 * self.target.multiprocessors
 
     def longest_sum(self, func: str) -> int:

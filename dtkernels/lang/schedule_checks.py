@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import expr as ex
-from .algorithm import Algorithm
+from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
 from .schedule import (
     APPROXIMATIONS,
@@ -34,9 +34,11 @@ _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorde
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     """Raise DTError for the first statement that does not fit the algorithm."""
+    own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
-            raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=", ".join(algorithm.funcs), at=p.pos)
+            allowed = ", ".join((*own.funcs, *operand_names(own)))
+            raise DTError("a schedule is on a Func of the program", found=repr(p.func), allowed=allowed, at=p.pos)
         _check_form(p)
         _check_names(p, algorithm, schedule)
     _check_tiles(schedule)

@@ -7,11 +7,15 @@
     with dtkernels.patched(model):          # the same, for a block of code
         ...
 
-If transformers is installed, importing this package registers `attn_implementation="dtkernels"` with it:
-`AutoModel.from_pretrained(name, attn_implementation="dtkernels")`. Without transformers, plain `nn.Module` models still work.
+If transformers is installed, importing this package registers `attn_implementation="dtkernels"` and, where there is an interface for experts,
+`experts_implementation="dtkernels"` with it: `AutoModel.from_pretrained(name, attn_implementation="dtkernels")`. Without transformers, plain
+`nn.Module` models still work.
 """
 
+from contextlib import suppress
+
 from .apply import OPS, PatchError, apply_to, patched
+from .layers.experts import register as register_experts
 from .patching.call_stats import NAME, CallRecord, unpatched_calls
 from .patching.report import PatchReport, Row
 
@@ -22,6 +26,8 @@ except ImportError:  # transformers is absent, or too old to have an attention i
 else:
     HAVE_TRANSFORMERS = True
     register()
+    with suppress(ImportError):  # before transformers 5.0 experts had no interface
+        register_experts()
 
 __all__ = [
     "HAVE_TRANSFORMERS",

@@ -9,7 +9,7 @@ from functools import partial
 from torch import nn
 
 from .attention import attention_patch
-from .layers import activations, gated_mlp, last_layer, linear_chains, loss, norms, rope
+from .layers import activations, dense_experts, gated_mlp, last_layer, linear_chains, loss, norms, rope
 from .patching.report import PatchReport
 
 
@@ -32,6 +32,7 @@ _PATCHERS: dict[str, Callable[[nn.Module, PatchReport], None]] = {
     "swiglu": partial(gated_mlp.patch_gated, "swiglu"),
     "geglu": partial(gated_mlp.patch_gated, "geglu"),
     "rope": rope.patch_rope,
+    "experts": dense_experts.patch_experts,
     "cross_entropy": loss.patch_cross_entropy,
     "linear_cross_entropy": last_layer.patch_last_layer,
 }
@@ -69,6 +70,7 @@ def apply_to(model: nn.Module, ops: str | Iterable[str] = "auto", strict: bool =
         swiglu      silu(gate(x)) * up(x), in MLPs that compute it between linear layers
         geglu       gelu(gate(x)) * up(x), the same
         rope        q and k rotated by cos and sin, in attention modules that call a function for it
+        experts     sums of w * down(act(up(x))) over each token's experts, whose weights lie in one tensor; on request only: not timed yet
         cross_entropy   of the next token, where a Hugging Face model's loss_function computes that
         linear_cross_entropy   the same from the hidden states: in training no logits are made, unless something reads outputs.logits, which
                     is a tensor of a class of its own; asked for by name only, not by "all"

@@ -1,5 +1,7 @@
 """Products by expert and mixtures of experts, against torch in float64: values, gradients, odd inputs, refusals."""
 
+from functools import partial
+
 import bounds  # noqa: F401 (an access outside the tensors raises)
 import pytest
 import torch
@@ -28,6 +30,18 @@ def grouped_swiglu(x, gate, up, scale, expert):
     return scale[:, None] * F.silu(a) * b
 
 
+def grouped_linear(a, weight, expert, bias=None, scale=None, transposed=False):
+    out = torch.einsum("mk,mkn->mn" if transposed else "mk,mnk->mn", a, picked(weight, expert))
+    return out if bias is None else out + (1 if scale is None else scale[:, None]) * picked(bias[..., None], expert)[..., 0]
+
+
+def packed_glu(packed, scale, paired=False, activation="silu", alpha=1.0, limit=None, offset=0.0):
+    gate, up = (packed[:, 0::2], packed[:, 1::2]) if paired else packed.chunk(2, 1)
+    gate, up = (gate, up) if limit is None else (gate.clamp(max=limit), up.clamp(-limit, limit))
+    act = gate * torch.sigmoid(alpha * gate) if activation == "silu" else F.gelu(gate, approximate="tanh" if activation == "gelu_tanh" else "none")
+    return scale[:, None] * act * (up + offset)
+
+
 def sum_rows(rows, index):
     return F.embedding_bag(index, rows, mode="sum")
 
@@ -46,6 +60,15 @@ CASES = {
     "grouped_mm": (ops.grouped_mm, grouped_mm, (normal(23, 24), normal(5, 24, 20), E)),
     "grouped_mm, strided": (ops.grouped_mm, grouped_mm, (normal(24, 23).T, normal(5, 20, 24).transpose(1, 2), E.int())),
     "grouped_swiglu": (ops.grouped_swiglu, grouped_swiglu, (normal(23, 24), *normal(2, 5, 20, 24), normal(23), E)),
+    "grouped_linear": (ops.grouped_linear, grouped_linear, (normal(23, 24), normal(5, 20, 24), E)),
+    "grouped_linear, with biases": (ops.grouped_linear, grouped_linear, (normal(23, 24), normal(5, 20, 24), E, normal(5, 20))),
+    "grouped_linear, transposed": (
+        partial(ops.grouped_linear, transposed=True), partial(grouped_linear, transposed=True), (normal(23, 24), normal(5, 24, 20), E, normal(5, 20), normal(23))
+    ),
+    **{
+        f"packed_glu, {options}": (partial(ops.packed_glu, **options), partial(packed_glu, **options), (normal(9, 40), normal(9)))
+        for options in ({}, {"activation": "gelu"}, {"activation": "gelu_tanh"}, {"limit": 1.0}, {"paired": True, "alpha": 1.702, "limit": 1.0, "offset": 1.0})
+    },
     "sum_rows": (ops.sum_rows, sum_rows, (normal(9, 20), torch.tensor([[0, 8, 8], [1, 2, 3], [3, 3, 3]]))),
     "moe_mlp": (ops.moe_mlp, mixture, (normal(11, 24), *normal(2, 5, 20, 24), normal(5, 24, 20, seed=1), E[:22].reshape(11, 2), normal(11, 2).softmax(-1))),
     "moe_mlp, batched": (ops.moe_mlp, mixture, (normal(2, 3, 24), *normal(2, 5, 20, 24), normal(5, 24, 20, seed=1), E[:18].reshape(2, 3, 3), normal(2, 3, 3).softmax(-1))),

@@ -4,7 +4,7 @@ import pytest
 from command_line import run
 
 from dtkernels.algebra.autodiff.chained_products import chained_products
-from dtkernels.algebra.autodiff.gradient import gradient
+from dtkernels.algebra.autodiff.gradient import gradient, savable_products
 from dtkernels.algebra.autodiff.rematerialization import products_to_save
 from dtkernels.algebra.pipeline import differentiable_form, prepare_algorithm
 from dtkernels.autoschedule.default_schedule import default_schedule, schedules
@@ -73,13 +73,13 @@ def test_it_is_kept_where_it_is_no_larger_than_an_operand(sizes, kept):
     (product,) = chained_products(*form("two_mm"))
     m, k, l = (sizes[x] for x in "mkl")  # noqa: E741
     assert kept == (m * l <= max(m * k, k * l))
-    assert products_to_save((product,), sizes) == (("mm",) if kept else ())
+    assert products_to_save((product,), sizes, 2) == (("mm",) if kept else ())
 
 
 def test_an_unknown_comparison_keeps():
     """As torch.compile asks where sizes are symbols."""
     (product,) = chained_products(*form("two_mm"))
-    assert products_to_save((product,), {"m": 8192, "k": 64, "l": 8192}, lambda _: False) == ("mm",)
+    assert products_to_save((product,), {"m": 8192, "k": 64, "l": 8192}, 2, lambda _: False) == ("mm",)
 
 
 def test_backward_reads_the_product_that_forward_returns():
@@ -106,7 +106,7 @@ def test_what_backward_does_not_need_is_not_returned():
 def test_attention_hands_over_what_it_did():
     algorithm, outputs = form("attention")
     assert gradient(algorithm, outputs, ("Q", "K", "V"), ("scores",)).forward_outputs == ("attention", "total_log", "scores")
-    g = gradient(algorithm, outputs, ("Q", "K", "V"), products_to_save(chained_products(algorithm, outputs), {}))
+    g = gradient(algorithm, outputs, ("Q", "K", "V"), products_to_save(savable_products(algorithm, outputs), {}, 2))
     assert g.forward_outputs == ("attention", "total_log") and g == gradient(algorithm, outputs, ("Q", "K", "V"))
 
 

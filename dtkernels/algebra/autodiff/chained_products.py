@@ -1,31 +1,73 @@
-"""Find products that enter further products. Backward needs their values again, and eager execution keeps them.
+"""Find products whose values backward needs again. Eager execution keeps them; here it depends on the extents, see rematerialization.py.
 
-Before::
+A product that enters further products as it is, and nothing else::
 
     mm[m, l] = rdot(A[m, k], B[k, l], k);    y[m, n] = rdot(mm[m, l], C[l, n], l);
 
-``mm`` is one such product. ``d_C[l, n] = rdot(d_y[m, n], mm[m, l], m)`` reads it, and recomputing it takes all of A and B. It is saved if it
-is no larger than one of its operands. A product that passes through another function first, as attention's scores pass through exp, is
-never saved.
+``d_C[l, n] = rdot(d_y[m, n], mm[m, l], m)`` reads it, and recomputing it takes all of A and B.
+
+A product that passes through functions, or that is part of a larger expression, which then gets a Func for it::
+
+    u[m, n] = rdot(A[m, k], W[k, n], k);    y[m, n] = u[m, n] * sigmoid(u[m, n]) * rdot(A[m, k], V[k, n], k);
+
+A product whose rows are reduced and that enters another product too, as the scores of attention do, is never saved: kernels stream it, so
+that memory stays linear in the length of its rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
+
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
+from ..rules.canonicalize import extracted_func
 from .rematerialization import Product
 
 
 def chained_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
     """Return the Funcs, except outputs, that are a matrix product, perhaps times numbers, and that only products use, as operands."""
     inner = (d for d in algorithm.definitions if d.name not in outputs and _only_operand(d.name, algorithm))
-    return tuple(_product(d, dot) for d in inner if (dot := _dot(d.expr)))
+    return tuple(_product(d, dot, chained=True) for d in inner if (dot := _dot(d.expr)))
 
 
-def _product(d: Definition, dot: ex.Dot) -> Product:
+def inner_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
+    """Return those of ``chained_products``, and every other product that a gradient may need again, of ``with_named_products``."""
+    chained = {p.name: p for p in chained_products(algorithm, outputs)}
+    named = with_named_products(algorithm)
+    others = (d for d in named.definitions if d.name not in outputs and d.name not in chained and not _is_streamed(d, named))
+    found = chained | {d.name: _product(d, dot, chained=False) for d in others if (dot := _dot(d.expr))}
+    return tuple(found[d.name] for d in named.definitions if d.name in found)
+
+
+def with_named_products(algorithm: Algorithm, only: Collection[str] | None = None) -> Algorithm:
+    """Give products inside larger expressions a Func of their own, those named ``only`` if that is given.
+
+    Before: ``y[m, n] = z[m, n] * rdot(A[m, k], V[k, n], k);``
+    After:  ``y_product[m, n] = rdot(A[m, k], V[k, n], k);  y[m, n] = z[m, n] * y_product[m, n];``
+    """
+    definitions: list[Definition] = []
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    for d in algorithm.definitions:
+        made: list[Definition] = []
+        parts = {} if _dot(d.expr) else {n: extracted_func(n, "product", d, made, taken, d.labels) for n in _products_inside(d.expr, d.labels)}
+        wanted = {n: e for n, e in parts.items() if only is None or isinstance(e, ex.Access) and e.tensor in only}
+        definitions += [m for m in made if m.expr in wanted]
+        definitions.append(replace(d, expr=d.expr.transform(lambda n, wanted=wanted: wanted.get(n, n))) if wanted else d)  # type: ignore[misc]
+    return algorithm if len(definitions) == len(algorithm.definitions) else algorithm.with_definitions(tuple(definitions))
+
+
+def _products_inside(e: ex.Expr, labels: tuple[str, ...]) -> list[ex.Dot]:
+    """Return the products in ``e`` over two of its ``labels`` at least, outside other reductions."""
+    if isinstance(e, ex.Dot) and len(ex.free_labels(e)) > 1 and ex.free_labels(e) <= set(labels):
+        return [e]
+    return [] if isinstance(e, (ex.Reduce, ex.Dot, ex.Scan)) else [n for child in e.children() for n in _products_inside(child, labels)]
+
+
+def _product(d: Definition, dot: ex.Dot, chained: bool) -> Product:
     own = set(d.labels)
-    sides = [ex.free_labels(side) for side in (dot.left, dot.right)]
-    return Product(d.name, tuple((tuple(sorted(own - side)), tuple(sorted(side - own))) for side in sides))
+    sides = [ex.free_labels(side) for side in (dot.left, dot.right)] if chained else []
+    return Product(d.name, tuple((tuple(sorted(own - side)), tuple(sorted(side - own))) for side in sides), d.labels, dot.labels)
 
 
 def _only_operand(func: str, algorithm: Algorithm) -> bool:
@@ -35,6 +77,26 @@ def _only_operand(func: str, algorithm: Algorithm) -> bool:
     sides = [_without_numbers(side) for n in dots for side in (n.left, n.right)]
     taken = [s for s in sides if isinstance(s, ex.Access) and s.tensor == func and all(isinstance(i, ex.Label) for i in s.index)]
     return 0 < uses == len(taken)
+
+
+def _is_streamed(d: Definition, algorithm: Algorithm) -> bool:
+    """Return whether rows of ``d``, or of what is made of it element for element, are reduced and enter a product as well."""
+    alike = [d.name]
+    for other in algorithm.definitions:
+        if any(a.tensor in alike for a in ex.accesses(other.expr)) and len(other.labels) >= len(d.labels) and not _reduces(other.expr):
+            alike.append(other.name)
+    nodes = [n for other in algorithm.definitions for n in other.expr.walk()]
+    reduced = [n for n in nodes if isinstance(n, ex.Reduce) and any(a.tensor in alike and _runs_over(a, n.labels) for a in ex.accesses(n.arg))]
+    taken = [n for n in nodes if isinstance(n, ex.Dot) and any(a.tensor in alike and _runs_over(a, n.labels) for a in ex.accesses(n))]
+    return bool(reduced and taken)
+
+
+def _reduces(e: ex.Expr) -> bool:
+    return any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in e.walk())
+
+
+def _runs_over(access: ex.Access, labels: tuple[str, ...]) -> bool:
+    return any(label in ex.free_labels(access) for label in labels)
 
 
 def _dot(e: ex.Expr) -> ex.Dot | None:

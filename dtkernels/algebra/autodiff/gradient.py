@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ...lang import expr as ex
 from ...lang.algorithm import Algorithm, Definition
+from ...lang.errors import DTError
 from ..index_inversion import Inverse, solve, unknown
 from ..operand_types import CAST, products, typed_as
 from ..rules.canonicalize import fresh_name, rename_bound
@@ -19,7 +20,9 @@ from ..rules.data_index.grouped_products import labels_without_data
 from ..rules.func_cse import merge_equal_funcs
 from ..rules.operand_cse import merge_equal_operands
 from ..smart_constructors import ZERO, add_with_common_factors, is_zero, negate, simplify, where
+from .chained_products import inner_products, with_named_products
 from .derivative import Contribution, contributions
+from .rematerialization import Product
 from .saved_tensors import SavedTensors, choose_saved_tensors
 from .scan_adjoint import Parts, scan_adjoint
 
@@ -41,7 +44,9 @@ class Gradient:
     products: tuple[str, ...] = ()
 
 
-def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = ()) -> Gradient:
+def gradient(
+    algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, ...], products: tuple[str, ...] = (), exchange: bool = True
+) -> Gradient:
     """Derive the backward of ``outputs`` with respect to the inputs and scalars ``wanted``.
 
     Before: ``y[x] = maximum(A[x], 0);``  After: ``d_A[x] = where(y[x] > 0, d_y[x], 0);`` with ``y`` and ``d_y`` inputs.
@@ -49,12 +54,18 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     Forward saves those of the Funcs ``products`` that backward would recompute. Inputs that do not enter the outputs differentiably are
     missing from ``grads``. Raises DTError for an expression without a derivative.
     """
+    named = with_named_products(algorithm, products)
+    if named is not algorithm:  # only what is made again otherwise: a name may hide that an output tells the value
+        plain = gradient(algorithm, outputs, wanted, tuple(p for p in products if p in algorithm), exchange)
+        again = {n for d in plain.backward.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)}
+        products = tuple(p for p in products if p in algorithm or named[p].expr in again)
+        algorithm = with_named_products(algorithm, products)
     r = _Reverse(algorithm, outputs)
     r.run()
     grads = {name: func for name in wanted if (func := r.collect(name)) is not None}
     grads = {name: func for name, func in grads.items() if r.reads(func)}  # a gradient that reads no adjoint is 0
     backward = cancel_deviations(r.algorithm_of(tuple(grads.values())))
-    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products)
+    saved: SavedTensors = choose_saved_tensors(algorithm, outputs, backward, tuple(grads.values()), products, exchange)
     single = {name for o, name in r.adjoint_inputs.items() if isinstance(e := algorithm[o].expr, ex.Cast) and e.dtype == "fp32"}
     backward = in_float32(saved.backward, single | set(saved.extra))
     returned = outputs + saved.extra + saved.products
@@ -62,6 +73,19 @@ def gradient(algorithm: Algorithm, outputs: tuple[str, ...], wanted: tuple[str, 
     backward = _gradients_in_float32(algorithm, outputs, backward, grads)
     backward = replace(backward, stands_for=_computed_input_sources(saved.forward, backward, r.adjoint_inputs))
     return Gradient(saved.forward, returned, backward, r.adjoint_inputs, grads, saved.products)
+
+
+def savable_products(algorithm: Algorithm, outputs: tuple[str, ...]) -> tuple[Product, ...]:
+    """Return the products that forward may save: those that enter products alone, and others that a backward makes again."""
+    found = inner_products(algorithm, outputs)
+    if all(p.against for p in found):
+        return found
+    wanted = tuple(n for n in (*algorithm.inputs, *algorithm.scalars) if n not in algorithm.integer_inputs())
+    try:
+        again = gradient(algorithm, outputs, wanted, tuple(p.name for p in found), exchange=False).products  # fewer gradients may exchange fewer sums
+    except DTError:  # the call that asks for such a gradient says so
+        again = ()
+    return tuple(p for p in found if p.against or p.name in again)
 
 
 def _gradients_in_float32(forward: Algorithm, outputs: tuple[str, ...], backward: Algorithm, grads: dict[str, str]) -> Algorithm:

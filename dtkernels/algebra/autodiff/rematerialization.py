@@ -2,27 +2,69 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+
+LIMIT = 256  #: MiB; DTKERNELS_MEMORY_LIMIT is another number
+LONG = 1024  #: terms of a sum from which on a product is saved; to make it again takes as long as to write and read it at about 500, and scores of attention have up to 576
+
+
+def memory_limit() -> int:
+    """Return the limit in bytes of what kernels leave for each other, and of what forward saves where it could be made again; 0 for none."""
+    return (int(_given()) if is_limit_set() else LIMIT) << 20
+
+
+def is_limit_set() -> bool:
+    """Return whether the user has set the limit."""
+    return _given().isascii() and _given().isdigit()
+
+
+def _given() -> str:
+    return os.environ.get("DTKERNELS_MEMORY_LIMIT", "")
 
 
 @dataclass(frozen=True)
 class Product:
     """A Func that forward may save.
 
-    For each of its two operands: the labels that only the Func has, and the labels that only the operand has.
+    ``against``: for each of its two operands, the labels that only the Func has, and the labels that only the operand has; empty for a product
+    that other things than products read. ``labels`` are those of the Func, ``terms`` those of its sum.
     """
 
     name: str
     against: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]
+    labels: tuple[str, ...] = ()
+    terms: tuple[str, ...] = ()
 
-    def larger(self, sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> bool:
-        """Return whether it has more elements than each of its operands. ``known`` evaluates a comparison of extents."""
-        return all(known(prod(sizes[label] for label in own) > prod(sizes[label] for label in other)) for own, other in self.against)
+    def small(self, sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> bool:
+        """Return whether only products read it, and it has no more elements than one of its operands. ``known`` evaluates a comparison of extents."""
+        larger = (known(prod(sizes[label] for label in own) > prod(sizes[label] for label in other)) for own, other in self.against)
+        return bool(self.against) and not all(larger)
+
+    def length(self, sizes: Mapping[str, Any]) -> Any:
+        """Return the number of terms of its sum."""
+        return prod(sizes[label] for label in self.terms)
 
 
-def products_to_save(products: tuple[Product, ...], sizes: Mapping[str, Any], known: Callable[[Any], bool] = bool) -> tuple[str, ...]:
-    """Return the products to save at these extents: those no larger than one of their operands."""
-    return tuple(p.name for p in products if not p.larger(sizes, known))
+def products_to_save(
+    products: tuple[Product, ...], sizes: Mapping[str, Any], itemsize: int, known: Callable[[Any], bool] = bool
+) -> tuple[str, ...]:
+    """Return the products to save at these extents, where results take ``itemsize`` bytes an element.
+
+    Those that only products read, if they are no larger than an operand. Of the others those of long sums, the longest first, as long as all
+    that is saved stays within the memory limit. Where extents are symbols and nothing is known of the bytes, a product is saved, as torch
+    does, unless the user has set a limit.
+    """
+    limit = memory_limit()
+    saved = [p for p in products if p.small(sizes, known)]
+    size: Any = sum(itemsize * prod(sizes[label] for label in p.labels) for p in saved)
+    long = [p for p in products if p not in saved and p.terms and known(p.length(sizes) >= LONG)]
+    for p in sorted(long, key=lambda p: -n if isinstance(n := p.length(sizes), int) else 0):
+        total = size + itemsize * prod(sizes[label] for label in p.labels)
+        if not limit or (known(total <= limit) if is_limit_set() else not known(total > limit)):
+            saved.append(p)
+            size = total
+    return tuple(p.name for p in products if p in saved)

@@ -71,13 +71,20 @@ def _has_several_users(func: str, algorithm: Algorithm) -> bool:
     return sum(any(a.tensor == func for side in (dot.left, dot.right) for a in ex.accesses(side)) for dot in dots) > 1
 
 
+def _is_computed(func: str, inner: ex.Expr, algorithm: Algorithm) -> bool:
+    """Return whether ``inner``, which is left of ``func``, takes several tensors, element for element from inputs on: each product would compute it again."""
+    parts = (n for f in algorithm.needed_by((func,)) for n in algorithm[f].expr.walk())
+    return len({a.tensor for a in ex.accesses(inner)}) > 1 and not any(isinstance(n, (ex.Reduce, ex.Dot)) for n in parts)
+
+
 def _split(node: ex.Expr, labels: tuple[str, ...], algorithm: Algorithm, inline: frozenset[str] | None):
     """Split ``node`` into (part that depends on labels, [(op, factor that does not)])."""
     if isinstance(node, ex.Access) and node.tensor in algorithm and (inline is None or node.tensor in inline):
         body = inline_access(node, algorithm)
         if isinstance(body, ex.Binary) and body.op in "*/":
             inner, outside = _split(body, labels, algorithm, inline)
-            if outside and not (_has_several_users(node.tensor, algorithm) and any(any(ex.accesses(factor)) for _, factor in outside)):
+            costly = any(any(ex.accesses(factor)) for _, factor in outside) or _is_computed(node.tensor, inner, algorithm)
+            if outside and not (costly and _has_several_users(node.tensor, algorithm)):
                 return inner, outside
         return node, []
     if isinstance(node, ex.Binary) and node.op in "*/":

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from .coefficients import rates_of
 from .kernel_config import FusedFunc, KernelConfig
 from .kernel_work import KernelPlan
-from .predicted_time import plan_time
+from .predicted_time import float32_factor, kernel_time, rates_for
 
 if TYPE_CHECKING:
     from ..problem import SchedulingProblem
@@ -37,4 +38,7 @@ class CandidateTime:
             plan = self.plans[form] = KernelPlan(whole, self.known, frozenset(config.aligns), frozenset(f.func for f in self.fused))
         else:
             plan = plan.resized(whole)
-        return plan_time(plan, self.problem.sizes, self.problem.itemsize, self.problem.target)
+        rates, target = rates_of(self.problem.target.arch), self.problem.target
+        work = plan.at(self.problem.sizes, self.problem.itemsize, target, rates.products.live)
+        work = work._replace(multiplied=work.multiplied * float32_factor(work, config))
+        return kernel_time(work, config, rates_for(work, rates), target)

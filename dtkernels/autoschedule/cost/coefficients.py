@@ -16,6 +16,12 @@ class Rates(NamedTuple):
     alone: float = 1.0  #: products of a program that runs by itself
     rate: float = 7e6  #: operations of 16-bit products
     wide_rate: float = 0.4e6  #: operations of float32 products
+    tripled_rate: float = 0.75e6  #: operations of float32 products as three in TF32
+    shallow: float = 1.25  #: the same with fewer than 32 terms in a step
+    crammed: float = 2.2  #: with more sums than a thread has registers for
+    old_tripled: float = 1.6  #: by tiles too small for a warp group
+    turned: float = 1.4  #: columns that lie contiguous, for as many rows as columns
+    masked: float = 3.0  #: the same where masks keep them from being loaded in vectors
     ordinary_rate: float = 1.5e4  #: operations of products that are no two matrices: 86 measured ones lie between 4e3 and 2.7e4 where they are long
     few_rows: float = 20.0  #: rows of a tile that cost as much as the whole product, and columns
     few_columns: float = 15.0
@@ -39,12 +45,14 @@ class Rates(NamedTuple):
     bandwidth: float = 4.3e6  #: bytes from memory
     sharp: float = 2.0  #: how little time of memory and of programs adds up
     rounds: float = 2.0  #: the same for a round of programs and its longest one
+    pipelined: float = 3.0  #: the same where long loops load several tiles ahead, 16 bytes at a time
     inner: float = 3.0  #: the same for loads and products of one program
     exposed: float = 0.5  #: the part of a program's own time in which one that runs alone loads nothing
     tall: float = 1.08  #: products of tiles with more rows than columns
     low: float = 1.18  #: products of wide tiles with too few rows for a warp group
     doubled: float = 1.05  #: products of tiles with more rows than their warp groups take at once
     lone: float = 1.1  #: products of programs that stay, by one warp group
+    paired: float = 1.2  #: products side by side of programs that stay
     parted: float = 1.1  #: products of tiles in two parts
     quartered: float = 1.3  #: blocks of a tail by quarters, relative to whole ones
     strip: float = 1.0  #: bytes that a row of a block costs besides its own, where rows begin at no multiple of 16 bytes
@@ -59,11 +67,11 @@ class Rates(NamedTuple):
 
 #: python benchmarks/fit_cost_rates.py --trials benchmarks/h200_product_grid.json, and --more with each file of benchmarks/h100/*.safetensors
 PRODUCTS = Rates(
-    launch=4.1, start=0.61, latency=0.405, step=1.04e-08, alone=0.301, rate=7460000, wide_rate=303000, few_rows=10.8, few_columns=8.2, old_units=1.76,
-    few_warps=2.17, crowded=1.45, specialized=0.511, special=24700, plain=997000, l2_rate=99500, request_rate=17500000, narrow=7.05, ragged=1.14,
-    warp_rate=12600, sync=0.00983, beside=1.01, spills=4.69, overlap=0.146, flying=115000, bandwidth=4090000, sharp=1.48, rounds=1.54, inner=7.98,
-    exposed=0.0344, tall=1.28, low=1.09, doubled=1.1, lone=1.23, parted=1.25, quartered=1.29, strip=2.75, refilled=1.26, described=2.06, merge=1.84,
-    merge_rate=3660000, merge_part=0.14,
+    launch=4.31, start=0.453, latency=0.399, step=1.5e-10, alone=0.259, rate=7040000, wide_rate=271000, few_rows=5.74, few_columns=7.82, old_units=3.05,
+    few_warps=2.28, crowded=1.51, specialized=0.567, special=60700, plain=1000000, l2_rate=98800, request_rate=243000000, narrow=3.66, ragged=1.15,
+    warp_rate=6940, sync=0.0236, beside=2.14, spills=4.92, overlap=0.168, flying=40400, bandwidth=4290000, sharp=1.33, rounds=1.5, pipelined=3.04, inner=8,
+    exposed=0.0152, tall=1.18, low=1.01, doubled=1.25, lone=1.21, paired=1.3, parted=1.45, quartered=1.05, strip=3.86, gather=0.986, refilled=1.21,
+    described=2.74, merge=1.83, merge_rate=3720000, merge_part=0.109,
 )  # fmt: skip
 ROWS = Rates(
     launch=4.5, start=0.314, latency=0.497, step=0.0417, special=57200, plain=980000, l2_rate=118000, request_rate=28200, narrow=1, ragged=1,

@@ -59,6 +59,11 @@ class Work(NamedTuple):
     strips: float = 0.0  #: rows of blocks that the whole kernel moves, where rows begin at no multiple of 16 bytes
     parted: bool = False  #: whether tiles of products are sums of powers of two
     gathered: float = 0.0  #: sums over the threads of a program
+    paired: bool = False  #: several products over the same terms
+    tripled: bool = False  #: products in float32 as three in TF32
+    crossed: bool = False  #: whether columns of a product lie contiguous, not its sum
+    masked: bool = False  #: the same, where their number is no multiple of 16: Triton knows of no vector that a mask takes whole
+    depth: int = 0  #: terms of the sum in a step
 
 
 class _Access(NamedTuple):
@@ -90,6 +95,7 @@ class KernelPlan:
         self.domain = tuple(domain)
         self.order = self._order()
         self.products = [(p, self._outside(f, loop), self._whole(f)) for f, loop in self.members for p in f.products]
+        self.paired = len(self.products) > 1 and len({p.reduced for p, _, _ in self.products}) == 1
         self.passes = self._passes()
         self.arithmetic = [(*a, len(self.passes[f.name])) for f, loop in self.members if (a := self._arithmetic(f, loop))[1] or a[2]]
         self.accesses = self._accesses()
@@ -197,6 +203,13 @@ class KernelPlan:
         loops = [*func.labels, *nest]
         last = max((i for i, x in enumerate(loops) if x in own and self.tiles.get(x, 1) and x not in self.blocks), default=-1)
         return tuple([x for x in loops[: last + 1] if x not in own])
+
+    def crossed(self, product: Product) -> list[str]:
+        """Return the labels of a product's columns along which an operand lies contiguous."""
+        labels, columns = self.root.labels, product.columns
+        if product.rows and columns and product.rows[-1] in labels and columns[-1] in labels and labels.index(product.rows[-1]) > labels.index(columns[-1]):
+            columns = product.rows  # the product comes out transposed
+        return [x for a in self.accesses if {x for x, _ in a.read.labels} & {*product.reduced} for x in a.read.last if x in columns]
 
     def at(self, sizes: dict[str, int], itemsize: int, target: Target, live: float) -> Work:
         """Return the work at ``sizes``, for inputs and products of ``itemsize`` bytes an element. ``live``: registers of an element of a tile of rows."""
@@ -340,7 +353,16 @@ class _Count:
         parted = any(len(binary_parts(self.step.get(x, 1))) > 1 for p, _, _ in plan.products for x in (*p.rows, *p.columns))
         return Work(programs, held, spilled, moved, requests, short, memory, written, multiplied, ordinary, rows, columns, len(plan.products), heavy, light,
                     self._steps(), tile_bytes or held_bytes, merged, parts, copied, narrow, bool(plan.config.descriptors) and not narrow, self.itemsize,
-                    added, cleared, len(plan.config.added), strips, parted, gathered)  # fmt: skip
+                    added, cleared, len(plan.config.added), strips, parted, gathered, plan.paired, *self._float32_products())  # fmt: skip
+
+    def _float32_products(self) -> tuple[bool, bool, bool, int]:
+        """Return what the time of float32 products depends on besides their tile: see ``Work``."""
+        if self.itemsize < 4 or not self.plan.products:
+            return False, False, False, 0
+        tripled = any(name == "rdot" for c in self.plan.config.choices() for name, _ in c.approximations)
+        crossed = [x for product, _, _ in self.plan.products for x in self.plan.crossed(product)]
+        depth = min(max((self.step.get(x, 1) for x in p.reduced), default=1) for p, _, _ in self.plan.products)
+        return tripled, bool(crossed), any(self.sizes.get(x, 1) % VECTOR for x in crossed), depth
 
     def _registers(self, access: _Access, tile: float, vector: float) -> float:
         """Return registers of a tile's loads: an address each, or address and data where no copy to shared memory runs by itself."""
@@ -396,6 +418,8 @@ class _Count:
             run *= self.of(self.loaded, x)
         if run < SECTOR and read.last and read.last[0] in self.count:
             amount *= SECTOR / run
+        if self.plan.products and (shared := math.prod(by for x, by in read.labels if x in read.last and x not in self.count)) > 1:
+            return amount, asked * shared, float(each), tile  # ``W[n, k / 2]``: every element by itself, in a product's loop
         return amount, asked, max(each, min(self._vector(read.last, each), run)), tile
 
     def _vector(self, last: tuple[str, ...], each: int) -> float:

@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 GROUP = 4  #: warps that multiply together
 FITTED_TO = 4.8e12  #: bytes a second of the GPU, an H200, whose bandwidth the rates state
 GROUP_ROWS = 64  #: rows of their tile
+LONG_LOOP = 8  #: iterations from which on products hide the loads of a pipelined loop
+WARP = 32  #: threads
+TRIED = 0.74  #: the time of float32 products on an H100 with Triton 3.6, relative to the fitted rate
+DEEP = 32  #: terms in a step of three TF32 products from which on they take no longer
+ACCUMULATORS = 64  #: sums of a thread beside which both parts of operands have registers
 
 
 def predicted_time(schedule: str, known: Known, sizes: dict[str, int], itemsize: int, target: Target) -> float:
@@ -48,15 +53,16 @@ def kernel_time(work: Work, config: KernelConfig, c: Rates, target: Target) -> f
     """Return the microseconds of one kernel."""
     cores, slots = target.multiprocessors, work.held * target.multiprocessors
     busy, waiting, bandwidth = _busy(work, config, c), _waiting(work, config, c), c.bandwidth * target.bandwidth / FITTED_TO
+    sharp = c.pipelined if work.rows and not work.short and config.stages > 2 and work.steps >= LONG_LOOP else c.rounds
     if config.persistent and work.rows and work.steps > 1 and not work.fetched:
         busy, waiting = busy * c.refilled, waiting * c.refilled
-    alone = _either(busy, waiting, c.rounds)
+    alone = _either(busy, waiting, sharp)
     full, rest = divmod(work.programs, slots)
     again = waiting - c.start if config.persistent else waiting  # its next block's first loads run beside the results of the last
-    crowded = _either(work.held * busy, again, c.rounds)
+    crowded = _either(work.held * busy, again, sharp)
     computing = c.start + full * crowded
     if rest:
-        last = _either(-(-rest // cores) * busy, waiting, c.rounds)
+        last = _either(-(-rest // cores) * busy, waiting, sharp)
         if config.tail and full:  # a kernel of its own, in pieces of the blocks
             again = -(-config.pieces * rest // cores)
             last = min(last, c.launch / 2 + _either(c.quartered * again * busy / config.pieces, -(-again // 2) * waiting, c.rounds))
@@ -110,7 +116,7 @@ def _busy(work: Work, config: KernelConfig, c: Rates) -> float:
 
 
 def _rate(work: Work, c: Rates) -> float:
-    return c.ordinary_rate if work.ordinary else c.wide_rate if work.itemsize > 2 else c.rate
+    return c.ordinary_rate if work.ordinary else c.tripled_rate if work.tripled else c.wide_rate if work.itemsize > 2 else c.rate
 
 
 def _requests(work: Work, c: Rates) -> float:
@@ -122,6 +128,8 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
     """Return how much longer than at best the matrix units take for tiles of this shape."""
     rows, columns, groups = max(work.rows, work.columns), min(work.rows, work.columns), config.warps / GROUP
     shape = 1.0 + c.few_rows / max(rows, 16) + c.few_columns / max(columns, 8)
+    if work.tripled and not work.ordinary:
+        return _tripled_shape(work, config, c)
     if work.itemsize > 2 or work.ordinary:
         return shape
     if groups < 1:
@@ -130,12 +138,46 @@ def _shape(work: Work, config: KernelConfig, c: Rates) -> float:
         shape *= c.old_units
     elif work.rows < GROUP_ROWS * groups and work.products > 1:
         shape *= c.crowded
-    if groups >= 1 and rows > GROUP_ROWS * groups:
+    if groups >= 1 and work.rows > GROUP_ROWS * groups:
         shape *= c.doubled
+    if config.persistent and work.paired:
+        shape *= c.paired
     shape *= (c.lone if config.persistent and groups <= 1 else 1.0) * (c.parted if work.parted else 1.0)
     if work.products == 1:
         shape *= c.tall if work.rows > work.columns else c.low if work.rows < GROUP_ROWS <= work.columns else 1.0
     return shape * (c.specialized if config.specialized else 1.0)
+
+
+def _tripled_shape(work: Work, config: KernelConfig, c: Rates) -> float:
+    """Return how much longer than at best three TF32 products take for tiles of this shape.
+
+    A warp group multiplies 64 rows or more. It reads columns from shared memory along the sum: others are turned round on the way, for each block of rows
+    again, element by element where masks keep them from being loaded in vectors.
+    """
+    rows, columns = work.rows, work.columns
+    groups, each = config.warps / GROUP, work.products * rows * columns / (WARP * config.warps)
+    shape = c.shallow if work.depth < DEEP else 1.0
+    if each > ACCUMULATORS:
+        shape *= c.crammed
+    if groups < 1 or rows < GROUP_ROWS:
+        return shape * c.old_tripled * (1.0 + c.few_rows / max(rows * columns / 64, 16))
+    shape *= c.crammed if rows < 16 * config.warps and columns > 64 else 1.0 + 6.0 / rows
+    if work.crossed:
+        shape += c.turned * columns / rows
+        shape *= c.masked if work.masked else 1.0
+    return shape
+
+
+def float32_factor(work: Work, config: KernelConfig) -> float:
+    """Return how much longer single float32 products take than the rates say.
+
+    Threads that read columns along the sum meet in the same banks of shared memory, the more often the fewer sums each has. Not fitted with the rates, which
+    rank the rows of tables: 73 products on an H100.
+    """
+    if work.itemsize < 4 or work.tripled or work.ordinary or not work.rows or work.products > 1:
+        return 1.0
+    each = work.rows * work.columns / (WARP * config.warps)
+    return TRIED * (1.0 if work.crossed else max(1.0, 0.75 + 80 / each))
 
 
 def _waiting(work: Work, config: KernelConfig, c: Rates) -> float:

@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from ...codegen.analysis.dtype_propagation import operands_only
 from ...codegen.powers_of_two import next_power_of_two
 from ...lang import expr as ex
 from ...lang.schedule_checks import reduction_labels
 from ..cost.kernel_config import KernelConfig, Sizes, combined
+from ..float32_products import tripled_float32
 from ..problem import SchedulingProblem
 from . import gemm_candidates
 from .gemm_candidates import GemmTile
@@ -21,6 +23,7 @@ from .sibling_gemms import each_of, may_be_persistent, picked_rows, products, ti
 FULL = 8  #: warps of the programs of a persistent product that a multiprocessor holds at once
 CONTIGUOUS = 8  #: a tile of 16 elements that lie side by side takes fewer sectors of memory than one of 128 that do not
 TILED = 128  #: extent that fills a tile
+WIDE = 128 * 128  #: elements of the accumulators of the tiles that reach the highest rates
 WAITING = 4  #: programs a multiprocessor that have enough loads on the way where none is ahead of its use
 
 
@@ -67,6 +70,8 @@ class _Product:
         plain = all(tiles_read(self.shape, self.members, side) == 1 for dot in self.dots for side in (dot.left, dot.right))
         if plain and not self._slides():
             yield from self._candidates()
+            if self.shape.itemsize == 4 and tripled_float32(self.shape.target):
+                yield from self._tripled()
 
     @cached_property
     def _extents(self) -> tuple[int, int, int, int]:
@@ -88,12 +93,15 @@ class _Product:
     def _steps(self, tile: dict[str, int]) -> int:
         return max((self.shape.sizes[label] // tile[label] for label in reduction_labels(self.shape.algorithm, self.main) if label in tile), default=0)
 
-    def _config(self, of: GemmTile, more: dict[str, Any] | None = None, share: int = 0, parts: int = 0) -> KernelConfig:
-        """Return the choices of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.config``, the first for long sums alone."""
+    def _config(self, of: GemmTile, more: dict[str, Any] | None = None, share: int = 0, parts: int = 0, group: int = 0) -> KernelConfig:
+        """Return the choices of a tile; ``share`` and ``parts`` as in ``SchedulingProblem.config``, the first for long sums alone.
+
+        ``group``: the rows of blocks that go together.
+        """
         tile = self._tile(of)
         block = {label: tile[label] for label in self.shape.algorithm[self.root].labels}
         more = more or {}
-        grouped = (self.rows[-1], self.columns[-1], 4 if more.get("persistent") else 8) if self.rows and self.columns else None
+        grouped = (self.rows[-1], self.columns[-1], group or (4 if more.get("persistent") else 8)) if self.rows and self.columns else None
         share = share if self._steps(tile) >= MERGED else 0
         return self.shape.config(self.root, block, tile, of.warps, of.stages, grouped, share, parts, **more)
 
@@ -110,19 +118,52 @@ class _Product:
                 continue
             of, blocks = of._replace(stages=min(of.stages, room)), self._blocks(m, n, of.rows, of.columns, batch)
             large = through and blocks >= cores // 2 and min(of.rows, of.columns) >= 64
-            if not (large and len(self.dots) > 1):  # addresses would take registers that the accumulators need
-                yield self._config(of)
+            yield self._config(of)
             steps = k // of.depth
             for count in gemm_candidates.parts(blocks, steps, cores):
                 yield self._config(of, parts=count)
             if large:
-                yield self._config(of, through)
-                if tail := self._tail(of.rows, of.columns, blocks / cores):
-                    yield self._config(of, {**through, "tail": tail})
-                for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
-                    yield self._config(of, {**through, "stream": stream})
+                yield from self._described(*self._with_room(of, through), blocks, steps)
             if self.shape.itemsize == 2 and min(m, n) <= NARROW and (ahead := combined(*(loaded_ahead(self.shape, self.members, dot, steps) for dot in self.dots))):
                 yield self._config(of, ahead)
+
+    def _described(self, of: GemmTile, through: dict[str, Any], blocks: int, steps: int) -> Iterator[KernelConfig]:
+        """Yield schedules of a tile with descriptors and persistent programs."""
+        cores = self.shape.target.multiprocessors
+        yield self._config(of, through)
+        if of.rows * of.columns * len(self.dots) >= WIDE:
+            yield self._config(of, through, group=8)
+        if tail := self._tail(of.rows, of.columns, blocks / cores):
+            yield self._config(of, {**through, "tail": tail})
+        for stream in self._streams(blocks, steps, cores * max(1, FULL // of.warps)):
+            yield self._config(of, {**through, "stream": stream})
+
+    def _with_room(self, of: GemmTile, through: dict[str, Any]) -> tuple[GemmTile, dict[str, Any]]:
+        """Return a tile and choices whose loads and result fit into shared memory: a result that leaves two stages is stored through pointers."""
+        stored = of.rows * of.columns * self._result_bytes if self.root in through["descriptors"] else 0
+        step = self._width(of.rows, of.columns) * of.depth * self.shape.itemsize
+        room = (self.shape.target.shared_bytes - stored) // step
+        if room < of.stages and room < 3 and stored:
+            through = {**through, "descriptors": tuple(t for t in through["descriptors"] if t != self.root)}
+            room = self.shape.target.shared_bytes // step
+        return of._replace(stages=max(2, min(of.stages, room))), through
+
+    @cached_property
+    def _result_bytes(self) -> int:
+        """The bytes of an element of the result, as it is stored."""
+        narrow = self.root in self.shape.outputs or self.root in operands_only(self.shape.algorithm)
+        return min(self.shape.itemsize, 4) if narrow else 4
+
+    def _tripled(self) -> Iterator[KernelConfig]:
+        """Yield schedules of float32 products as three in TF32 each."""
+        m, n, k, batch = self._extents
+        cores, more = self.shape.target.multiprocessors, {"approximations": (("rdot", ""),)}
+        for of in gemm_candidates.tiles(m, n * len(self.dots), k, batch, cores, self.shape.itemsize, tripled=True):
+            rows, columns = each_of(self.dots, of.rows, of.columns)
+            of = of._replace(rows=rows, columns=columns)
+            yield self._config(of, more)
+            for count in gemm_candidates.parts(self._blocks(m, n, rows, columns, batch), k // of.depth, cores):
+                yield self._config(of, more, parts=count)
 
     def _usual(self) -> KernelConfig:
         """Return the schedule that sizes decide."""

@@ -56,14 +56,25 @@ def _uses(expr: ex.Expr, within: bool, compared: bool) -> Iterator[tuple[ex.Acce
 
 
 def operands_only(algorithm: Algorithm) -> frozenset[str]:
-    """Return the Funcs that only matrix products consume: between kernels they are stored in the inputs' dtype."""
+    """Return the Funcs that only matrix products consume, or sums that are results: between kernels they are stored in the inputs' dtype.
+
+    The gradient of a linear layer's result is one: products take it, and the gradient of a bias is its sum, of rounded terms as in torch.
+    """
     plain: set[str] = set()
     products = [n for d in algorithm.definitions for n in d.expr.walk() if isinstance(n, ex.Dot)]
     sides = [rows for dot in products for side in (dot.left, dot.right) if (rows := rows_of(side))]
     operands = {id(side) for side in sides}
+    read = {a.tensor for d in algorithm.definitions for a in ex.accesses(d.expr)}
+    operands |= {id(s.arg) for d in algorithm.definitions if d.name not in read and (s := _plain_sum(d.expr))}
     for d in algorithm.definitions:
-        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) else set())
+        plain |= {a.tensor for a in ex.accesses(d.expr) if id(a) not in operands} | ({d.name} if isinstance(d.expr, ex.Cast) and d.name not in algorithm.operands else set())
     return frozenset(side.tensor for side in sides if side.tensor in algorithm) - plain
+
+
+def _plain_sum(e: ex.Expr) -> ex.Reduce | None:
+    """Return the sum of elements that ``e`` is, perhaps cast."""
+    inner = e.arg if isinstance(e, ex.Cast) else e
+    return inner if isinstance(inner, ex.Reduce) and inner.kind == "sum" and isinstance(inner.arg, ex.Access) else None
 
 
 def _is_condition(expr: ex.Expr, tensor: str, inside: bool = False) -> bool:

@@ -1,6 +1,6 @@
 """Decide in which dtype emitted kernels store the operands of their matrix products; algebra/operand_types.py has the rule.
 
-A Func that only products of one type read, without conversion, is stored between kernels in that type, rounded once where it is computed.
+A Func that only products read, without conversion, is stored between kernels in the widest of their types, rounded once where it is computed.
 Any other Func is float32, unless it is an output or a cast. The wrapper casts an input that products of one type read. An input that
 products of several types read keeps its dtype, and each product converts what it loads.
 """
@@ -25,9 +25,20 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "e4m3": 1, "e5m2": 1, "int8": 1, "uint
 
 
 def typed_buffers(algorithm: Algorithm) -> dict[str, OperandType]:
-    """Map Funcs that only products of one type read, without conversion, to that type: they are stored in it between kernels."""
+    """Map Funcs that only products read, without conversion, to the widest type of these: they are stored in it between kernels."""
     only = operands_only(algorithm)
-    return {t: wanted for t, wanted in _direct_operands(algorithm).items() if t in only and not wanted.float8}
+    wanted = {t: _widest(types) for t, types in _operand_types(algorithm).items() if t in only}
+    return {t: found for t, found in sorted(wanted.items()) if found is not None and not found.float8}
+
+
+def _widest(types: set[OperandType]) -> OperandType | None:
+    """Return the type that holds the values of all of ``types``; None where casts decide some."""
+    if len(types) == 1:
+        return next(iter(types))
+    if any(t.fixed for t in types):
+        return None
+    sources = {s for t in types for s in t.sources}
+    return OperandType(tuple(sorted(sources)), tuple(sorted({s for t in types for s in t.otherwise} - sources)))
 
 
 def typed_inputs(algorithm: Algorithm) -> dict[str, OperandType]:
@@ -45,12 +56,17 @@ def _also_read_as_they_are(algorithm: Algorithm) -> frozenset[str]:
 
 def _direct_operands(algorithm: Algorithm) -> dict[str, OperandType]:
     """Map tensors whose elements are operands of products of one type to that type."""
+    return {t: next(iter(wanted)) for t, wanted in sorted(_operand_types(algorithm).items()) if len(wanted) == 1}
+
+
+def _operand_types(algorithm: Algorithm) -> dict[str, set[OperandType]]:
+    """Map tensors whose elements are operands of products to the types of these."""
     found: dict[str, set[OperandType]] = {}
     for _, dot, wanted in products(algorithm):
         for side in (dot.left, dot.right):
             if rows := rows_of(side):
                 found.setdefault(rows.tensor, set()).add(wanted)
-    return {t: next(iter(wanted)) for t, wanted in sorted(found.items()) if len(wanted) == 1}
+    return found
 
 
 @dataclass

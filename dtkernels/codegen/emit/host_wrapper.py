@@ -310,7 +310,7 @@ class Wrapper:
 
     def _stored_for_products(self, buffer: str) -> bool:
         """Return whether a kernel writes ``buffer`` in the type of the products that read it."""
-        return buffer in self.operands.held and buffer not in self.outputs and not isinstance(self.algorithm[buffer].expr, ex.Cast)
+        return buffer in self.operands.held and buffer not in self.outputs and (buffer in self.algorithm.operands or not isinstance(self.algorithm[buffer].expr, ex.Cast))
 
     def _promoted(self, sources: tuple[str, ...]) -> str:
         """Return a list of tensors and dtypes in the wrapper; "" for none."""

@@ -24,7 +24,6 @@ def kernel_roots(program: Program) -> tuple[str, ...]:
             where = host(output, fused)
             raise DTError("a compiled Func that is fused needs its host", found=f"{output} in {where}", allowed=f"{where}.compile()", at=at)
     _check_consumers(program)
-    _check_stored(program, roots)
     waiting = {root: _hosts_read_from(program, root) & set(roots) - {root} for root in roots}
     ordered: list[str] = []
     while len(ordered) < len(roots):
@@ -76,22 +75,6 @@ def _check_consumers(program: Program) -> None:
             if at in program.algorithm.needed_by((p.func,)):
                 raise DTError("a Func is fused into one that comes after it", found=f"{p.func} in {at}, which it uses", at=p.pos)
             at = fused[at][0]
-
-
-def _check_stored(program: Program, roots: list[str]) -> None:
-    fused = program.schedule.fused()
-    for func in stored_funcs(program):
-        where = host(func, fused)
-        readers = (d.name for d in program.algorithm.definitions if any(a.tensor == func for a in ex.accesses(d.expr)))
-        users = [r for name in readers if (r := host(name, fused)) in roots]
-        if any(roots.index(r) < roots.index(where) for r in users if where in roots):
-            at = next(p.pos for p in program.schedule.primitives if p.func == func and p.name == "store")
-            raise DTError(
-                "what is stored is computed before it is read",
-                found=f"{func} in {where}, read before",
-                allowed="Funcs that are defined later",
-                at=at,
-            )
 
 
 def _check_aligned(program: Program, outputs: tuple[str, ...]) -> None:

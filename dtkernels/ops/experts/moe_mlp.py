@@ -2,25 +2,10 @@ from __future__ import annotations
 
 import torch
 
-from ..norms.embedding import embedding
 from ..op_decorator import only_tensors
-from .grouped_mm import grouped_mm
+from .grouped_linear import grouped_linear
 from .grouped_swiglu import grouped_swiglu
-from .sum_rows import sum_rows
-
-
-class _Rows(torch.autograd.Function):
-    """Rows by index where each row of the one side belongs to one row of the other: the gradient of picking sums, that of summing picks."""
-
-    @staticmethod
-    def forward(ctx, rows: torch.Tensor, index: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
-        ctx.save_for_backward(index, inverse)
-        return embedding(rows, index) if index.dim() == 1 else sum_rows(rows, index)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):  # type: ignore[override]
-        index, inverse = ctx.saved_tensors
-        return _Rows.apply(gradient, inverse, index), None, None
+from .rows_by_expert import sort_by_expert
 
 
 def moe_mlp(
@@ -31,7 +16,7 @@ def moe_mlp(
 
     Shapes: hidden (..., H); gate and up (E, I, H); down (E, H, I); expert (..., J), integers; weight (..., J). The result has the shape and
     dtype of hidden. Choices are sorted by expert on the device, so that no call waits for it; then a block of rows reads the matrices of one
-    or two experts (grouped_swiglu, grouped_mm). An expert out of range, as of a token that is dropped, adds nothing. Differentiable in hidden,
+    or two experts (grouped_swiglu, grouped_linear). An expert out of range, as of a token that is dropped, adds nothing. Differentiable in hidden,
     the matrices and weight, bitwise reproducible. Raises ValueError where shapes disagree, TypeError where an argument is not a tensor or
     expert holds no integers. The mixture is that of Shazeer et al., Outrageously Large Neural Networks, 2017.
 
@@ -41,13 +26,9 @@ def moe_mlp(
     """
     only_tensors("moe_mlp", hidden=hidden, gate=gate, up=up, down=down, expert=expert, weight=weight)
     _check_shapes(hidden, gate, up, down, expert, weight)
-    tokens, choices = hidden.reshape(-1, hidden.shape[-1]), expert.reshape(-1)
-    order = torch.argsort(choices, stable=True)
-    place = torch.empty_like(order).scatter_(0, order, torch.arange(order.numel(), device=order.device)).reshape(-1, expert.shape[-1])
-    token, sorted_expert = order // max(expert.shape[-1], 1), choices.gather(0, order)
-    rows = _Rows.apply(tokens, token, place)
-    inner = grouped_swiglu(rows, gate, up, weight.reshape(-1).gather(0, order).to(hidden.dtype), sorted_expert)
-    return _Rows.apply(grouped_mm(inner, down.transpose(1, 2), sorted_expert), place, token).reshape(hidden.shape)
+    rows = sort_by_expert(expert)
+    inner = grouped_swiglu(rows.pick(hidden.reshape(-1, hidden.shape[-1])), gate, up, rows.of_choices(weight).to(hidden.dtype), rows.expert)
+    return rows.sum(grouped_linear(inner, down, rows.expert)).reshape(hidden.shape)
 
 
 def _check_shapes(hidden: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor, expert: torch.Tensor, weight: torch.Tensor) -> None:

@@ -77,9 +77,9 @@ class Variant:
         """The products that forward may save for backward where the sizes make it worthwhile."""
         if self._facts.products is not None:
             return self._facts.products
-        from ...algebra.autodiff.chained_products import chained_products
+        from ...algebra.autodiff.gradient import savable_products
 
-        return chained_products(self.differentiated, self.outputs)
+        return savable_products(self.differentiated, self.outputs)
 
     def check(self, op: str, tensors: dict[str, torch.Tensor], given: dict[str, torch.Tensor], interface: Interface) -> None:
         """Raise ValueError, one line, where extents disagree. ``given`` are the caller's tensors, before they were bound to shapes."""
@@ -123,13 +123,16 @@ class Variant:
 
     def pair_for(self, wanted: tuple[str, ...], tensors: dict[str, torch.Tensor]) -> DifferentiablePair:
         """Return the forward and backward of a call on ``tensors`` for the gradients ``wanted``."""
-        return self.pair_at(wanted, self.signature.extents(tensors)) if self.products else self.pair(wanted)
+        if not self.products:
+            return self.pair(wanted)
+        return self.pair_at(wanted, self.signature.extents(tensors), self.signature.result_dtype(tensors).itemsize)
 
-    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt]) -> DifferentiablePair:
-        """Return the forward and backward at these extents. Products no larger than one of their operands are saved."""
+    def pair_at(self, wanted: tuple[str, ...], sizes: Mapping[str, int | torch.SymInt], itemsize: int) -> DifferentiablePair:
+        """Return the forward and backward at these extents, where results take ``itemsize`` bytes an element."""
         from ...algebra.autodiff.rematerialization import products_to_save
 
-        return self.pair(wanted, products_to_save(self.products, sizes, _statically_true))
+        needed = self.pair(wanted, tuple(p.name for p in self.products)).gradient.products
+        return self.pair(wanted, products_to_save(tuple(p for p in self.products if p.name in needed), sizes, itemsize, _statically_true))
 
     def pair(self, wanted: tuple[str, ...], kept: tuple[str, ...] = ()) -> DifferentiablePair:
         """Return the forward and backward for the gradients ``wanted``. Forward saves those of the products ``kept`` that backward needs."""

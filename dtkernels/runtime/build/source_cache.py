@@ -88,9 +88,11 @@ def _loaded(source: str, name: str, digest: str) -> ModuleType:
 
             fix_bf16_products()
         if "dot_precision" in vars(module):
-            from ..torch_support.tf32 import dot_precision
+            from ..torch_support.tf32 import dot_precision, heeding_ieee
 
             module.dot_precision = dot_precision  # type: ignore[attr-defined]
+            if "exact_products" in vars(module):
+                module.exact_products = heeding_ieee(module.exact_products)  # type: ignore[attr-defined]
     except BaseException as error:
         del sys.modules[module_name]
         if isinstance(error, ModuleNotFoundError):

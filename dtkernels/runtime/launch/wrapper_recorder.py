@@ -17,7 +17,7 @@ import torch
 
 from ...codegen.emit.host_helpers import READY, SUPPORT
 from ...codegen.powers_of_two import next_power_of_two
-from ..torch_support.tf32 import dot_precision
+from ..torch_support.tf32 import dot_precision, heeding_ieee
 
 ENTRY = "call"  #: name of the wrapper that returns all outputs
 
@@ -158,6 +158,8 @@ def _load(host: str, notes: Record, module: types.ModuleType | None, allocating)
     exec(code, space)  # emitted by the compiler; texts from a store are verified by their checksum
     if "dot_precision" in space:
         space["dot_precision"] = dot_precision
+    if "exact_products" in space:
+        space["exact_products"] = heeding_ieee(space["exact_products"])
     if "in_any_order" in space:
         space["in_any_order"] = _unordered(notes, space["in_any_order"])
     if "float8_pointer" in space:

@@ -206,7 +206,7 @@ def _table_of(op: str, gpu: Gpu, root: Path, name: str, folders: tuple[Path, ...
     except FileNotFoundError:
         return OpTable(name)
     except (OSError, TableError, UnicodeDecodeError) as error:
-        warn_once(f"table not used, {op} gets default schedules: {_named(path, error)}")
+        warn_once(f"table not used, {op} gets a similar GPU's rows or default schedules: {_named(path, error)}")
         return OpTable(name)
 
 

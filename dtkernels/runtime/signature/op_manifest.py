@@ -113,7 +113,7 @@ def _gradient_key(params: Params, wanted: tuple[str, ...], kept: tuple[str, ...]
 
 def signature_line(params: Params, signature: Signature, products: Iterable[Product]) -> str:
     """Format the line of a variant."""
-    plain = [(p.name, p.against) for p in products]
+    plain = [(p.name, p.against, p.labels, p.terms) for p in products]
     return json.dumps({"params": dict(params), "signature": _as_json(signature), "products": plain})
 
 
@@ -146,8 +146,8 @@ def read_manifest(spec: Path) -> OpManifest | None:
 def _product(data: list) -> Product:
     from ...algebra.autodiff.rematerialization import Product
 
-    name, against = data
-    return Product(name, tuple((tuple(own), tuple(other)) for own, other in against))
+    name, against, labels, terms = data
+    return Product(name, tuple((tuple(own), tuple(other)) for own, other in against), tuple(labels), tuple(terms))
 
 
 def _signature(data: dict) -> Signature:

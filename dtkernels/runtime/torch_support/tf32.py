@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+
 import torch
 
 _older = getattr(torch._C, "_get_cublas_allow_tf32", lambda: torch.backends.cuda.matmul.allow_tf32)
@@ -23,3 +26,12 @@ def allows_tf32() -> bool:
 def dot_precision() -> str:
     """Return the precision of dots. Replaces the function of this name in emitted files, which knows only the older API."""
     return "tf32" if allows_tf32() else "ieee"
+
+
+def heeding_ieee(exact_products: Callable[[torch.Tensor], str]) -> Callable[[torch.Tensor], str]:
+    """Return the function of this name in emitted files, but for DTKERNELS_FP32_PRODUCTS=ieee: products are then made in float32."""
+
+    def precision(tensor: torch.Tensor) -> str:
+        return "ieee" if os.environ.get("DTKERNELS_FP32_PRODUCTS", "") == "ieee" else exact_products(tensor)
+
+    return precision

@@ -220,7 +220,7 @@ def _kept(group: CallKind, sizes: dict[str, int]) -> tuple[str, ...]:
     plain = replace(group, direction="forward", wanted=(), saved=False, kept=())
     forward, _ = variants_of(plain)
     extents = {label: _extent(plain, label, sizes) for label in known_labels(forward.algorithm)} if forward.products else {}
-    return forward.pair_at(group.wanted, extents).gradient.products
+    return forward.pair_at(group.wanted, extents, BYTES[group.dtype]).gradient.products
 
 
 def differentiable(variant: Variant) -> tuple[str, ...]:

@@ -261,7 +261,7 @@ def completed(text: str, default: ScheduleCandidate, outputs: tuple[str, ...]) -
     """
     said = {line.split(".")[0].strip() for line in text.replace("\n", ";").split(";")}
     if ".fuse_at(" not in text:
-        kept = (line for p in default.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line)
+        kept = (line for p in default.plans if p.root in said for line in p.tiles.splitlines() if ".approximate(" in line and "rdot" not in line)
         return "\n".join((default.fused, *(p.tiles for p in default.plans if p.root not in said), *kept, text))
     return "\n".join((*(line for line in default.fused.splitlines() if line.split(".")[0] in {*outputs} - said), text))
 

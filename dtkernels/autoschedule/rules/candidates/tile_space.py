@@ -13,9 +13,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ....codegen.powers_of_two import next_power_of_two
 from ....lang import expr as ex
 from ....lang.schedule_checks import reduction_labels
-from ....codegen.powers_of_two import next_power_of_two
 from ...cost.kernel_config import KernelConfig, Sizes
 from ...problem import SchedulingProblem, whole_parts
 from ..reduction import loaded_accesses, reread, row_tiles, stores_while_reducing

@@ -1,0 +1,64 @@
+"""Compute what is made element for element in the kernel of another Func that reads the same elements, which stores it.
+
+Two gradients that products take, each in a kernel of its own, read the incoming gradient twice; so do a gradient and its column sums::
+
+    d_u[x, y] = d[x, y] * v[x, y];    d_v[x, y] = d[x, y] * u[x, y];    d_bias[y] = rsum(d[x, y] * v[x, y], x);
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from ..lang import expr as ex
+from ..lang.schedule import Bare, FuseAt, Primitive
+from ..lang.schedule_checks import reduction_labels
+from .problem import SchedulingProblem
+
+ROW = 16  #: bytes that rows start at multiples of, for products to load them as they are
+Members = Callable[[str], list[str]]
+
+
+def stored_elements(shape: SchedulingProblem, roots: list[str], members: Members) -> Iterator[tuple[Primitive, Primitive]]:
+    """Yield ways to compute one of ``roots``, Funcs with kernels of their own, in the kernel of another, which stores it.
+
+    ``members``: what a kernel computes. A Func whose rows start anywhere stays: its own kernel can lay them out (``align``).
+    """
+    for func in roots:
+        if func in shape.outputs or not _is_elementwise(shape, members(func)) or shape.row_stride(func) * shape.itemsize % ROW:
+            continue
+        for host in roots:
+            loop = _loop(shape, func, host, members) if host != func else None
+            if loop and _read(shape, members(func)) & _read(shape, members(host)) and _runs_before_readers(shape, func, host, members):
+                yield FuseAt(func, "fuse_at", (host, loop)), Bare(func, "store")
+
+
+def with_stored_outputs(shape: SchedulingProblem, stored: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the outputs and those of the ``stored`` Funcs that are made element for element: kernels write both."""
+    return (*shape.outputs, *(f for f in stored if f not in shape.outputs and _is_elementwise(shape, [f])))
+
+
+def _is_elementwise(shape: SchedulingProblem, members: list[str]) -> bool:
+    nodes = (n for m in members for n in shape.algorithm[m].expr.walk())
+    return not any(isinstance(n, (ex.Reduce, ex.Dot, ex.Scan)) for n in nodes) and len({shape.algorithm[m].labels for m in members}) == 1
+
+
+def _loop(shape: SchedulingProblem, func: str, host: str, members: Members) -> str | None:
+    """Return the loop of ``host`` to compute ``func`` in: ``host`` is made of the same elements, or sums them down columns."""
+    own, outer, reduced = shape.algorithm[func].labels, shape.algorithm[host].labels, reduction_labels(shape.algorithm, host)
+    if _is_elementwise(shape, members(host)):
+        return own[-1] if own == outer and own else None
+    down = len(reduced) == 1 and members(host) == [host] and not shape.dots(host) and isinstance(shape.algorithm[host].expr, ex.Reduce)
+    return reduced[0] if down and own == (*reduced, *outer) else None
+
+
+def _read(shape: SchedulingProblem, members: list[str]) -> set[str]:
+    """Return the tensors that a kernel reads at every element."""
+    labels = set(shape.algorithm[members[0]].labels) | set(reduction_labels(shape.algorithm, members[0]))
+    found = (a for m in members for a in ex.accesses(shape.algorithm[m].expr) if a.tensor not in members)
+    return {a.tensor for a in found if labels <= {i.name for i in a.index if isinstance(i, ex.Label)}}
+
+
+def _runs_before_readers(shape: SchedulingProblem, func: str, host: str, members: Members) -> bool:
+    """Return whether nothing that ``host`` waits for reads ``func``."""
+    waits = set(shape.algorithm.needed_by((host,))) - set(members(host))
+    return host not in shape.algorithm.needed_by((func,)) and not any(func in shape.algorithm.needed_by((w,)) for w in waits)
