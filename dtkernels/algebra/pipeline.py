@@ -15,8 +15,7 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm, Definition
-from ..lang.operands import with_operands
+from ..lang.algorithm import Algorithm, Definition, with_operands
 from ..lang.schedule import Bare, FuseAt, Fused, Primitive, Program, Schedule, host
 from .rules.canonicalize import (
     conditions_to_numbers,
@@ -145,7 +144,7 @@ def prepare(program: Program, params: dict[str, int | bool] | None = None) -> Pr
 def _without_removed(schedule: Schedule, algorithm: Algorithm) -> Schedule:
     """Drop statements on Funcs that the algebra removed; a Func that was fused into one moves to where that one was fused."""
     fused = schedule.fused()
-    algorithm = with_operands(algorithm, schedule)
+    algorithm = with_operands(algorithm, schedule.subjects())
     kept = []
     for p in schedule.primitives:
         if p.func not in algorithm:

@@ -17,9 +17,8 @@ from ..codegen.powers_of_two import next_power_of_two
 from ..codegen.target import Target
 from ..codegen.transforms.warp_specialize.backend_select import backend
 from ..lang import expr as ex
-from ..lang.algorithm import Algorithm
+from ..lang.algorithm import Algorithm, with_operands
 from ..lang.errors import DTError
-from ..lang.operands import with_named_operands
 from ..lang.schedule import Bare, FuseAt, Primitive, Program, Schedule, host
 from ..lang.schedule_checks import reduction_labels
 from .accumulated_outputs import accumulated_placements, accumulated_tiles
@@ -98,7 +97,7 @@ def proposals(
         for root in tiles:
             members = f._members(root, fused)
             usual, *more = dict.fromkeys(rule_proposals(f.shape, root, members))
-            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members).microseconds)]
+            yield stated(fused, tiles, f.compiled), root, [usual, *sorted(more, key=CandidateTime(f.shape, root, members, f._placed(members, fused)).microseconds)]
 
 
 def _fusion(algorithm: Algorithm, outputs: tuple[str, ...], sizes: dict[str, int], itemsize: int | InputTypes, target: Target) -> _Fusion:
@@ -180,11 +179,11 @@ class _Fusion:
         """Return ways that compute operands of products in kernels of their own, if predicted to be well faster than ``usual``, best first."""
         found = []
         for names in stored_operands(self.shape) if 0 not in self.sizes.values() else ():
-            shape = replace(self.shape, algorithm=with_named_operands(self.algorithm, names))
+            shape = replace(self.shape, algorithm=with_operands(self.algorithm, names))
             g = replace(self, shape=shape, stored=frozenset(names))
             if ways := g.by_time(list(g.ways())):
-                found.append((g.time(ways[0]) / in_loop(self.shape, names), len(found), g, ways[0]))
-        most = FASTER * self.time(usual) if found else 0.0
+                found.append((g.time(ways[0]) * in_loop(shape), len(found), g, ways[0]))
+        most = FASTER * self.time(usual) * in_loop(self.shape) if found else 0.0
         return [(g, way) for time, _, g, way in sorted(found, key=lambda f: f[:2]) if time < most]
 
     def keeps(self, way: Way) -> int:
@@ -244,7 +243,12 @@ class _Fusion:
             return found
         members = self._members(root, fused)
         written = with_stored_outputs(self.shape, tuple(p.func for p in fused if p.name == "store" and p.func in members))
-        return kernel_config(self.shape if written == self.outputs else replace(self.shape, outputs=written), root, members)
+        shape = self.shape if written == self.outputs else replace(self.shape, outputs=written)
+        return kernel_config(shape, root, members, self._placed(members, fused))
+
+    def _placed(self, members: list[str], fused: tuple[Primitive, ...]) -> dict[str, tuple[str, str]]:
+        """Return where a kernel's members are fused."""
+        return {p.func: (p.args[0], p.args[1]) for p in fused if p.func in members and p.name == "fuse_at"}
 
     def _members(self, root: str, fused: tuple[Primitive, ...]) -> list[str]:
         """Return the Funcs that the kernel of ``root`` computes."""

@@ -18,7 +18,6 @@ from functools import lru_cache
 
 from ..lang import expr as ex
 from ..lang.errors import DTError
-from ..lang.operands import name_scheduled_operands
 from ..lang.schedule import Accumulation, Program, host
 from .analysis.dependent_launch import links
 from .ir.nest import Kernel
@@ -28,6 +27,7 @@ from .lower.schedule_options import KernelOptions
 from .prelower.accumulated_sums import accumulate_sums, clearing
 from .prelower.chunked_funcs import keep_in_pieces
 from .prelower.kernel_partition import funcs_in_kernel, kernel_roots
+from .prelower.named_operands import name_operands
 from .prelower.partial_sums import add_partial_sums, free_name
 from .prelower.stage_aligned_copies import stage_aligned_copies
 from .target import Target
@@ -56,7 +56,7 @@ from .transforms.warp_specialize.plan import WarpSpecializedKernel
 
 #: Program -> Program
 PROGRAM_PASSES: tuple[tuple[str, Callable[[Program], Program]], ...] = (
-    ("named_operands", name_scheduled_operands),
+    ("named_operands", name_operands),
     ("partial_sums", add_partial_sums),
     ("accumulated_sums", accumulate_sums),
     ("stage_aligned_copies", stage_aligned_copies),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -19,12 +19,16 @@ from .expr import (
     Call,
     Cast,
     Const,
+    Dot,
     Expr,
     Label,
     Reduce,
+    Reshape,
     Scalar,
+    Scan,
     Unary,
     accesses,
+    free_labels,
     is_integer,
 )
 from .extents.formulas import constant_of, expanded
@@ -298,3 +302,58 @@ def _leaves(node: Expr) -> Iterator[Expr]:
 
 def _operands(node: Expr) -> Iterator[str]:
     return (n.tensor for n in _leaves(node) if isinstance(n, Access))
+
+
+# -- operands of products, by name ------------------------------------------------------------------------------------
+
+NESTED = (Dot, Reduce, Scan, Reshape)  #: what an operand with a name does not contain
+
+
+def operand_names(algorithm: Algorithm) -> dict[str, Expr]:
+    """Map the names that operands of products have in a schedule to their expressions: ``f_left`` and ``f_right``, of the second one ``f_left2``."""
+    taken = {*algorithm.funcs, *algorithm.inputs, *algorithm.scalars, *algorithm.labels}
+    found: dict[str, Expr] = {}
+    for d in algorithm.definitions:
+        for i, dot in enumerate(dict.fromkeys(n for n in d.expr.walk() if isinstance(n, Dot)), 1):
+            for side, e in (("left", dot.left), ("right", dot.right)):
+                if _has_name(e) and e not in found.values():
+                    name = f"{d.name}_{side}{i if i > 1 else ''}"
+                    while name in taken:
+                        name += "_"
+                    found[name] = e
+    return found
+
+
+def _has_name(e: Expr) -> bool:
+    """Return whether an operand is made of elements of tensors. A cast to float8 is read from memory as it is, if at all."""
+    rounded = isinstance(e, Cast) and e.dtype in FLOAT8
+    return not rounded and any(accesses(e)) and bool(free_labels(e)) and not any(isinstance(n, NESTED) for n in e.walk())
+
+
+def with_operands(algorithm: Algorithm, names: Iterable[str]) -> Algorithm:
+    """Return the algorithm with a Func for each operand among ``names``, before the first product that takes it."""
+    wanted = {*names} - {*algorithm.funcs}
+    every = operand_names(algorithm) if wanted else {}
+    for name in (n for n in every if n in wanted):
+        side = every[name]
+        labels = tuple(label for label in algorithm.labels if label in free_labels(side))
+        access = Access(name, tuple(Label(label) for label in labels))
+        changed = tuple(replace(d, expr=_with_operand(d.expr, side, access)) for d in algorithm.definitions)
+        first = next(i for i, (d, before) in enumerate(zip(changed, algorithm.definitions)) if d.expr != before.expr)
+        algorithm = replace(
+            algorithm.with_definitions((*changed[:first], Definition(name, labels, side, changed[first].pos), *changed[first:])),
+            vars=(*algorithm.vars, *(label for label in algorithm.rvars if label in labels)),
+            rvars=tuple(label for label in algorithm.rvars if label not in labels),
+            operands=algorithm.operands | {name},
+        )
+    return algorithm
+
+
+def _with_operand(e: Expr, side: Expr, access: Access) -> Expr:
+    def change(node: Expr) -> Expr:
+        if not isinstance(node, Dot):
+            return node
+        left, right = (access if s == side else s for s in (node.left, node.right))
+        return replace(node, left=left, right=right)
+
+    return e.transform(change)

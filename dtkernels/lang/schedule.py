@@ -319,6 +319,10 @@ class Schedule:
         found = [a for p in self.of(func, "approximate", Approximate) for a in p.functions if isinstance(a, Share)]
         return (found[-1].part, found[-1].whole) if found else None
 
+    def subjects(self) -> frozenset[str]:
+        """Return the Funcs that have statements."""
+        return frozenset(p.func for p in self.primitives)
+
     def written(self) -> frozenset[str]:
         """Return the Funcs that a statement stores to memory."""
         return frozenset(p.func for p in self.primitives if p.name in WRITTEN)

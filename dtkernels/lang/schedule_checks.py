@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from . import expr as ex
-from .algorithm import Algorithm
+from .algorithm import Algorithm, operand_names, with_operands
 from .errors import DTError
-from .operands import operand_names, with_operands
 from .schedule import (
     APPROXIMATIONS,
     EVICTION_POLICIES,
@@ -35,7 +34,7 @@ _LOOP_PRIMITIVES = ("tensorize", "stages", "unroll", "specialize_warps", "reorde
 
 def check_schedule(schedule: Schedule, algorithm: Algorithm) -> None:
     """Raise DTError for the first statement that does not fit the algorithm."""
-    own, algorithm = algorithm, with_operands(algorithm, schedule)
+    own, algorithm = algorithm, with_operands(algorithm, schedule.subjects())
     for p in schedule.primitives:
         if p.func not in algorithm:
             allowed = ", ".join((*own.funcs, *operand_names(own)))

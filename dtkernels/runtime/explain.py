@@ -10,7 +10,7 @@ from ..codegen.target import Target, target
 from .bind.operator import BoundCall, DifferentiablePair, Operator, Variant, choose_path, device_target
 from .decision import Decision, direction_of, expected_path, make_decision
 from .reference.evaluator import result_dtype
-from .torch_support.dtypes import DTYPE_NAMES
+from .torch_support.dtypes import DTYPE_NAMES, FLOAT8_NAMES
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def _path(tensors: dict[str, torch.Tensor], pretended: Target | None) -> str:
 def _for_kernels(tensors: dict[str, torch.Tensor]) -> bool:
     """Tell whether kernels support the dtypes."""
     floats = [t.dtype for t in tensors.values() if t.is_floating_point()]
-    return bool(floats) and all(dtype in DTYPE_NAMES for dtype in floats)
+    return bool(floats) and all(dtype in DTYPE_NAMES or dtype in FLOAT8_NAMES for dtype in floats)
 
 
 def _decision(variant: Variant, tensors: dict[str, torch.Tensor], values: dict, pretended: Target | None) -> Decision:

@@ -1,6 +1,8 @@
 # ruff: noqa: E501 (programs read best on one line)
 """Every schedule primitive beyond the published ones, compiled to machine code for GPUs that need not be there."""
 
+import re
+
 import pytest
 import torch
 
@@ -103,3 +105,20 @@ def test_what_feeds_a_product_is_stored_16_bytes_at_a_time_whatever_its_length()
     text = "Func a, mm; In A, B; Var x, y, k; a[x, k] = A[x, k] + 1; mm[x, y] = rdot(a[x, k], B[k, y], k); mm.block(x:64, y:64); mm.tensorize(x:64, y:64, k:32); mm.descriptor(a); a.block(x:1, k:1024); a.tensorize(k:1024); a.align(); mm.compile();"
     stored = next(b.asm["ptx"] for b in binaries(text, [(201, 257), (257, 203)], "h200") if b.metadata.name == "a_kernel")
     assert "st.global.v4.b32" in stored and "st.global.b16" not in stored
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+def test_a_stored_operand_goes_to_the_matrix_units_as_any_other(gpu):
+    """Its kernel converts int8 once; the product loads both operands asynchronously, and converts nothing."""
+    text = "Func f; In A, W; Var x, y; RVar k; f[x, y] = rdot(A[x, k], cast(W[y, k], bf16), k); f.block(x:64, y:64); f.tensorize(x:64, y:64, k:64); "
+    args = tuple(torch.empty(256, 256, dtype=t, device="meta") for t in (torch.bfloat16, torch.int8))
+
+    def built(more):
+        return {launch.kernel.fn.__name__: build(launch, target(gpu)) for launch in record_launches(load_module(emit(prepare(parse(text + more))), "test"), "f", args)}
+
+    inside, stored = built(""), built("f_right.block(y:4, k:256); f_right.tensorize(y:4, k:256);")
+    assert (*inside, *stored) == ("f_kernel", "f_right_kernel", "f_kernel")
+    if gpu != "mi300x":
+        loop, product = (b.asm["ptx"] for b in (inside["f_kernel"], stored["f_kernel"]))
+        converts = [bool(re.search(r"cvt\.rn\.b?f(16|32)\.s(8|16|32)", asm)) for asm in (loop, product)]
+        assert converts == [True, False] and "cp.async" in product

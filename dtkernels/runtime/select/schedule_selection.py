@@ -147,9 +147,9 @@ def check_resources_of(program: Program, outputs: tuple[str, ...], sizes: dict[s
     from ...autoschedule.fit_resources import element_bytes
     from ...codegen.analysis.resources import check_resources
     from ...codegen.pipeline import lower
-    from ...lang.operands import with_operands
+    from ...lang.algorithm import with_operands
 
-    itemsizes = element_bytes(with_operands(program.algorithm, program.schedule), outputs, itemsize)
+    itemsizes = element_bytes(with_operands(program.algorithm, program.schedule.subjects()), outputs, itemsize)
     for kernel in lower(program):
         check_resources(kernel, sizes, itemsizes, target)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ...ir import nest
 from ...ir.nest import Axis, BlockNumber, Fetch, Load, Local, Op, Position, Put, Store, Tile, mask_axes
-from ...ir.value_type import never_negative
+from ...ir.value_type import is_boolean, is_integer, never_negative
 from .expr import arrange
 
 if TYPE_CHECKING:
@@ -59,6 +59,8 @@ class MemoryPrinter:
         """Write a value, or add it to what is there."""
         form = self.k.expr.float8.get(s.buffer)
         value = self.k.expr.text(_code(s.value, form) if form else s.value, s.axes)
+        if s.buffer in self.k.algorithm.operands and (is_integer(s.value) or is_boolean(s.value)):  # the interpreter takes their bits for a bfloat16
+            value = f"tl.cast({value}, tl.float32)"
         if isinstance(s, Put):
             value = f"({value})" if " " in value else value
             value += f".to({s.buffer}_ptr.dtype.element_ty)"
